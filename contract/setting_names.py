@@ -1,13 +1,12 @@
-"""Which names of settings there are, so that a misspelt one is refused and not ignored.
+"""Names of settings: a misspelt name is refused instead of ignored.
 
-One environment, `.env` or `warmq.toml` may serve producers and workers, so each side knows the
-names of both. A side loads none of the other's code: the names are listed here, and a test compares
-them with every settings class.
+One environment, `.env` or `warmq.toml` may serve producers, workers and gateways, so each side
+knows the names of all. It does not import the code of another side: the names are listed here, and
+a test compares them with the settings classes.
 
-An engine of another distribution brings settings that a producer cannot know, least of all where
-only the workers have it. So what is near no known name is refused by workers alone, which know
-every setting of the engine that they run; names that begin with an installed engine's own are
-never refused.
+A producer does not know the settings of engines from other distributions. So only a worker, which
+knows every setting of its engine, refuses a name that resembles no known one. Names that begin
+with an installed engine's name are never refused.
 """
 
 import re
@@ -17,10 +16,10 @@ from importlib.metadata import entry_points
 from contract.naming import nearest
 
 PREFIX = "WARMQ_"
-#: Other distributions name their engines in this group of entry points.
+#: The group of entry points in which other distributions name their engines.
 ENGINE_GROUP = "warmq.engines"
 
-#: What only workers read: every setting of this repository's engines.
+#: Read by workers only: every setting of this repository's engines.
 WORKER_SETTINGS = frozenset(
     """
     engine model served_model_name default_max_tokens look_ahead
@@ -31,7 +30,7 @@ WORKER_SETTINGS = frozenset(
     simulated_slots simulated_latency_s simulated_tests
 """.split()
 )
-#: What only gateways read.
+#: Read by gateways only.
 GATEWAY_SETTINGS = frozenset(
     """
     gateway_host gateway_port gateway_store gateway_max_file_bytes
@@ -39,59 +38,58 @@ GATEWAY_SETTINGS = frozenset(
     gateway_private_webhooks
 """.split()
 )
-#: What workers and gateways read, each with a default of its own.
+#: Read by workers and gateways, each with its own default.
 WORKER_AND_GATEWAY_SETTINGS = frozenset({"drain_timeout_s"})
-#: Settings of 0.2.0 that are gone, and what holds in their place.
-_CHOSEN = "nobody could choose it better; remove it"
-_OF_TESTS = "WARMQ_SIMULATED_TESTS has it, in one JSON object"
+_FIXED = "is fixed now; remove it"
+_OF_TESTS = "set it in WARMQ_SIMULATED_TESTS, one JSON object"
+#: Settings of 0.2.0 that were removed, each with its replacement.
 REMOVED_SETTINGS = {
-    "pop_bytes": f"a POP takes 2 MiB; {_CHOSEN}",
+    "pop_bytes": f"a POP takes 2 MiB, which {_FIXED}",
     "max_in_flight": "a worker takes max_num_seqs + WARMQ_LOOK_AHEAD; set --max-num-seqs in "
     "WARMQ_ENGINE_ARGS, or WARMQ_OPENAI_CONCURRENCY",
-    "max_in_flight_bytes": f"a worker holds 256 MiB of messages; {_CHOSEN}",
-    "engine_stats_s": "vLLM's own variable says it: VLLM_LOG_STATS_INTERVAL",
-    "task_events_per_s": f"task events tell of 50 requests a second; {_CHOSEN}",
+    "max_in_flight_bytes": f"a worker holds 256 MiB of messages, which {_FIXED}",
+    "engine_stats_s": "set vLLM's own VLLM_LOG_STATS_INTERVAL",
+    "task_events_per_s": f"task events cover 50 requests a second, which {_FIXED}",
     "metrics_host": "write the address into WARMQ_METRICS_PORT, as 127.0.0.1:9100",
-    "triton_slots": "the server's config.pbtxt says it, as WARMQ_MAX_NUM_SEQS in its parameters",
+    "triton_slots": "set WARMQ_MAX_NUM_SEQS in the parameters of the server's config.pbtxt",
     "simulated_step_s": _OF_TESTS,
     "simulated_log": _OF_TESTS,
     "simulated_build_s": _OF_TESTS,
     "simulated_fate": _OF_TESTS,
     "simulated_process": _OF_TESTS,
     "gateway_max_body_bytes": "a body may have twice WARMQ_MAX_LINE_BYTES; set that",
-    "gateway_drain_s": "WARMQ_DRAIN_TIMEOUT_S says it for gateways, too",
-    "gateway_lease_s": f"a gateway's work is taken over after 6 s; {_CHOSEN}",
-    "gateway_carries": "it has a new name: WARMQ_GATEWAY_BATCH_RUNNER",
-    "gateway_connections": "a gateway takes 20,000 connections, or what `ulimit -n` allows",
+    "gateway_drain_s": "set WARMQ_DRAIN_TIMEOUT_S, which gateways read, too",
+    "gateway_lease_s": f"a gateway's work is taken over after 6 s, which {_FIXED}",
+    "gateway_carries": "set WARMQ_GATEWAY_BATCH_RUNNER, its new name",
+    "gateway_connections": "a gateway takes 20,000 connections, or as many as `ulimit -n` allows",
 }
-#: Variables of the environment that are no settings: the TOML file's name, what a worker tells the
-#: processes of its engine, and what the files in compose/ are filled in with.
+#: Variables that are not settings: the TOML file's name, what a worker passes to its engine's
+#: processes, and what fills in the files of compose/.
 OTHER_VARIABLES = frozenset(
     """
     config engine_errors ask_first_s
     redis_password models_folder model_folder compiled compiled_out originals
 """.split()
 )
-#: What the tests of this repository are told.
+#: Variables for the tests of this repository begin so.
 TEST_PREFIX = "test_"
-#: What Kubernetes tells every pod about each Service: warmq-redis gives WARMQ_REDIS_SERVICE_HOST.
+#: Kubernetes sets these for each Service: warmq-redis gives WARMQ_REDIS_SERVICE_HOST.
 SERVICE_LINK = re.compile(r"(.+_)?(service_(host|port(_.+)?)|port_\d+_(tcp|udp|sctp)(_[a-z]+)?)")
-#: The one of those names that could be a person's is known by its value.
+#: Of these names, a person could have set this one; its value tells.
 SERVICE_PORT, SERVICE_ADDRESS = re.compile(r"(.+_)?port"), re.compile(r"(tcp|udp|sctp)://")
-#: How alike a name must be to be named as what was meant (difflib's ratio).
-ALIKE = 0.7
+#: The least similarity (difflib's ratio) of a name that is suggested.
+SIMILARITY = 0.7
 
 
 def misspelt_variables(
     given: Mapping[str, str | None], known: Collection[str], *, all_known: bool
 ) -> Iterator[str]:
-    """Yield a sentence for each variable that would be ignored.
+    """Yield a message for each variable that would be ignored.
 
     Args:
-        given: values by lower-case name; only what begins with warmq_ is looked at, and what is
-            empty counts as unset.
-        known: names of this side's settings, without the prefix.
-        all_known: whether what is near no known name is wrong too.
+        given: values by lower-case name; only those with our prefix count, and only non-empty ones.
+        known: this side's settings, without the prefix.
+        all_known: also refuse names that resemble no known one.
     """
     for variable, value in sorted(given.items()):
         name = variable.lower().removeprefix(PREFIX.lower())
@@ -101,49 +99,48 @@ def misspelt_variables(
             continue
         if SERVICE_PORT.fullmatch(name) and SERVICE_ADDRESS.match(value):
             continue
-        near = unknown(name, known, all_known=all_known)
-        if name in REMOVED_SETTINGS:
-            yield _gone(variable.upper(), name)
-        elif near is not None:
-            yield _sentence(variable.upper(), PREFIX + near.upper() if near else "", "unset it")
+        near = _suggestion(name, known, all_known=all_known)
+        if near is not None:
+            yield _refusal(variable.upper(), name, PREFIX + near.upper() if near else "", "unset")
 
 
 def misspelt_keys(
     given: Mapping[str, object], known: Collection[str], *, all_known: bool
 ) -> Iterator[str]:
-    """Yield a sentence for each key or section of a TOML file that would be ignored."""
+    """Yield a message for each key or section of a TOML file that would be ignored."""
     for key, value in given.items():
-        near = unknown(key, known, all_known=all_known or isinstance(value, dict))
-        if key in REMOVED_SETTINGS:
-            yield _gone(key, key)
-        elif near is not None and isinstance(value, dict):
-            yield f"[{key}] is a section, and there are none; write its keys above all sections"
-        elif near is not None:
-            yield _sentence(key, near, "remove it")
+        section = isinstance(value, dict)
+        near = _suggestion(key, known, all_known=all_known or section)
+        if near is None:
+            continue
+        if section and key not in REMOVED_SETTINGS:
+            yield f"[{key}] is a section, which is not allowed; write its keys above all sections"
+        else:
+            yield _refusal(key, key, near, "remove")
 
 
-def unknown(name: str, known: Collection[str], *, all_known: bool) -> str | None:
-    """Return the known name that is most like an unknown one, '' if none is; None if it is right.
+def _suggestion(name: str, known: Collection[str], *, all_known: bool) -> str | None:
+    """Return the known name most similar to a wrong one, '' for none; None if the name is right.
 
-    Also None for names of installed engines, and unless `all_known` for what is near no known name.
+    Unless `all_known`, a name that resembles no known one is right.
     """
+    if name in REMOVED_SETTINGS:
+        return ""
     names = WORKER_SETTINGS.union(GATEWAY_SETTINGS, WORKER_AND_GATEWAY_SETTINGS, known)
-    if name in names or name.startswith(_engines()):
+    if name in names or name.startswith(_engine_prefixes()):
         return None
-    near = nearest(name.lower().removeprefix(PREFIX.lower()), sorted(names), ALIKE)
+    near = nearest(name.lower().removeprefix(PREFIX.lower()), sorted(names), SIMILARITY)
     return near if near or all_known else None
 
 
-def _engines() -> tuple[str, ...]:
+def _engine_prefixes() -> tuple[str, ...]:
     found = entry_points(group=ENGINE_GROUP).names
     return tuple(re.sub(r"\W", "_", name).lower() + "_" for name in found)
 
 
-def _gone(shown: str, name: str) -> str:
-    return f"{shown} is no setting any more: {REMOVED_SETTINGS[name]}"
-
-
-def _sentence(name: str, near: str, end: str) -> str:
+def _refusal(shown: str, name: str, near: str, verb: str) -> str:
+    if name in REMOVED_SETTINGS:
+        return f"{shown} is no longer a setting: {REMOVED_SETTINGS[name]}"
     if near:
-        return f"{name} is no setting; did you mean {near}?"
-    return f"{name} is no setting of warmq, whose settings docs/reference/settings.md lists; {end}"
+        return f"{shown} is not a setting; did you mean {near}?"
+    return f"{shown} is not a setting of warmq; see docs/reference/settings.md, or {verb} it"

@@ -1,8 +1,7 @@
 """Settings that both sides share: environment `WARMQ_*`, `.env`, or `warmq.toml`.
 
-Precedence: environment, then `.env`, then the TOML file (WARMQ_CONFIG, default
-`warmq.toml` in the working directory), then the defaults below. A name that is no
-setting is refused (setting_names.py).
+Precedence: environment, `.env`, the TOML file (WARMQ_CONFIG, default `warmq.toml` in the working
+directory), the defaults below. Unknown names are refused (setting_names.py).
 """
 
 import os
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -27,17 +25,17 @@ from contract.setting_names import misspelt_keys, misspelt_variables
 
 S = TypeVar("S", bound="SourcedSettings")
 
-#: What Redis holds in one string; no line can be longer.
+#: The longest string that Redis stores; no line can be longer.
 LONGEST_LINE = 512 * 2**20
-#: Other keys of warmq and Celery begin like this.
-_TAKEN = ("warmq:", "warmq-control", RESULT_PREFIX, "_kombu")
+#: Prefixes of other keys of warmq and Celery.
+_RESERVED = ("warmq:", "warmq-control", RESULT_PREFIX, "_kombu")
 
 
 def printable(text: str) -> str:
     """Return the text.
 
     Raises:
-        ValueError: it has a control character, a line break or one that only looks like a space.
+        ValueError: it has a control character, a line break or a space that is not U+0020.
     """
     if not text.isprintable():
         raise ValueError("must have printable characters only, on one line")
@@ -45,9 +43,9 @@ def printable(text: str) -> str:
 
 
 def _queue(name: str) -> str:
-    if name.startswith(_TAKEN) or ":suspects" in name:
+    if name.startswith(_RESERVED) or ":suspects" in name:
         raise ValueError(
-            f"must not begin with {', '.join(_TAKEN)} nor have :suspects in it, which are names of "
+            f"must not begin with {', '.join(_RESERVED)} nor contain :suspects: these are names of "
             "other keys"
         )
     return name
@@ -62,16 +60,16 @@ Text = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
 
 
 class SettingsError(WarmqError):
-    """A setting is wrong; the message names it, what is allowed and its default."""
+    """A setting is wrong; the message names it, its allowed values and its default."""
 
     code = "bad_setting"
 
 
 def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
-    """Read WARMQ_CONFIG, or warmq.toml if there is one.
+    """Read WARMQ_CONFIG, or warmq.toml if it exists.
 
     Raises:
-        SettingsError: naming a file that was asked for and is not there, or is no TOML.
+        SettingsError: the file that WARMQ_CONFIG names does not exist, or is not TOML.
     """
     named = os.environ.get("WARMQ_CONFIG")
     if named and not os.path.isfile(named):  # noqa: PTH113 - Path's raises for names too long
@@ -89,7 +87,7 @@ def _refuse_misspelt(
     dotenv: object,
     toml: TomlConfigSettingsSource,
 ) -> None:
-    """Look at every name of the three places.
+    """Check every name in the three places.
 
     Raises:
         SettingsError: naming every name that would be ignored.
@@ -100,12 +98,12 @@ def _refuse_misspelt(
     def found() -> Iterator[str]:
         yield from misspelt_variables(_variables(env), known, all_known=every)
         in_dotenv = _variables(dotenv)
-        for told in misspelt_variables(in_dotenv, known, all_known=every):
-            yield f".env: {told}"
+        for message in misspelt_variables(in_dotenv, known, all_known=every):
+            yield f".env: {message}"
         if in_dotenv.get("warmq_config"):
             yield ".env: WARMQ_CONFIG is read from the environment only; set it there"
-        for told in misspelt_keys(toml.toml_data, known, all_known=every):
-            yield f"{toml.toml_file_path}: {told}"
+        for message in misspelt_keys(toml.toml_data, known, all_known=every):
+            yield f"{toml.toml_file_path}: {message}"
 
     if lines := [*found()]:
         raise SettingsError("\n".join(lines))
@@ -116,10 +114,9 @@ def _variables(source: object) -> Mapping[str, str | None]:
 
 
 class SourcedSettings(BaseSettings):
-    """Takes its fields' values from the places above, in their order."""
+    """Settings that are read from the places above."""
 
-    #: Whether the names at all places are looked at, and whether its fields and those that
-    #: setting_names.py lists are all that can be meant.
+    #: Whether names at all places are checked, and whether those that resemble none are refused.
     checks_names: ClassVar[bool] = True
     refuses_unknown_names: ClassVar[bool] = False
 
@@ -137,7 +134,7 @@ class SourcedSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the TOML file behind environment and .env."""
+        """Add the TOML file after environment and .env."""
         toml = _toml(settings_cls)
         if cls.checks_names:
             _refuse_misspelt(cls, env_settings, dotenv_settings, toml)
@@ -145,7 +142,7 @@ class SourcedSettings(BaseSettings):
 
 
 class Settings(SourcedSettings):
-    """What producer and worker must agree on."""
+    """Settings that producer and worker must agree on."""
 
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis (broker, leases, results)"
@@ -165,7 +162,6 @@ class Settings(SourcedSettings):
     max_line_bytes: int = Field(
         10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"
     )
-
     log_format: Literal["text", "json"] = Field(
         "text", description="how a worker and a gateway log: as text, or as JSON, one object a line"
     )
@@ -173,62 +169,57 @@ class Settings(SourcedSettings):
         None,
         ge=0,
         le=1,
-        description="share of requests that OpenTelemetry traces, and with it all that fail; "
-        "without it none",
+        description="share of requests that are traced, in addition to all that fail; unset: none",
     )
 
     @property
     def result_ttl_ms(self) -> int:
-        """`result_ttl_s` as Redis takes it."""
+        """`result_ttl_s` in ms, for Redis."""
         return int(self.result_ttl_s * 1000)
 
 
 def load(cls: type[S], **overrides: Any) -> S:
-    """Read one side's settings.
+    """Read settings of a class.
 
     Raises:
         SettingsError: naming every wrong variable, its problem and its default.
     """
     try:
         return cls(**overrides)
-    except (OSError, UnicodeError) as error:  # the TOML file's are named where it is read
-        raise SettingsError(f".env cannot be read: {error}; mend or remove it") from None
+    except (OSError, UnicodeError) as error:  # of .env; _toml handles its own
+        raise SettingsError(f".env cannot be read: {error}; fix or remove it") from None
     except ValidationError as error:
-        lines = []
-        for problem in error.errors(include_input=False, include_url=False):
-            told = problem["msg"].removeprefix("Value error, ")
-            if not problem["loc"]:  # about several settings at once: the message names them
-                lines.append(told)
-                continue
-            name, *inside = map(str, problem["loc"])
-            told = ": ".join([*inside, told])  # of a setting that is an object
-            hint = _hint(cls.model_fields.get(name))
-            lines.append(f"WARMQ_{name.upper()}: {told}{hint}")
-        raise SettingsError("\n".join(lines)) from None
+        problems = error.errors(include_input=False, include_url=False)
+        raise SettingsError("\n".join(_problem(cls, one) for one in problems)) from None
+
+
+def _problem(cls: type[SourcedSettings], problem: Mapping[str, Any]) -> str:
+    text = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:  # about several settings, which the message names
+        return str(text)
+    name, *inside = map(str, problem["loc"])
+    text = ": ".join([f"WARMQ_{name.upper()}", *inside, text])
+    if (field := cls.model_fields.get(name)) is None:
+        return text
+    default = field.default
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()  # a default is not secret
+    shown = default if isinstance(default, str | int | float) and default != "" else "none"
+    return f"{text} ({field.description}; default {shown})"
 
 
 def origins(cls: type[SourcedSettings]) -> dict[str, str]:
-    """Return where each setting that is given comes from: environment, .env or the TOML file.
+    """Return the origin of each given setting: environment, .env or the TOML file.
 
     Raises:
-        SettingsError: a place cannot be read.
+        SettingsError: a file cannot be read.
     """
     toml = _toml(cls)
     places: tuple[tuple[str, PydanticBaseSettingsSource], ...] = (
         (str(toml.toml_file_path), toml),
         (".env", DotEnvSettingsSource(cls)),
         ("environment", EnvSettingsSource(cls)),
-    )  # the last one has the last word
+    )  # by precedence, the highest last
     return {
         name: place for place, source in places for name in source() if name in cls.model_fields
     }
-
-
-def _hint(field: FieldInfo | None) -> str:
-    if field is None:
-        return ""
-    default = field.default
-    if isinstance(default, SecretStr):
-        default = default.get_secret_value()  # ours, and no secret
-    shown = default if isinstance(default, str | int | float) and default != "" else "none"
-    return f" ({field.description}; default {shown})"

@@ -1,7 +1,7 @@
 """The Celery application: `celery -A worker.app worker --pool=solo`.
 
-Celery gives us the process, signals and control commands. Requests do not pass
-through its consumer: worker/process/bootstep.py starts the drain, which does.
+Celery provides the process, signals and control commands. Requests do not pass through its
+consumer: the drain takes them, which worker/process/bootstep.py starts.
 """
 
 import sys
@@ -17,7 +17,7 @@ from worker.process.program import Program, log_as_json, open_streams, set_optio
 
 open_streams()
 try:
-    # The worker's own settings are checked when a worker starts: `inspect` needs only Redis.
+    # A starting worker checks its own settings; `celery inspect` needs Redis only.
     _settings = load(Settings)
 except SettingsError as error:
     sys.exit(str(error))
@@ -32,36 +32,35 @@ app.Worker = app.subclass_with_self(Program)
 app.events.dispatcher_cls = Dispatcher
 app.conf.update(_redis)
 app.conf.update(
-    # Celery's own consumer reads no queue. Without one Celery would have one of its own; -Q is
-    # refused (worker/process/bootstep.py).
+    # Celery's consumer reads no queue, but without this one it would create its own.
     worker_consumer="worker.process.consumer:ControlConsumer",
     task_queues=[Queue(CONTROL_QUEUE)],
     task_default_queue=CONTROL_QUEUE,
-    # JSON only: a pickled body is code from whoever can write to Redis.
+    # JSON only: a pickled body is code from anybody who can write to Redis.
     accept_content=["json"],
     task_serializer="json",
     result_serializer="json",
-    # Our control queue must not share kombu's lease keys with other apps in the same database:
-    # the shortest visibility timeout among them would win.
+    # Other apps in this database must not share kombu's lease keys with our control queue: the
+    # shortest visibility timeout among them would win.
     broker_transport_options=_redis.get("broker_transport_options", {})
     | {
         "unacked_key": "warmq:control:unacked",
         "unacked_index_key": "warmq:control:unacked_index",
         "unacked_mutex_key": "warmq:control:unacked_mutex",
-        # Celery notices a deaf connection, and leaves one when it stops, after so long.
+        # After so long Celery gives up a connection that does not answer, also when it stops.
         "socket_timeout": 5,
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
     },
-    # A worker that outlives a Redis restart: wait for ever, also at the start.
+    # Wait for Redis without limit, also at the start: a worker outlives a Redis restart.
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    # Also when it answers with an error, as a primary that was made a replica does:
-    # else Celery ends the process, with all that is in flight.
+    # Also if Redis answers with an error, as a primary that became a replica does: otherwise
+    # Celery ends the process with all requests in flight.
     broker_channel_error_retry=True,
-    # Nothing in Celery's pool is ever running, so there is nothing to cancel.
+    # Celery's pool never runs anything.
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    # vLLM logs through logging and print; Celery would turn both into WARNINGs.
+    # vLLM logs and prints; Celery would turn both into WARNINGs.
     worker_hijack_root_logger=True,
     worker_redirect_stdouts=False,
     worker_enable_remote_control=True,

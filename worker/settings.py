@@ -1,4 +1,4 @@
-"""The settings of every worker; see contract/settings.py for where they come from."""
+"""Settings of every worker; contract/settings.py reads them."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -22,7 +22,7 @@ def _endpoint(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) < 6 and 1 <= int(port) <= 65535):
         raise ValueError("must be a port from 1 to 65535, or an address, a colon and a port")
-    # Kubernetes sets METRICS_PORT of a service's own accord, to a URL: tcp://10.0.0.1:9100.
+    # For a Service warmq-metrics, Kubernetes sets WARMQ_METRICS_PORT to tcp://10.0.0.1:9100.
     if colon and (not host.strip("[]") or "/" in host):
         raise ValueError("must name an address before the colon, or the port alone")
     return text
@@ -32,13 +32,13 @@ Name = Annotated[Text, AfterValidator(_name)]
 
 
 class WorkerSettings(Settings):
-    """What a worker can be told, whichever engine it runs; each engine's class adds its own.
+    """Settings of a worker with any engine; each engine's class adds its own.
 
     Times end in `_s` and are seconds.
     """
 
     refuses_unknown_names: ClassVar[bool] = True
-    #: Whether the engine cannot start without `model`; its subclass says so.
+    #: Whether the engine requires `model`; set by its subclass.
     needs_model: ClassVar[bool] = False
 
     engine: str = ENGINE_FIELD
@@ -52,7 +52,7 @@ class WorkerSettings(Settings):
         1024,
         ge=1,
         le=2**31 - 1,
-        description="max_tokens of requests that name none; never unlimited",
+        description="max_tokens of requests without it; never unlimited",
     )
     look_ahead: Count | None = Field(
         None,
@@ -81,20 +81,20 @@ class WorkerSettings(Settings):
     stall_timeout_s: Seconds = Field(
         300,
         ge=0.1,
-        description="no engine step for so long while requests run, or no turn of the worker's own "
-        "event loop (5 s at least), means it hangs",
+        description="time without an engine step while requests run, or without a turn of the "
+        "worker's event loop (at least 5 s), that means it hangs",
     )
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
-    # A TOML file may have it as a number.
+    # In a TOML file it may be a number.
     metrics_port: Annotated[Text, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
         None,
-        description="port that /metrics is served on, or an address and a port, as 127.0.0.1:9100; "
-        "none without it",
+        description="port of /metrics, or address and port, as 127.0.0.1:9100; unset: not served",
     )
     heartbeat_file: Text | None = Field(
-        None, description="file that gets the worker's state every second while its loop turns"
+        None,
+        description="file to which the worker writes its state every second while its loop turns",
     )
 
     @model_validator(mode="after")
@@ -105,24 +105,24 @@ class WorkerSettings(Settings):
 
     @property
     def queue_to_drain(self) -> str:
-        """The queue this worker serves."""
+        """The queue of this worker."""
         return queue_name(self.served_model_name, self.queue)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Where /metrics is served; None if it is not."""
+        """Host and port of /metrics; None if it is not served."""
         if self.metrics_port is None:
             return None
         host, _, port = self.metrics_port.rpartition(":")
-        # A scraper is another machine, and nothing secret is on the page.
+        # Scrapers run on other machines, and the page contains no secret.
         return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104
 
     @property
     def redis_timeout_s(self) -> float:
-        """How long a silent Redis is waited for; a lease outlives one RENEW that gets no answer."""
+        """The timeout of Redis calls: a lease outlives one unanswered RENEW."""
         return min(SOCKET_TIMEOUT_S, max(2.0, self.lease_s / 3))
 
     @property
     def lease_ms(self) -> int:
-        """`lease_s` as Redis takes it."""
+        """`lease_s` in ms, for Redis."""
         return int(self.lease_s * 1000)

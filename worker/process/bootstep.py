@@ -1,4 +1,4 @@
-"""The Celery bootstep that owns the drain: one thread, one event loop, one engine."""
+"""The Celery bootstep that runs the drain: one thread, one event loop, one engine."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from worker.drain.side_tasks import SideTasks
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.loop_watch import LoopWatch
-from worker.settings import WorkerSettings
 from worker.telemetry.metrics import metrics_page
 from worker.telemetry.reports import counts_of, report_of, summed
-from worker.telemetry.task_events import TaskEvents, Told
+from worker.telemetry.task_events import TaskEvent, TaskEvents
 from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
@@ -41,29 +40,28 @@ T = TypeVar("T")
 
 CONTROL_QUEUE = "warmq-control"
 EXIT_FATAL = 1
-#: New objects after which Python's collector looks at the young ones, which here are those of some
-#: hundred requests. At its own 700 it took a tenth of the worker's time (docs/decisions/0009).
+#: New objects between two runs of Python's collector over the young ones: those of some hundred
+#: requests. Its default, 700, took a tenth of the worker's time (docs/decisions/0009).
 YOUNG_OBJECTS = 10_000
-#: How long the process may take to leave once its drain has ended.
+#: How long the process may take to end after its drain.
 LEAVE_S = 20.0
 
 _current: list[EngineStep] = []
 
 
 def current() -> EngineStep:
-    """Return the step of this process, for control commands."""
+    """Return this process' step, for control commands."""
     return _current[0]
 
 
 class EngineStep(bootsteps.StartStopStep):
-    """Runs the drain beside Celery's own consumer, which serves only control commands."""
+    """Runs the drain in its own thread; Celery's consumer serves control commands only."""
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
-        consumed = set(worker.app.amqp.queues.consume_from)
-        if consumed != {CONTROL_QUEUE}:
+        if set(worker.app.amqp.queues.consume_from) != {CONTROL_QUEUE}:
             sys.exit(
                 "do not use -Q: the drain takes its queue from WARMQ_QUEUE and "
                 "WARMQ_SERVED_MODEL_NAME; Celery's own consumer serves control commands only"
@@ -79,9 +77,8 @@ class EngineStep(bootsteps.StartStopStep):
         except SettingsError as error:
             sys.exit(str(error))
         self.worker_id = f"{worker.hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-        whole = whole.model_copy(update={"front_ends": count})
         self.front_ends = FrontEnds(self.worker_id, count)
-        self.settings = self.front_ends.settings(whole)
+        self.settings = self.front_ends.settings(whole.model_copy(update={"front_ends": count}))
         self.drain: Drain | None = None
         self.side_tasks: SideTasks | None = None
         self._task_events: TaskEvents | None = None
@@ -89,7 +86,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._failed = False
-        #: Whether Celery's task events are gathered: from the start on with `-E`.
+        #: Whether Celery's task events are gathered; with `-E` from the start.
         self._watched = bool(worker.task_events)
         self._exit_timer = ExitTimer()
         self._loop_watch: LoopWatch | None = None
@@ -98,7 +95,7 @@ class EngineStep(bootsteps.StartStopStep):
     # -- Celery's side ----------------------------------------------------------
 
     def start(self, worker: Any) -> None:
-        """Start the drain's thread; returns at once, so that `inspect ping` answers."""
+        """Start the drain's thread without waiting for the engine, so that `inspect ping` works."""
         gc.set_threshold(YOUNG_OBJECTS)
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         self._thread = threading.Thread(target=self._main, args=(worker,), name="drain")
@@ -106,46 +103,46 @@ class EngineStep(bootsteps.StartStopStep):
         self._begun.wait()
 
     def stop(self, worker: Any) -> None:
-        """Drain and wait for the thread; a second signal makes it hand back at once."""
+        """Drain and wait for the thread; a second signal makes it hand back immediately."""
         if self._thread is not None:
             self._call("stop")
             self._thread.join()
-            if self._failed:  # Celery has settled on 0 when it was told to stop
+            if self._failed:  # Celery set the exit code to 0 at the signal
                 worker.exitcode = EXIT_FATAL
 
     def terminate(self, worker: Any) -> None:
-        """Hand everything back at once."""
+        """Hand everything back immediately."""
         self._call("hurry")
         self.stop(worker)
 
     def info(self, worker: Any) -> dict[str, Any]:
-        """Return what `celery inspect stats` shows about us."""
-        return {"warmq": _stats(self.settings, self.drain, self.front_ends)}
+        """Return what `celery inspect stats` shows of warmq."""
+        return {"warmq": self._stats()}
 
     def _on_signal(self, how: str = "", **_: Any) -> None:
         self._call("hurry" if how == "Cold" else "stop")
 
     def run_on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T | None:
-        """Run a coroutine on the drain's loop for a control command; None before it started."""
+        """Run a coroutine on the drain's loop; return None if the loop has not started."""
         if self._loop is None:
             work.close()
             return None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def in_flight(self) -> int:
-        """Return how many requests all front ends hold."""
-        held = len(self.drain.in_flight) if self.drain else 0
-        return held + summed(self.front_ends.reports(), "in_flight")
+        """Return the requests in flight of all front ends."""
+        mine = len(self.drain.in_flight) if self.drain else 0
+        return mine + summed(self.front_ends.reports(), "in_flight")
 
     def ended(self) -> int:
         """Return how many requests have ended in this worker since it started."""
         counted = [each["counts"] for each in self.front_ends.reports()]
         if self.drain is not None:
             counted.append(self.drain.counts.as_json())
-        return sum(int(each[outcome]) for each in counted for outcome in OUTCOMES)
+        return sum(summed(counted, outcome) for outcome in OUTCOMES)
 
     def watch(self, on: bool) -> None:
-        """Let all front ends gather Celery's task events, or no longer. In any thread."""
+        """Make all front ends gather Celery's task events, or stop it. In any thread."""
         if on == self._watched or self._loop is None or self._loop.is_closed():
             return
         self._watched = on
@@ -153,12 +150,13 @@ class EngineStep(bootsteps.StartStopStep):
             self._loop.call_soon_threadsafe(self._task_events.switch, on)
             self._loop.call_soon_threadsafe(self.front_ends.watch, on)
 
-    def task_events(self) -> list[Told]:
+    def task_events(self) -> list[TaskEvent]:
         """Return the task events since the last call. In any thread."""
         mine = self._task_events.take() if self._task_events else []
         return mine + self.front_ends.task_events()
 
     def _call(self, name: str) -> None:
+        """Call `stop` or `hurry` of the drain, and limit the time until the process ends."""
         if self._loop is None or self.drain is None:
             return
         if self._loop_watch is not None:
@@ -168,12 +166,39 @@ class EngineStep(bootsteps.StartStopStep):
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(getattr(self.drain, name))
 
+    def _stats(self) -> dict[str, Any]:
+        """Return state, capacity and requests in flight of all front ends, as JSON values."""
+        drain, settings, front_ends = self.drain, self.settings, self.front_ends
+        if drain is None:
+            return {"state": State.STARTING.value}
+        capacity = drain.supervisor.capacity
+        reports = [report_of(drain), *front_ends.reports()]
+        return {
+            "state": drain.lifecycle.state.value,
+            "why": shown(drain.supervisor.why, settings),
+            "version": version(),
+            "queue": settings.queue_to_drain,
+            "engine": settings.engine,
+            "model": capacity.model if capacity else settings.model,
+            "served_model_name": settings.served_model_name,
+            "max_num_seqs": front_ends.max_num_seqs,
+            "front_ends": front_ends.count,
+            "max_model_len": capacity.max_model_len if capacity else None,
+            "in_flight": summed(reports, "in_flight"),
+            "in_flight_limit": summed(reports, "limit"),
+            "lease_s": settings.lease_s,
+            "engine_deaths": drain.supervisor.deaths,
+            "redis_errors": summed(reports, "redis_errors"),
+            "counts": counts_of(reports),
+            "details": capacity.details if capacity else {},
+        }
+
     # -- the drain's thread -----------------------------------------------------
 
     def _main(self, worker: Any) -> None:
         try:
             asyncio.run(self._run())
-        except BaseException as error:  # the process must not live on without its drain
+        except BaseException as error:  # the process must not go on without its drain
             self._failed = True
             _log_fatal(error)
             self._leave(worker)
@@ -182,27 +207,27 @@ class EngineStep(bootsteps.StartStopStep):
         self._loop = asyncio.get_running_loop()
         settings = self.settings
         leases = Leases(settings, self.worker_id)
-        self.drain = Drain(settings, leases, lambda: make_engine(settings))
-        self.drain.supervisor.peers = self.front_ends
-        self.front_ends.subscribe(self.drain.events)
-        self._task_events = TaskEvents(self.drain.events)
+        self.drain = drain = Drain(settings, leases, lambda: make_engine(settings))
+        drain.supervisor.peers = self.front_ends
+        self.front_ends.subscribe(drain.events)
+        self._task_events = TaskEvents(drain.events)
         self._task_events.switch(self._watched)
         self.front_ends.watch(self._watched)
-        self.side_tasks = SideTasks(self.drain)
+        self.side_tasks = SideTasks(drain)
         self._begun.set()
         try:
             with (
-                LoopWatch(self.drain) as self._loop_watch,
-                traces(self.drain),
-                metrics_page(self.drain, self.front_ends.reports),
+                LoopWatch(drain) as self._loop_watch,
+                traces(drain),
+                metrics_page(drain, self.front_ends.reports),
             ):
-                await run_drain(self.drain, [*self.side_tasks.tasks(), self.front_ends.run()])
+                await run_drain(drain, [*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
-            self._exit_timer.within(LEAVE_S)  # for what hangs may keep the loop from ending
+            self._exit_timer.within(LEAVE_S)  # something may hang and keep the loop from ending
             await leases.close()
 
     def _leave(self, worker: Any) -> None:
-        """Make the whole process exit non-zero, through Celery if it listens."""
+        """Make the process exit non-zero, through Celery if it is already consuming."""
         self._begun.set()
         if self.drain is not None:
             self.drain.lifecycle.stopped()
@@ -210,8 +235,8 @@ class EngineStep(bootsteps.StartStopStep):
         self._exit_timer.within(LEAVE_S)
         try:
             worker.consumer.call_soon(lambda: None)  # wakes the hub, which sees should_stop
-        except AttributeError:
-            os.kill(os.getpid(), signal.SIGTERM)  # not consuming yet
+        except AttributeError:  # not consuming yet
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _log_fatal(error: BaseException) -> None:
@@ -219,33 +244,6 @@ def _log_fatal(error: BaseException) -> None:
         for inner in error.exceptions:
             _log_fatal(inner)
         return
-    # A wrong setting says all in its message; anything else needs its traceback.
+    # The message of a wrong setting is complete; anything else needs its traceback.
     trace = None if isinstance(error, SettingsError | StoreUnavailable) else error
     log.critical("the drain ended: %s", error, exc_info=trace, extra={"action": "fatal"})
-
-
-def _stats(settings: WorkerSettings, drain: Drain | None, front_ends: FrontEnds) -> dict[str, Any]:
-    """Return state, capacity and what is in flight of all front ends; JSON can carry it."""
-    if drain is None:
-        return {"state": State.STARTING.value}
-    capacity = drain.supervisor.capacity
-    reports = [report_of(drain), *front_ends.reports()]
-    return {
-        "state": drain.lifecycle.state.value,
-        "why": shown(drain.supervisor.why, settings),
-        "version": version(),
-        "queue": settings.queue_to_drain,
-        "engine": settings.engine,
-        "model": capacity.model if capacity else settings.model,
-        "served_model_name": settings.served_model_name,
-        "max_num_seqs": front_ends.max_num_seqs,
-        "front_ends": front_ends.count,
-        "max_model_len": capacity.max_model_len if capacity else None,
-        "in_flight": summed(reports, "in_flight"),
-        "in_flight_limit": summed(reports, "limit"),
-        "lease_s": settings.lease_s,
-        "engine_deaths": drain.supervisor.deaths,
-        "redis_errors": summed(reports, "redis_errors"),
-        "counts": counts_of(reports),
-        "details": capacity.details if capacity else {},
-    }

@@ -1,8 +1,8 @@
-"""WARMQ_REDIS_URL in Celery's own terms, for the control commands' connection.
+"""WARMQ_REDIS_URL in Celery's form, for the connection of the control commands.
 
-Celery and kombu spell TLS, Sentinel and Unix sockets differently from redis-py. And
-what they are given they show: `inspect stats` would print the password of a Sentinel
-URL. So Celery gets the address only, and asks worker.process.broker for the password.
+Celery and kombu write TLS, Sentinel and Unix sockets differently from redis-py, and show their
+settings: `inspect stats` would print the password in a Sentinel URL. So Celery gets the address
+only, and asks UrlCredentials for the password.
 """
 
 from typing import Any
@@ -32,24 +32,19 @@ def celery_settings(url: str) -> dict[str, Any]:
     address = f"redis://{host}/{db}" + (f"?{urlencode(provider)}" if provider else "")
     settings: dict[str, Any] = {"broker_url": address, "result_backend": address}
     if parts.scheme == "rediss":
-        tls = {"ssl_cert_reqs": "required"}
+        tls: dict[str, Any] = {"ssl_cert_reqs": "required"}
         tls |= {name: value for name, value in query.items() if name.startswith("ssl_")}
-        settings |= {"broker_use_ssl": _typed(tls), "redis_backend_use_ssl": _typed(tls)}
+        if (hostname := tls.get("ssl_check_hostname")) is not None:  # as redis-py's URL parser does
+            no = ("0", "f", "false", "n", "no", "")
+            tls["ssl_check_hostname"] = hostname.lower() not in no
+        settings |= {"broker_use_ssl": tls, "redis_backend_use_ssl": dict(tls)}
     return settings
-
-
-def _typed(tls: dict[str, str]) -> dict[str, Any]:
-    """Return TLS options as redis-py's connections take them; its own URL parser does that too."""
-    hostname = tls.get("ssl_check_hostname")
-    if hostname is None:
-        return dict(tls)
-    return tls | {"ssl_check_hostname": hostname.lower() not in ("0", "f", "false", "n", "no", "")}
 
 
 def _sentinel(url: SentinelUrl) -> dict[str, Any]:
     provider = f"?{urlencode({'credential_provider': _PROVIDER})}" if url.password else ""
     hosts = [f"{host}:{port}/{url.db}" for host, port in url.addresses]
-    # Celery's Sentinel backend knows no credential provider; it masks its URL wherever it shows it.
+    # Celery's Sentinel backend has no credential provider; it masks its URL wherever it shows it.
     login = f"{quote(url.user, '')}:{quote(url.password, '')}@" if url.password else ""
     return {
         "broker_url": ";".join(f"sentinel://{host}{provider}" for host in hosts),
@@ -60,9 +55,9 @@ def _sentinel(url: SentinelUrl) -> dict[str, Any]:
 
 
 class UrlCredentials(redis.CredentialProvider):
-    """Tells Celery's connections the password, so that Celery has none that it could show."""
+    """Gives Celery's connections the password, so that Celery has none to show."""
 
     def get_credentials(self) -> tuple[str, str] | tuple[str]:
-        """Return what WARMQ_REDIS_URL says now."""
+        """Return user and password of the present WARMQ_REDIS_URL."""
         user, password = credentials_of(load(Settings).redis_url.get_secret_value())
         return (user, password) if user else (password,)

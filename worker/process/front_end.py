@@ -1,8 +1,7 @@
-"""One more front end of a worker, in a process that the worker starts.
+"""The process of a further front end, started by the worker (front_ends.py).
 
-It reads the worker's settings where the worker has read them, and what to feed from the socket it
-inherits (front_ends.py). If the worker dies, it hands everything back and ends; until it is ready
-it has nothing, and ends at once.
+It reads the worker's settings itself, and its orders from an inherited socket. If the worker dies,
+it hands back its requests and ends; before it is ready it has none, and ends immediately.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from worker.engine.parent_death import outlive_parent
 from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_ends import opened
 from worker.process.loop_watch import LoopWatch
-from worker.telemetry.reports import Seen, as_task, report_of
+from worker.telemetry.reports import EventTotals, as_task, report_of
 from worker.telemetry.task_events import REQUESTS_PER_S, TaskEvents
 from worker.telemetry.traces import traces
 
@@ -46,15 +45,14 @@ log = logging.getLogger(__name__)
 REPORT_S = 1.0
 
 
-class Part:
-    """The drain of this process, and what the worker tells it and hears of it."""
+class FrontEndProcess:
+    """The drain of this process, under orders of the worker, to which it reports."""
 
     def __init__(
         self, order: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         share = EngineShare(order["number"], order["count"])
-        # The worker builds the next engine, with front ends of its own.
-        # One that is part of a worker must not say that the worker's own loop turns.
+        # Only the worker rebuilds the engine, and only its loop writes the heartbeat file.
         settings = share.settings(load_settings(rebuild_tries=0, heartbeat_file=None))
         worker = order["worker"]
         worker_id = f"{worker.rsplit('.', 2)[0]}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
@@ -63,39 +61,38 @@ class Part:
         self.drain.supervisor.peers = share
         self.drain.paused = order["paused"]
         self._side_tasks = SideTasks(self.drain)
-        told = settings.metrics_port is not None
-        self._seen = Seen(self.drain.events) if told else None
+        self._totals = EventTotals(self.drain.events) if settings.metrics_port else None
         self._task_events = TaskEvents(self.drain.events, REQUESTS_PER_S / share.count)
         self._task_events.switch(order["watched"])
         self._reader, self._writer = reader, writer
         self._exit_timer = ExitTimer()
-        self._its_worker = os.pidfd_open(os.getppid())
+        self._worker_pidfd = os.pidfd_open(os.getppid())
         self._ready = asyncio.Event()
         self.drain.events.subscribe(EngineReady, self._begin)
 
     async def run(self) -> None:
-        """Drain until the worker, or its end, says to stop."""
+        """Drain until the worker stops this process, or ends."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
-        beside = [*self._side_tasks.tasks(), self._obey(), self._report()]
+        tasks = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
             with LoopWatch(self.drain), traces(self.drain):
-                await run_drain(self.drain, beside)
+                await run_drain(self.drain, tasks)
         finally:
             if self._ready.is_set():
-                self._tell_all()
+                self._send_report()
                 with suppress(ConnectionError):
                     await self._writer.drain()
             await self._leases.close()
 
     def _begin(self, _: EngineReady) -> None:
-        """Report from now on, and outlive the worker for as long as it takes to hand back."""
+        """Start to report; from now on, outlive the worker until everything is handed back."""
         outlive_parent()
-        threading.Thread(target=self._see_its_end, name="worker's end", daemon=True).start()
+        threading.Thread(target=self._await_worker_end, name="worker's end", daemon=True).start()
         self._ready.set()
 
-    def _see_its_end(self) -> None:
-        """Bound what follows the worker's end: a loop that stands does not see it."""
-        select.select([self._its_worker], (), ())
+    def _await_worker_end(self) -> None:
+        """Limit the time after the worker's end, which a hanging loop does not notice."""
+        select.select([self._worker_pidfd], (), ())
         self._exit_timer.within(STOP_S)
 
     async def _obey(self) -> None:
@@ -110,7 +107,7 @@ class Part:
                     self.drain.supervisor.kill()
                 case "pause":
                     self.drain.pause(True)
-                    self._waiting = asyncio.create_task(self._tell_when_idle())
+                    self._waiting = asyncio.create_task(self._answer_when_idle())
                 case "resume":
                     self.drain.pause(False)
                 case "watch":
@@ -119,8 +116,8 @@ class Part:
                     self._side_tasks.cancels.abort(message["ids"])
                 case "active":
                     found = [as_task(one, os.getpid()) for one in self.drain.in_flight]
-                    self._tell(to="active", answer=found)
-        self._hurry()  # the worker is no more
+                    self._send(to="active", answer=found)
+        self._hurry()  # the worker has ended
 
     def _stop(self) -> None:
         self._exit_timer.within(self.drain.settings.drain_timeout_s + STOP_S)
@@ -133,19 +130,19 @@ class Part:
     async def _report(self) -> None:
         await self._ready.wait()
         while True:
-            self._tell_all()
+            self._send_report()
             await asyncio.sleep(REPORT_S)
 
-    def _tell_all(self) -> None:
-        self._tell(report=report_of(self.drain, self._seen))
-        if told := self._task_events.take():
-            self._tell(task_events=told)
+    def _send_report(self) -> None:
+        self._send(report=report_of(self.drain, self._totals))
+        if events := self._task_events.take():
+            self._send(task_events=events)
 
-    async def _tell_when_idle(self) -> None:
+    async def _answer_when_idle(self) -> None:
         await self.drain.idle.wait()
-        self._tell(to="pause", answer=None)
+        self._send(to="pause", answer=None)
 
-    def _tell(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         self._writer.write(orjson.dumps(message) + b"\n")
 
 
@@ -155,17 +152,17 @@ async def _main(connection: socket.socket) -> None:
     name = f"front end {order['number'] + 1}"
     multiprocessing.current_process().name = name
     form = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
-    part = Part(order, reader, writer)
-    set_up(part.drain.settings.log_format, form, order["level"])
+    process = FrontEndProcess(order, reader, writer)
+    set_up(process.drain.settings.log_format, form, order["level"])
     try:
-        await part.run()
+        await process.run()
     except* EngineDead:
         log.info("%s ends with its engine", name, extra={"action": "front_end_ended"})
 
 
 def main() -> None:
-    """Run until told to stop; exits with 0, or with 1 and its reason in the log."""
+    """Run until stopped; exit with 0, or with 1 and the reason in the log."""
     gc.set_threshold(YOUNG_OBJECTS)
-    for ignored in (signal.SIGINT, signal.SIGQUIT):  # a terminal sends them; the worker answers
+    for ignored in (signal.SIGINT, signal.SIGQUIT):  # a terminal sends them to the worker, too
         signal.signal(ignored, signal.SIG_IGN)
     asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,13 +1,13 @@
-"""Ends a process whose event loop stands: nothing on the loop could.
+"""Ends a process whose event loop is blocked, from a thread.
 
-A thread looks at the loop's turns. A loop that stands is a death, as an engine's: what the loop was
-running counts it, everything else is handed back uncounted, and the process exits with 1, for
-whoever runs it to start it again. The engine's processes end with it.
+A blocked loop counts as a death, like an engine's, for the request that the loop was running. The
+rest is handed back uncounted, and the process exits with 1, to be restarted by its supervisor.
+The engine's processes end with it.
 
-A call that holds the interpreter's lock stops this thread as well. For that there is a timer of the
-kernel, which each look sets anew: its signal writes every thread's stack and ends the process
-without Python. It counts the process' own time on a CPU, so one that was suspended is left alone.
-Nobody hands back then: the leases end, and SWEEP counts the deaths.
+A call that holds the interpreter's lock blocks this thread, too. Against that there is a kernel
+timer, reset at each check: its signal writes every thread's stack and ends the process without
+Python. It counts the process' CPU time, so a suspended process survives. Nothing is handed back
+then: the leases expire, and SWEEP counts the deaths.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from worker.drain.leases import Leases
 log = logging.getLogger(__name__)
 
 EXIT_STALLED = 1
-#: A shorter WARMQ_STALL_TIMEOUT_S is for engines. A loop may stand that long for imports, or on a
-#: machine with more to do than cores.
+#: The least limit, as WARMQ_STALL_TIMEOUT_S may be shorter for engines: imports, and machines with
+#: more work than cores, block a loop for so long.
 LEAST_S = 5.0
-#: How long the loop may stand once the worker is to stop.
+#: The limit once the worker is stopping.
 STOPPING_S = 10.0
-#: How long Redis may take to take everything back; else the leases end.
+#: How long the hand-back to Redis may take; else the leases expire.
 RELEASE_S = 5.0
 _STDERR = 2
 
 
 class LoopWatch:
-    """Watches the loop that a drain runs on; a context manager, entered on that loop.
+    """Watches the loop of a drain; a context manager, entered on that loop.
 
-    Time is counted in looks, not read from a clock: a process that was itself stopped has made no
-    look either. A debugger that stops one thread alone does count.
+    Time is counted in checks, not read from a clock: a process that was suspended made no checks
+    either.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -74,7 +74,7 @@ class LoopWatch:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def stop_asked(self) -> None:
-        """Let the loop stand for less from now on: the process is to stop. In any thread."""
+        """Apply the shorter limit: the process is stopping. In any thread."""
         self._stopping = True
 
     def _turn(self) -> None:
@@ -82,33 +82,32 @@ class LoopWatch:
         self._timer = self._loop.call_later(self._pause_s / 2, self._turn)
 
     def _watch(self) -> None:
-        seen, stood_s = 0, 0.0
+        seen, blocked_s = 0, 0.0
         while True:
             signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s + RELEASE_S)
             if self._over.wait(self._pause_s):
                 return
-            stood_s = stood_s + self._pause_s if self._turns == seen else 0.0
+            blocked_s = blocked_s + self._pause_s if self._turns == seen else 0.0
             seen = self._turns
             stopping = self._stopping or self._drain.lifecycle.stopping
             limit_s = min(self._limit_s, STOPPING_S) if stopping else self._limit_s
-            if stood_s > limit_s:
+            if blocked_s > limit_s:
                 self._end(limit_s)
 
     def _end(self, limit_s: float) -> None:
-        """Say what the loop does, hand everything back, and exit."""
-        running = asyncio.current_task(self._loop)
-        held: list[Running] = list(self._drain.in_flight)
-        deliveries = [one.delivery for one in held]
-        culprits = [one.delivery for one in held if one.task is not None and one.task is running]
+        """Log the loop's stack, hand everything back, and exit."""
+        task = asyncio.current_task(self._loop)
+        running: list[Running] = list(self._drain.in_flight)
+        culprits = [one.delivery for one in running if one.task is not None and one.task is task]
         names = ", ".join(delivery.request_id for delivery in culprits)
         frame = sys._current_frames().get(self._loop_thread)
         log.critical(
-            "the drain's loop in process %d has stood for %.0f s, running %s: the process ends "
-            "with %d, and whoever runs it is to start it again; requests that do so again become "
-            "dead letters. The loop's stack:\n%s",
+            "the drain's loop in process %d has been blocked for %.0f s by %s: the process exits "
+            "with %d; restart it if its supervisor does not; requests that block the loop again "
+            "become dead letters. The loop's stack:\n%s",
             os.getpid(),
             limit_s,
-            f"request {names}" if names else "no request of its own",
+            f"request {names}" if names else "none of its requests",
             EXIT_STALLED,
             "".join(traceback.format_stack(frame)) if frame else "",
             extra={"action": "loop_hung"},
@@ -116,9 +115,10 @@ class LoopWatch:
         last_resort = threading.Timer(2 * RELEASE_S, os._exit, (EXIT_STALLED,))
         last_resort.daemon = True
         last_resort.start()
+        deliveries = [one.delivery for one in running]
         try:
             asyncio.run(self._release(deliveries, frozenset(one.lease for one in culprits)))
-        except Exception as error:  # SWEEP puts it back once the leases have ended
+        except Exception as error:
             log.warning(
                 "requests return when their leases end: %s",
                 error,
@@ -128,10 +128,10 @@ class LoopWatch:
             os._exit(EXIT_STALLED)
 
     async def _release(self, deliveries: list[Delivery], culprits: frozenset[str]) -> None:
-        """Hand back in time, over a connection of this thread's own.
+        """Hand back in time, over this thread's own connection.
 
-        Nothing is handed back where no request is found to be the cause: SWEEP counts a death for
-        all that was inside then, and suspects are run apart.
+        If no request is known as the cause, nothing is handed back: SWEEP then counts a death for
+        everything in the engine, and suspects run separately.
         """
         if not culprits:
             return

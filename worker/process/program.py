@@ -1,6 +1,6 @@
-"""Celery's worker program as this worker needs it: its options, what it shows, its signals.
+"""Celery's worker program, changed: options, banner, signals, standard streams.
 
-Set as the app's `Worker` (worker/app.py); read beside celery/apps/worker.py of Celery 5.7.
+Set as the app's `Worker` (worker/app.py); compare celery/apps/worker.py of Celery 5.7.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: How each stop begins: Celery's exit code (docs/how-to/operations.md).
+#: Celery's exit status by the signal that begins the stop (docs/how-to/operations.md).
 _STOPS = {"SIGTERM": EX_OK, "SIGINT": EX_FAILURE, "SIGQUIT": EX_OK}
 
 
 def set_option_defaults() -> None:
-    """Change the defaults of `celery worker`; what is given on its command line wins.
+    """Change defaults of `celery worker`'s options: log level INFO, and a unique node name.
 
-    Its lines about requests are INFO. Node names must differ, also those of two workers with the
-    same process id in two containers that share a host's name.
+    Two containers that share a host's name may have the same process id.
     """
     defaults = {
         "loglevel": "INFO",
@@ -53,7 +52,7 @@ def set_option_defaults() -> None:
 
 
 def log_as_json() -> None:
-    """Let all that Celery sets up to be logged be lines of JSON."""
+    """Make all loggers that Celery sets up write lines of JSON."""
 
     def change(logger: logging.Logger, **_: Any) -> None:
         as_json(logger.handlers)
@@ -63,20 +62,19 @@ def log_as_json() -> None:
 
 
 class Program(Worker):
-    """Celery's worker with a banner of our own, and three lines where it is stopped."""
+    """Celery's worker with our banner and fewer lines when it is stopped."""
 
     def on_before_init(self, **options: Any) -> None:
-        """Begin as Celery does, without its paragraph on root, which the banner says; a node name
-        that is not printable is made so."""
-        # It is about pickled messages, and the app takes JSON only.
+        """Prepare as Celery does, with a printable node name and without its warning about root."""
+        # The warning is about pickled messages, and the app accepts JSON only.
         warnings.simplefilter("ignore", SecurityWarning)
         reap_inherited()
-        # The name is that of a queue, and is in the log and in what producers are told.
+        # The name becomes a queue's name, and is shown in the log and to producers.
         self.hostname: str = _printable(str(self.hostname))
         super().on_before_init(**options)
 
     def emit_banner(self) -> None:
-        """Show what this worker is and what comes next."""
+        """Print the banner, or log it where logs are JSON."""
         settings = current().settings
         text = banner(settings, str(self.hostname))
         if settings.log_format == "json":
@@ -85,23 +83,25 @@ class Program(Worker):
             write_once(text)
 
     def set_process_status(self, info: str) -> Any:
-        """Show in a list of processes what Celery shows there, as far as it can be written."""
+        """Set Celery's process title, made printable."""
         words = _printable(platforms.strargv(sys.argv))
         return platforms.set_mp_process_title(
             "celeryd", info=f"{info} ({words})", hostname=self.hostname
         )
 
     def on_consumer_ready(self, consumer: Any) -> None:
-        """Say nothing: Celery's `ready` means its control commands, and the engine may not be."""
+        """Skip Celery's `ready` line: control commands are ready, the engine may not be."""
         signals.worker_ready.send(sender=consumer)
 
     def install_platform_tweaks(self, worker: Any) -> None:
-        """Install Celery's signal handlers, but for the stops, which the drain tells of, and the
-        restart, whose line may find no place."""
+        """Install Celery's signal handlers, except those for stops and restart.
+
+        The drain logs the stop. The restart's line may not be writable.
+        """
         super().install_platform_tweaks(worker)
         for name in _STOPS:
             signal.signal(signal.Signals[name], self._stop_asked)
-        if callable(signal.getsignal(signal.SIGHUP)):  # else the end of the terminal is its own
+        if callable(signal.getsignal(signal.SIGHUP)):  # Celery leaves it alone in a terminal
             signal.signal(signal.SIGHUP, self._restart_asked)
 
     def _stop_asked(self, number: int, _: FrameType | None) -> None:
@@ -125,9 +125,9 @@ class Program(Worker):
 
 
 def reap_inherited() -> None:
-    """Wait in threads for the children that this process had before it became this program.
+    """Wait, in threads, for children that this process had before it became this program.
 
-    After SIGHUP these are the processes of the engine before, which else stay as zombies.
+    After SIGHUP these are the previous engine's processes, which would stay as zombies.
     """
     with suppress(OSError):  # not every kernel has the file
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
@@ -140,17 +140,17 @@ def _reap(pid: int) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return text of this host, which need not be UTF-8, nor this process' locale."""
-    told = os.fsencode(text).decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in told)
+    """Replace what is not printable; this host's text need not be UTF-8 or fit the locale."""
+    decoded = os.fsencode(text).decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in decoded)
 
 
 def banner(settings: WorkerSettings, name: str) -> str:
-    """Return what a worker shows when it starts."""
+    """Return the text that a worker shows when it starts."""
     rows = {
         "worker": f"{name}, process {os.getpid()}",
         "engine": settings.engine,
-        "model": settings.model or "as its server says",
+        "model": settings.model or "the one its server lists",
         "queue": settings.queue_to_drain,
         "Redis": masked(settings.redis_url.get_secret_value()),
     }
@@ -164,15 +164,15 @@ def banner(settings: WorkerSettings, name: str) -> str:
     return "\n".join(lines)
 
 
-# -- the standard streams, which whoever starts a worker may have closed ---------------
+# -- the standard streams, which the parent process may have closed --------------------
 
 
 def open_streams() -> None:
     """Open those of stdin, stdout and stderr that are closed.
 
-    A closed stderr goes where stdout goes, so that a start that fails can say why; what has no
-    place goes to /dev/null. Else the next socket would get stderr's number, and what vLLM or
-    faulthandler write there would go to Redis.
+    A closed stderr becomes stdout, so that a failed start can print its reason; the rest becomes
+    /dev/null. Otherwise the next socket would get stderr's number, and what vLLM or faulthandler
+    write would be sent to Redis.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
@@ -189,10 +189,18 @@ def open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def write_once(text: str) -> None:
-    """Write a line to stdout; where it cannot be written, as on a full disk, it is lost.
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
-    Nothing is left in a buffer, whose last flush would change the exit status.
+
+def write_once(text: str) -> None:
+    """Write a line to stdout, unbuffered; it is lost if that fails, as on a full disk.
+
+    Flushing a buffer at exit could change the exit status.
     """
     stream = sys.__stdout__
     if stream is None:
@@ -200,11 +208,3 @@ def write_once(text: str) -> None:
     line = f"{text}\n".encode(stream.encoding, "backslashreplace")
     with suppress(OSError):
         os.write(stream.fileno(), line)
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True

@@ -1,7 +1,6 @@
-"""The worker's own series for Prometheus, read from the drain when somebody asks for them.
+"""The worker's Prometheus page, computed at each scrape without asking Redis.
 
-Nothing is written for a scrape that does not come, and none asks Redis: what lies there is shown by
-the gateway, once for all workers.
+The gateway exports what is in Redis, once for all workers.
 """
 
 from __future__ import annotations
@@ -28,162 +27,140 @@ from contract.settings import SettingsError
 from contract.version import version
 from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
-from worker.telemetry.reports import Seen, Told, counts_of, report_of, summed, together
+from worker.telemetry.reports import EventTotals, Report, counts_of, report_of, summed, totals_of
+
+Reports = Callable[[], Sequence[Report]]
+#: Each sample's suffix, its labels beyond `queue` and `model`, and its value.
+Samples = Iterable[tuple[str, dict[str, str], float]]
+
+#: Series, help text, and the name in a report's `counts`.
+COUNTS = (
+    ("requests_leased", "Requests taken from the queue", "popped"),
+    ("requests_handed_back", "Requests put back into the queue", "handed_back"),
+    ("prompt_tokens", "Tokens of prompts", "prompt_tokens"),
+    ("completion_tokens", "Tokens written", "completion_tokens"),
+)
+#: The same of fields that are summed over the reports.
+SUMS = (
+    ("cached_prompt_tokens", "Tokens of prompts found in the prefix cache", "cached_tokens"),
+    ("redis_errors", "Calls of scripts that Redis did not answer, or refused", "redis_errors"),
+)
+#: The same of a report's event totals.
+TOTALS = (
+    ("redeliveries", "Requests taken that had been delivered before", "redelivered"),
+    ("leases_lost", "Leases that other workers took over", "leases_lost"),
+    ("leases_swept", "Requests of dead workers put back", "swept"),
+    ("engine_starts", "Engines that became ready", "engine_starts"),
+    ("engine_deaths", "Engines that died", "engine_deaths"),
+    ("redis_outages", "Times that Redis became unreachable", "redis_outages"),
+)
+#: The same of histograms in the event totals.
+DURATIONS = (
+    ("request_engine", "Time in the engine, from its start to its answer", "engine"),
+    ("request_queued", "Time from a batch's creation until a request was taken", "queued"),
+    ("request", "Time from a batch's creation to a request's answer", "whole"),
+)
 
 
 class WorkerMetrics(Collector):
-    """All series of one drain. Each has the labels `queue` and `model`."""
+    """All series of a worker, with the labels `queue` and `model`.
 
-    def __init__(self, drain: Drain, parts: Callable[[], Sequence[Told]]) -> None:
-        """Tell of a drain, and of the reports of further front ends that `parts` returns."""
+    `peers` returns the reports of its other front ends.
+    """
+
+    def __init__(self, drain: Drain, peers: Reports) -> None:
         self._drain = drain
-        self._parts = parts
-        self._seen = Seen(drain.events)
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: names are checked when they are read."""
-        return ()
+        self._peers = peers
+        self._totals = EventTotals(drain.events)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every series as it is now."""
-        reports = [report_of(self._drain, self._seen), *self._parts()]
-        seen = together(report["seen"] for report in reports if "seen" in report)
+        """Yield every series with its present value."""
+        reports = [report_of(self._drain, self._totals), *self._peers()]
+        counts, totals = counts_of(reports), totals_of(reports)
+        happenings = totals["happenings"]
+        state = self._drain.lifecycle.state
         yield InfoMetricFamily("warmq_build", "Version of warmq", {"version": version()})
-        yield self._state()
-        waits = bool(self._drain.supervisor.running and self._drain.supervisor.why)
-        yield self._gauge("engine_waits", "1 while a server of the engine gets no requests", waits)
-        yield from self._requests(reports)
-        yield from self._slots(reports)
-        yield from self._times(seen["durations"])
-        yield from self._troubles(seen["happenings"], reports)
+        yield self._family(
+            GaugeMetricFamily("warmq_worker_state", "1 for the worker's present state, else 0"),
+            [("", {"state": one.value}, float(one is state)) for one in State],
+        )
+        yield self._family(
+            CounterMetricFamily("warmq_requests", "Requests that have ended, by outcome"),
+            [("_total", {"outcome": one}, float(counts[one])) for one in OUTCOMES],
+        )
+        for name, text, value in self._gauges(reports, happenings["ready_s"]):
+            yield self._family(GaugeMetricFamily(f"warmq_{name}", text), [("", {}, value)])
+        for name, text, value in (
+            *((name, text, counts[of]) for name, text, of in COUNTS),
+            *((name, text, summed(reports, of)) for name, text, of in SUMS),
+            *((name, text, happenings[of]) for name, text, of in TOTALS),
+        ):
+            yield self._family(CounterMetricFamily(f"warmq_{name}", text), [("_total", {}, value)])
+        for name, text, of in DURATIONS:
+            took = totals["durations"][of]
+            family = HistogramMetricFamily(f"warmq_{name}_seconds", text)
+            yield self._family(family, samples(took["counts"], took["total"], {}))
         yield from self._scripts(reports)
 
-    def _labels(self) -> dict[str, str]:
-        return {"queue": self._drain.settings.queue_to_drain, "model": self._drain.served}
+    def _family(self, family: Metric, values: Samples) -> Metric:
+        labels = {"queue": self._drain.settings.queue_to_drain, "model": self._drain.served}
+        for suffix, more, value in values:
+            family.add_sample(family.name + suffix, labels | more, value)
+        return family
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        found = GaugeMetricFamily(f"warmq_{name}", text)
-        found.add_sample(found.name, self._labels(), value)
-        return found
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        found = CounterMetricFamily(f"warmq_{name}", text)
-        found.add_sample(f"{found.name}_total", self._labels(), value)
-        return found
-
-    def _histogram(self, name: str, text: str, of: Told) -> Metric:
-        found = HistogramMetricFamily(f"warmq_{name}_seconds", text)
-        for suffix, labels, value in samples(of["counts"], of["total"], self._labels()):
-            found.add_sample(found.name + suffix, labels, value)
-        return found
-
-    def _state(self) -> Metric:
-        found = GaugeMetricFamily("warmq_worker_state", "1 for the state that the worker is in")
-        now, labels = self._drain.lifecycle.state, self._labels()
-        for state in State:
-            value = float(state is now)
-            found.add_sample(found.name, {**labels, "state": state.value}, value)
-        return found
-
-    def _requests(self, reports: Sequence[Told]) -> Iterator[Metric]:
-        counts, labels = counts_of(reports), self._labels()
-        ended = CounterMetricFamily("warmq_requests", "Requests that have ended, by outcome")
-        for outcome in OUTCOMES:
-            value = float(counts[outcome])
-            ended.add_sample("warmq_requests_total", {**labels, "outcome": outcome}, value)
-        yield ended
-        yield self._counter("requests_leased", "Requests taken from the queue", counts["popped"])
-        yield self._counter(
-            "requests_handed_back", "Requests put back into the queue", counts["handed_back"]
-        )
-        yield self._counter("prompt_tokens", "Tokens of prompts", counts["prompt_tokens"])
-        yield self._counter("completion_tokens", "Tokens written", counts["completion_tokens"])
-        yield self._counter(
-            "cached_prompt_tokens",
-            "Tokens of prompts that were found in the prefix cache",
-            summed(reports, "cached_tokens"),
-        )
-
-    def _slots(self, reports: Sequence[Told]) -> Iterator[Metric]:
+    def _gauges(
+        self, reports: Sequence[Report], start_s: float
+    ) -> Iterator[tuple[str, str, float]]:
+        supervisor = self._drain.supervisor
+        waits = bool(supervisor.running and supervisor.why)
         used = sum(min(each["slots"], each["in_flight"]) for each in reports)
         oldest_s = max(each["oldest_s"] for each in reports)
-        for name, text, value in (
-            ("slots", "Requests that the engine runs at once", summed(reports, "slots")),
-            ("slots_in_use", "Slots that have a request", used),
-            ("in_flight", "Requests that the worker holds", summed(reports, "in_flight")),
-        ):
-            yield self._gauge(name, text, value)
-        yield self._gauge(
-            "oldest_in_flight_seconds", "Since when the oldest request is held", oldest_s
-        )
+        yield "engine_waits", "1 while a server of the engine gets no requests", waits
+        yield "slots", "Requests that the engine runs at once", summed(reports, "slots")
+        yield "slots_in_use", "Slots that have a request", used
+        yield "in_flight", "Requests that the worker holds", summed(reports, "in_flight")
+        yield "oldest_in_flight_seconds", "How long the oldest request has been held", oldest_s
+        yield "engine_start_seconds", "How long the latest engine took to start", start_s
 
-    def _times(self, took: Told) -> Iterator[Metric]:
-        for name, text, of in (
-            ("request_engine", "Time from the engine's start of work to its answer", "engine"),
-            ("request_queued", "Time from a batch's creation until a request was taken", "queued"),
-            ("request", "Time from a batch's creation to a request's answer", "whole"),
-        ):
-            yield self._histogram(name, text, took[of])
-
-    def _troubles(self, seen: Told, reports: Sequence[Told]) -> Iterator[Metric]:
-        errors = summed(reports, "redis_errors")
-        for name, text, value in (
-            ("redeliveries", "Requests taken that were handed out before", seen["redelivered"]),
-            ("leases_lost", "Leases that other workers have now", seen["leases_lost"]),
-            ("leases_swept", "Requests of dead workers put back", seen["swept"]),
-            ("engine_starts", "Engines that became ready", seen["engine_starts"]),
-            ("engine_deaths", "Engines that died", seen["engine_deaths"]),
-            ("redis_outages", "Times that Redis went away", seen["redis_outages"]),
-            ("redis_errors", "Calls of scripts that Redis did not answer, or refused", errors),
-        ):
-            yield self._counter(name, text, value)
-        yield self._gauge(
-            "engine_start_seconds", "How long the latest engine took to start", seen["ready_s"]
-        )
-
-    def _scripts(self, reports: Sequence[Told]) -> Iterator[Metric]:
-        calls = CounterMetricFamily("warmq_script_calls", "Calls of Redis scripts, by script")
-        took = CounterMetricFamily("warmq_script_seconds", "Time until they were answered")
-        counted, summed = Counter[str](), Counter[str]()
+    def _scripts(self, reports: Sequence[Report]) -> Iterator[Metric]:
+        calls, seconds = Counter[str](), Counter[str]()
         for report in reports:
-            for script, (number, seconds, _) in report["scripts"].items():
-                counted[script] += number
-                summed[script] += seconds
-        for script in sorted(counted):
-            labels = self._labels() | {"script": script}
-            calls.add_sample("warmq_script_calls_total", labels, counted[script])
-            took.add_sample("warmq_script_seconds_total", labels, summed[script])
-        yield from (calls, took)
+            for script, (called, took_s, _) in report["scripts"].items():
+                calls[script] += called
+                seconds[script] += took_s
+        for name, text, of in (
+            ("warmq_script_calls", "Calls of Redis scripts, by script", calls),
+            ("warmq_script_seconds", "Time until they were answered", seconds),
+        ):
+            values = [("_total", {"script": script}, of[script]) for script in sorted(calls)]
+            yield self._family(CounterMetricFamily(name, text), values)
 
 
-#: vLLM writes its series, all named so, into the library's global registry.
+#: vLLM writes its series, whose names begin so, into the library's global registry.
 VLLM = "vllm:"
-#: With one of these the library keeps vLLM's values in files, one a process, for a server that
-#: gathers them: they are never removed, a folder that is missing ends the engine's start, and
-#: each token is written through a mapping.
+#: With one of these, the library keeps vLLM's values in files of each process for another server
+#: to gather: they are never removed, a missing folder fails the engine's start, and each token is
+#: written through a mapping.
 FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 
 
 class VllmSeries(Collector):
-    """vLLM's own series, if an engine of it runs in this process."""
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: names are checked when they are read."""
-        return []
+    """vLLM's own series, if its engine runs in this process."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them as they are now."""
+        """Yield them with their present values."""
         if "vllm" in sys.modules:
             yield from (found for found in REGISTRY.collect() if found.name.startswith(VLLM))
 
 
 @contextmanager
-def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[None]:
-    """Serve the page while the context is open, on a port and a thread of its own; without
-    `metrics_port` do nothing. `parts` returns the reports of further front ends.
+def metrics_page(drain: Drain, peers: Reports) -> Iterator[None]:
+    """Serve the page inside the block from its own thread; do nothing without `metrics_port`.
+
+    `peers` returns the reports of further front ends.
 
     Raises:
-        SettingsError: the port cannot be had, or the environment wants values in files.
+        SettingsError: the port is not available, or the environment requests files.
     """
     address = drain.settings.metrics_address
     if address is None:
@@ -192,19 +169,19 @@ def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[
     for name in FILES:
         if name in os.environ:
             raise SettingsError(
-                f"{name}: a worker with WARMQ_METRICS_PORT serves all its series from memory, and "
-                "not from this folder; unset it for the worker"
+                f"{name}: a worker with WARMQ_METRICS_PORT serves all series from memory, not from "
+                "this folder; unset it for the worker"
             )
     host, port = address
     registry = CollectorRegistry()
-    registry.register(WorkerMetrics(drain, parts))
+    registry.register(WorkerMetrics(drain, peers))
     registry.register(VllmSeries())
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise SettingsError(
-            f"WARMQ_METRICS_PORT: nothing can listen on {host}:{port}: {error.strerror}; give "
-            "another port, or stop what has it"
+            f"WARMQ_METRICS_PORT: cannot listen on {host}:{port}: {error.strerror}; choose another "
+            "port, or stop the process that has it"
         ) from None
     try:
         yield

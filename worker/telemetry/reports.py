@@ -1,7 +1,6 @@
-"""What one drain tells of itself and has seen, and that of several drains together.
+"""Reports of drains: what one drain holds and has counted, and the sums over all front ends.
 
-A worker with several front ends tells of all of them as of one: the others send their reports
-(worker/process/front_end.py), as the JSON that is made here.
+Further front ends send their reports to the worker as JSON (worker/process/front_end.py).
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from worker.drain.events import (
 from worker.drain.in_flight import Running
 from worker.drain.scripts import SCRIPTS
 
-Told = dict[str, Any]
+Report = dict[str, Any]
 
-#: What happens once, however many drains feed one engine from one Redis.
-GREATEST = ("engine_starts", "engine_deaths", "ready_s", "redis_outages")
+#: Counted by every front end although it happened once: the maximum holds for all.
+HAPPENS_ONCE = ("engine_starts", "engine_deaths", "ready_s", "redis_outages")
 
 
-class Seen:
-    """Counts what happens in a drain, by its events.
+class EventTotals:
+    """Counts a drain's events.
 
-    `durations` has what requests took that reached the engine, in seconds: in its hands, before,
-    and in all. Those of a batch count from its creation; of others only the time in the engine is
-    known. `happenings` has totals; `ready_s` is how long the latest engine took to start.
+    `durations`: seconds in the engine, queued, and the whole; the latter two only of batches'
+    requests, from the batch's creation. `happenings`: totals, and `ready_s`, the duration of the
+    latest engine start.
     """
 
     def __init__(self, events: Events) -> None:
         self.durations = {name: Histogram() for name in ("engine", "queued", "whole")}
         self.happenings: dict[str, float] = dict.fromkeys(
-            ("redelivered", "leases_lost", "swept", *GREATEST), 0
+            ("redelivered", "leases_lost", "swept", *HAPPENS_ONCE), 0
         )
         events.subscribe(Committed, self._committed)
         events.subscribe(Leased, self._leased)
@@ -59,15 +58,12 @@ class Seen:
     def _committed(self, event: Committed) -> None:
         took = self.durations
         for ending in event.endings:
-            times = ending.times
-            if not times:
+            if not (times := ending.times):
                 continue
-            engine_s = times["engine_s"]
-            took["engine"].add(engine_s)
+            took["engine"].add(times["engine_s"])
             if "queued_s" in times:
-                queued_s = times["queued_s"]
-                took["queued"].add(queued_s)
-                took["whole"].add(queued_s + engine_s)
+                took["queued"].add(times["queued_s"])
+                took["whole"].add(times["queued_s"] + times["engine_s"])
 
     def _leased(self, event: Leased) -> None:
         for delivery in event.deliveries:
@@ -78,8 +74,8 @@ class Seen:
         self.happenings["engine_starts"] += 1
         self.happenings["ready_s"] = event.seconds
 
-    def as_json(self) -> Told:
-        """Return histograms (`counts` by bucket, `total`) by name, and totals by name."""
+    def as_json(self) -> Report:
+        """Return histograms (`counts` by bucket, `total`) and totals, each by name."""
         return {
             "durations": {
                 name: {"counts": list(of.counts), "total": of.total}
@@ -89,8 +85,8 @@ class Seen:
         }
 
 
-def report_of(drain: Drain, seen: Seen | None = None) -> Told:
-    """Return what a drain tells of itself; JSON can carry it."""
+def report_of(drain: Drain, totals: EventTotals | None = None) -> Report:
+    """Return a drain's report as JSON values."""
     report = {
         "in_flight": len(drain.in_flight),
         "oldest_s": drain.in_flight.oldest_s(),
@@ -101,11 +97,11 @@ def report_of(drain: Drain, seen: Seen | None = None) -> Told:
         "cached_tokens": drain.supervisor.cached_prompt_tokens(),
         "counts": drain.counts.as_json(),
     }
-    return report if seen is None else report | {"seen": seen.as_json()}
+    return report if totals is None else report | {"seen": totals.as_json()}
 
 
 def as_task(running: Running, process: int) -> dict[str, Any]:
-    """Return it as Celery lists tasks; the command adds the worker's name."""
+    """Return a request as `celery inspect active` lists tasks, without the worker's name."""
     delivery = running.delivery
     return {
         "id": delivery.request_id,
@@ -117,35 +113,27 @@ def as_task(running: Running, process: int) -> dict[str, Any]:
     }
 
 
-def summed(reports: Iterable[Told], name: str) -> int:
-    """Return the sum of what each report has under a name."""
+def summed(reports: Iterable[Report], name: str) -> int:
+    """Return the sum of one field over the reports."""
     return sum(int(each[name]) for each in reports)
 
 
-def counts_of(reports: Sequence[Told]) -> dict[str, int]:
-    """Return the counts of all reports, of which there is one at least."""
-    names = reports[0]["counts"]
-    return {name: summed((each["counts"] for each in reports), name) for name in names}
+def counts_of(reports: Sequence[Report]) -> dict[str, int]:
+    """Return the sum of the reports' `counts`; there is at least one report."""
+    counts = [each["counts"] for each in reports]
+    return {name: summed(counts, name) for name in counts[0]}
 
 
-def together(told: Iterable[Told]) -> Told:
-    """Return the sum of what several drains have seen; of what is not counted, the greatest."""
-    first, *others = told
-    for other in others:
-        first = {
-            "durations": {
-                name: _added(of, other["durations"][name])
-                for name, of in first["durations"].items()
-            },
-            "happenings": {
-                name: max(value, more) if name in GREATEST else value + more
-                for name, value in first["happenings"].items()
-                if (more := other["happenings"][name]) is not None
-            },
-        }
-    return first
-
-
-def _added(one: Told, other: Told) -> Told:
-    counts = [a + b for a, b in zip(one["counts"], other["counts"], strict=True)]
-    return {"counts": counts, "total": one["total"] + other["total"]}
+def totals_of(reports: Sequence[Report]) -> Report:
+    """Return the sum of the reports' event totals, in the form of one."""
+    seen = [each["seen"] for each in reports if "seen" in each]
+    durations = {}
+    for name in seen[0]["durations"]:
+        same = [each["durations"][name] for each in seen]
+        counts = [sum(bucket) for bucket in zip(*(one["counts"] for one in same), strict=True)]
+        durations[name] = {"counts": counts, "total": sum(one["total"] for one in same)}
+    happenings = {
+        name: (max if name in HAPPENS_ONCE else sum)(each["happenings"][name] for each in seen)
+        for name in seen[0]["happenings"]
+    }
+    return {"durations": durations, "happenings": happenings}

@@ -1,7 +1,7 @@
-"""Celery's task events of the requests that a drain runs, gathered for whoever sends them.
+"""Celery's task events of a drain's requests, for Flower and celery-exporter.
 
-Flower and celery-exporter read them (docs/reference/observing.md). Nobody listens most of the time,
-and then nothing is subscribed. No event holds a prompt or an answer.
+docs/reference/observing.md describes them. While nobody reads them, nothing is subscribed. No event
+contains a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contract.results import error_of
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, Events, HandedBack, Leased, LeasesLost, Started
 
-#: An event's `type` and its own fields; JSON can carry it.
-Told = dict[str, Any]
+#: An event's `type` and fields, as JSON values.
+TaskEvent = dict[str, Any]
 
-#: Events that wait to be sent; the oldest are dropped where nobody sends them.
+#: Most unsent events; beyond that the oldest are dropped.
 MOST_WAITING = 10_000
-#: Of so many requests a second all events are told: more make Flower the busiest reader of Redis.
+#: Most requests a second that have events: more make Flower the busiest reader of Redis.
 REQUESTS_PER_S = 50.0
-#: Seconds of its rate that a drain may tell of at once.
+#: Seconds of that rate that may come as one burst.
 BURST_S = 10.0
 #: Most characters of an event's text.
 CHARACTERS = 200
@@ -31,11 +31,10 @@ _RETRIED = "Retry('handed back to the queue')"
 
 
 class TaskEvents:
-    """What happens to requests, as Celery's workers tell it.
+    """Gathers task events of at most `most_per_s` requests a second, and a burst of BURST_S.
 
-    Of `most_per_s` requests a second, and BURST_S times as many at once, all events are told, of
-    any beyond that none. A request that was taken before the events were switched on is not told
-    of, nor one that another worker has now.
+    A request has all its events or none: none if it was taken before they were switched on, and no
+    more once another worker has it.
     """
 
     def __init__(self, events: Events, most_per_s: float = REQUESTS_PER_S) -> None:
@@ -43,11 +42,11 @@ class TaskEvents:
         self._rate = most_per_s
         self._allowed, self._refilled = BURST_S * most_per_s, time.monotonic()
         self._shown: set[str] = set()
-        self._waiting: deque[Told] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[TaskEvent] = deque(maxlen=MOST_WAITING)
         self._on = False
 
     def switch(self, on: bool) -> None:
-        """Begin or end telling. On the drain's loop."""
+        """Start or stop gathering. On the drain's loop."""
         if on == self._on:
             return
         self._on = on
@@ -59,9 +58,9 @@ class TaskEvents:
         change(LeasesLost, self._leases_lost)
         self._shown.clear()
 
-    def take(self) -> list[Told]:
-        """Return what has happened since the last call. In any thread."""
-        return taken(self._waiting)
+    def take(self) -> list[TaskEvent]:
+        """Return the events since the last call. In any thread."""
+        return pop_all(self._waiting)
 
     def _leased(self, event: Leased) -> None:
         now = time.monotonic()
@@ -73,11 +72,11 @@ class TaskEvents:
                 return
             self._allowed -= 1
             self._shown.add(delivery.request_id)
-            self._tell("received", delivery, **_received(delivery))
+            self._add("received", delivery, **_received(delivery))
 
     def _started(self, event: Started) -> None:
         if event.delivery.request_id in self._shown:
-            self._tell("started", event.delivery)
+            self._add("started", event.delivery)
 
     def _committed(self, event: Committed) -> None:
         for ending in event.endings:
@@ -86,28 +85,28 @@ class TaskEvents:
             self._shown.discard(ending.delivery.request_id)
             if ending.outcome:
                 kind, fields = _ended(ending)
-                self._tell(kind, ending.delivery, **fields)
+                self._add(kind, ending.delivery, **fields)
 
     def _handed_back(self, event: HandedBack) -> None:
         for delivery in event.deliveries:
             if delivery.request_id in self._shown:
                 self._shown.discard(delivery.request_id)
-                self._tell("retried", delivery, exception=_RETRIED, traceback="")
+                self._add("retried", delivery, exception=_RETRIED, traceback="")
 
     def _leases_lost(self, event: LeasesLost) -> None:
         self._shown.difference_update(delivery.request_id for delivery in event.deliveries)
 
-    def _tell(self, kind: str, delivery: Delivery, **fields: Any) -> None:
-        told = {"type": f"task-{kind}", "uuid": delivery.request_id, "timestamp": time.time()}
-        self._waiting.append(told | fields)
+    def _add(self, kind: str, delivery: Delivery, **fields: Any) -> None:
+        event = {"type": f"task-{kind}", "uuid": delivery.request_id, "timestamp": time.time()}
+        self._waiting.append(event | fields)
 
 
-def taken(waiting: deque[Told]) -> list[Told]:
-    """Empty a queue that another thread adds to, and return what was in it."""
+def pop_all(waiting: deque[TaskEvent]) -> list[TaskEvent]:
+    """Empty a deque that another thread appends to, and return its content."""
     return [waiting.popleft() for _ in range(len(waiting))]
 
 
-def _received(delivery: Delivery) -> Told:
+def _received(delivery: Delivery) -> TaskEvent:
     named = {"batch": delivery.batch, "custom_id": delivery.custom_id, "url": delivery.url}
     headers = delivery.headers
     return {
@@ -122,7 +121,7 @@ def _received(delivery: Delivery) -> Told:
     }
 
 
-def _ended(ending: Ending) -> tuple[str, Told]:
+def _ended(ending: Ending) -> tuple[str, TaskEvent]:
     if ending.outcome == "completed":
         tokens = f"{ending.prompt_tokens} prompt tokens, {ending.completion_tokens} written"
         return "succeeded", {"result": tokens, "runtime": ending.times.get("engine_s", 0.0)}

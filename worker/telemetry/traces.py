@@ -1,8 +1,8 @@
-"""A span for each request that is sampled, or fails, from its lease to its result in Redis.
+"""Spans of requests that are sampled or fail, from their lease to their result in Redis.
 
-Of a request that came alone it continues the trace that its message names, as Celery clients with
-OpenTelemetry write it, and the gateway. A request of a batch has a trace of its own, linked to the
-batch's: a million children of one span no tool can show.
+A single request continues the trace in its message, which a Celery client with OpenTelemetry or
+the gateway wrote. A batch's request has its own trace, linked to the batch's: no tool can show a
+million children of one span.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
 
-#: Outcomes by which a request's span is exported whether it is sampled or not.
+#: Outcomes whose spans are exported even if not sampled.
 FAILURES = ("failed", "expired")
-#: The conventions' names of what is done, by url.
+#: OpenTelemetry's names of operations, by url.
 OPERATIONS = {
     CHAT_URL: "chat",
     MESSAGES_URL: "chat",
@@ -40,18 +40,18 @@ OPERATIONS = {
     COMPLETION_URL: "text_completion",
     EMBEDDINGS_URL: "embeddings",
 }
-#: The same by the answer's `object`: of a Celery client's request the message has no url.
+#: The same by the answer's `object`: a Celery client's message has no url.
 OPERATIONS_OF_ANSWERS = {"chat.completion": "chat", "text_completion": "text_completion"}
 
 
 class Traces:
-    """The spans of one drain's requests."""
+    """Records the spans of one drain's requests."""
 
     def __init__(self, drain: Drain, tracer: Tracer) -> None:
         self._tracer = tracer
         self._drain = drain
         self._queue = drain.settings.queue_to_drain
-        #: Of sampled requests, by lease: their spans, and when those began.
+        #: Contexts and start times of sampled requests, by lease.
         self._open: dict[str, tuple[SpanContext, int]] = {}
         drain.events.subscribe(Leased, self._leased)
         drain.events.subscribe(Committed, self._committed)
@@ -61,7 +61,7 @@ class Traces:
     def _leased(self, event: Leased) -> None:
         began = now()
         for delivery in event.deliveries:
-            # Most are of a batch and not sampled: for them no context is made.
+            # Most are a batch's and not sampled: no context is created for them.
             if delivery.batch and not self._tracer.samples(delivery.request_id):
                 continue
             context = _context(self._tracer, delivery)
@@ -72,36 +72,34 @@ class Traces:
     def _committed(self, event: Committed) -> None:
         ended = now()
         for ending in event.endings:
-            delivery, failure = ending.delivery, ending.outcome in FAILURES
-            found = self._open.pop(delivery.lease, None) if self._open else None
-            if not ending.outcome or (found is None and not failure):
+            delivery, failed = ending.delivery, ending.outcome in FAILURES
+            begun = self._open.pop(delivery.lease, None) if self._open else None
+            if not ending.outcome or (begun is None and not failed):
                 continue
-            if found is None:
-                took_s = ending.times.get("engine_s", 0.0)
-                found = _context(self._tracer, delivery), ended - int(took_s * 1e9)
-            attributes = self._attributes(delivery) | _of_ending(ending)
-            error = _error(ending) if failure else ""
-            self._put(delivery, found, ended, attributes, error)
+            if begun is None:
+                engine_ns = int(ending.times.get("engine_s", 0.0) * 1e9)
+                begun = _context(self._tracer, delivery), ended - engine_ns
+            error = _error(ending) if failed else ""
+            self._record(delivery, begun, ended, _of_ending(ending), error)
 
     def _handed_back(self, event: HandedBack) -> None:
         ended = now()
         for delivery in event.deliveries:
-            found = self._open.pop(delivery.lease, None)
+            begun = self._open.pop(delivery.lease, None)
             died = delivery.lease in event.died
-            if found is None and not died:
-                continue
-            found = found or (_context(self._tracer, delivery), ended)
-            attributes = self._attributes(delivery) | {"warmq.outcome": "handed_back"}
-            self._put(delivery, found, ended, attributes, "engine_died" if died else "")
+            if begun or died:
+                begun = begun or (_context(self._tracer, delivery), ended)
+                error = "engine_died" if died else ""
+                self._record(delivery, begun, ended, {"warmq.outcome": "handed_back"}, error)
 
     def _lost(self, event: LeasesLost) -> None:
         ended = now()
         for delivery in event.deliveries:
-            if found := self._open.pop(delivery.lease, None):
-                attributes = self._attributes(delivery) | {"warmq.outcome": "lease_lost"}
-                self._put(delivery, found, ended, attributes, "lease_lost")
+            if begun := self._open.pop(delivery.lease, None):
+                outcome: dict[str, Value] = {"warmq.outcome": "lease_lost"}
+                self._record(delivery, begun, ended, outcome, "lease_lost")
 
-    def _put(
+    def _record(
         self,
         delivery: Delivery,
         begun: tuple[SpanContext, int],
@@ -109,18 +107,17 @@ class Traces:
         attributes: dict[str, Value],
         error: str,
     ) -> None:
-        context, began = begun
-        named = _named(delivery)
+        asked_by = _named(delivery)
+        of_batch = bool(delivery.batch)
         self._tracer.record(
             Span(
                 f"process {self._queue}",
                 "consumer",
-                context,
-                began,
+                *begun,
                 ended,
-                None if delivery.batch else named,
-                attributes,
-                [named] if named is not None and delivery.batch else [],
+                None if of_batch else asked_by,
+                self._attributes(delivery) | attributes,
+                [asked_by] if asked_by is not None and of_batch else [],
                 error,
             )
         )
@@ -145,17 +142,17 @@ class Traces:
 
 
 def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
-    named = _named(delivery)
-    if named is not None and not delivery.batch:
-        return named.child()
-    # Who made a batch and does not want it traced does not want its requests traced either.
-    sampled = tracer.samples(delivery.request_id) and (named is None or named.sampled)
-    # Each attempt at a request is in the same trace.
+    asked_by = _named(delivery)
+    if asked_by is not None and not delivery.batch:
+        return asked_by.child()
+    # A batch whose maker does not want it traced has no traced requests either.
+    sampled = tracer.samples(delivery.request_id) and (asked_by is None or asked_by.sampled)
+    # All attempts at a request are in one trace.
     return root_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
 
 
 def _named(delivery: Delivery) -> SpanContext | None:
-    """Return the context in the message: who asked for the request, or the batch's."""
+    """Return the context in the message: the caller's, or the batch's."""
     headers = delivery.headers
     return read_context(headers.get("traceparent"), headers.get("tracestate"))
 
@@ -175,13 +172,11 @@ def _of_ending(ending: Ending) -> dict[str, Value]:
     if cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
         found["gen_ai.usage.cache_read.input_tokens"] = int(cached)
     for name in ("id", "model"):
-        if isinstance(told := answer.get(name), str):
-            found[f"gen_ai.response.{name}"] = told
-    choices = answer.get("choices")
-    if isinstance(choices, list):
-        found["gen_ai.response.finish_reasons"] = [
-            str(choice.get("finish_reason")) for choice in choices
-        ]
+        if isinstance(value := answer.get(name), str):
+            found[f"gen_ai.response.{name}"] = value
+    if isinstance(choices := answer.get("choices"), list):
+        reasons = [str(choice.get("finish_reason")) for choice in choices]
+        found["gen_ai.response.finish_reasons"] = reasons
     return found
 
 
@@ -192,7 +187,7 @@ def _error(ending: Ending) -> str:
 
 @contextmanager
 def traces(drain: Drain) -> Iterator[None]:
-    """Trace a drain's requests while the block runs; without `traces` in its settings do nothing.
+    """Trace a drain's requests inside the block, if the setting `traces` is given.
 
     Raises:
         SettingsError: OpenTelemetry's packages are missing, or its variables are wrong.

@@ -18,7 +18,7 @@ from kit.servers.bad_server import BAD, OF_THE_WHOLE
 from kit.servers.simulated_server import Json, Reply, SimulatedServer, answer, page
 
 from worker.engine import EngineRequest
-from worker.engine.openai.trial import CONTROL_ID
+from worker.engine.openai.blame import CONTROL_ID
 from worker.engine.openai.upstream import Upstream
 
 DAY_S = 86_400.0
@@ -66,8 +66,8 @@ class BadDay:
         return OF_THE_WHOLE[self.state]() if self.state in OF_THE_WHOLE else None
 
     def _post(self, path: str, body: Json) -> Reply:
-        judge = self.drain.engine._fleet.servers[0].judge
-        probe = judge.resting or self.server.posts[-1][2] == CONTROL_ID
+        breaker = self.drain.engine._fleet.servers[0].breaker
+        probe = breaker.resting or self.server.posts[-1][2] == CONTROL_ID
         self.probes, self.tries = self.probes + probe, self.tries + (not probe)
         if (whole := self._whole()) is not None:
             return whole

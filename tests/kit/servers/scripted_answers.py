@@ -15,9 +15,9 @@ from kit.servers.stub_server import StubServer
 
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
-from worker.engine.openai import OpenAISettings, trial
+from worker.engine.openai import OpenAISettings, blame
+from worker.engine.openai.blame import CONTROL_ID
 from worker.engine.openai.engine import OpenAIEngine
-from worker.engine.openai.trial import CONTROL_ID
 
 Json = dict[str, Any]
 
@@ -89,7 +89,7 @@ async def answered_by(
         await engine.start()
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(trial, "BACKOFF_S", 0.02)
+                patch.setattr(blame, "BACKOFF_S", 0.02)
                 yield server, engine
         finally:
             await asyncio.to_thread(engine.shutdown)

@@ -43,4 +43,4 @@ def exit_codes(on: Stage) -> list[int]:
 def hung_processes(on: Stage) -> set[int]:
     """Return the pids of which the logs say that their loop stood."""
     logs = "".join(worker.log_path.read_text() for worker in on.workers)
-    return {int(pid) for pid in re.findall(r"loop in process (\d+) has stood for 5 s", logs)}
+    return {int(pid) for pid in re.findall(r"loop in process (\d+) has been blocked for 5 s", logs)}

@@ -23,10 +23,10 @@ from worker.engine.catalogue import BUILT_IN, load_settings
 
 #: A name in the environment, and what is said of it.
 MISSPELT = [
-    ("WARMQ_MODLE", "WARMQ_MODLE is no setting; did you mean WARMQ_MODEL?"),
-    ("WARMQ_MODELS", "WARMQ_MODELS is no setting; did you mean WARMQ_MODEL?"),
-    ("WARMQ_REDIS_ULR", "WARMQ_REDIS_ULR is no setting; did you mean WARMQ_REDIS_URL?"),
-    ("warmq_lease_sec", "WARMQ_LEASE_SEC is no setting; did you mean WARMQ_LEASE_S?"),
+    ("WARMQ_MODLE", "WARMQ_MODLE is not a setting; did you mean WARMQ_MODEL?"),
+    ("WARMQ_MODELS", "WARMQ_MODELS is not a setting; did you mean WARMQ_MODEL?"),
+    ("WARMQ_REDIS_ULR", "WARMQ_REDIS_ULR is not a setting; did you mean WARMQ_REDIS_URL?"),
+    ("warmq_lease_sec", "WARMQ_LEASE_SEC is not a setting; did you mean WARMQ_LEASE_S?"),
     ("WARMQ_TRITON_URLS", "did you mean WARMQ_TRITON_URL?"),
 ]
 #: What Kubernetes tells a pod about the Services warmq-redis and warmq.
@@ -95,10 +95,10 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_in_its_place(
     monkeypatch: pytest.MonkeyPatch, name: str, side: str
 ) -> None:
     monkeypatch.setenv(f"WARMQ_{name.upper()}", "1")
-    assert refusal(side) == f"WARMQ_{name.upper()} is no setting any more: {REMOVED_SETTINGS[name]}"
+    assert refusal(side) == f"WARMQ_{name.upper()} is no longer a setting: {REMOVED_SETTINGS[name]}"
     monkeypatch.delenv(f"WARMQ_{name.upper()}")
     Path("warmq.toml").write_text(f"{name} = 1\n")
-    assert refusal(side) == f"warmq.toml: {name} is no setting any more: {REMOVED_SETTINGS[name]}"
+    assert refusal(side) == f"warmq.toml: {name} is no longer a setting: {REMOVED_SETTINGS[name]}"
 
 
 def test_what_the_compose_files_are_filled_in_with_is_listed() -> None:
@@ -132,12 +132,12 @@ def test_every_misspelt_name_is_told_at_once_and_no_value(
     (tmp_path / ".env").write_text("WARMQ_QUEU=s3cret\nOTHER=1\nWARMQ_CONFIG=x.toml\n")
     (tmp_path / "warmq.toml").write_text('WARMQ_MODEL = "s3cret"\nleases = 1\n[redis]\nurl = "a"\n')
     assert refusal(side).splitlines() == [
-        "WARMQ_OPENAI_API_KYE is no setting; did you mean WARMQ_OPENAI_API_KEY?",
-        ".env: WARMQ_QUEU is no setting; did you mean WARMQ_QUEUE?",
+        "WARMQ_OPENAI_API_KYE is not a setting; did you mean WARMQ_OPENAI_API_KEY?",
+        ".env: WARMQ_QUEU is not a setting; did you mean WARMQ_QUEUE?",
         ".env: WARMQ_CONFIG is read from the environment only; set it there",
-        "warmq.toml: WARMQ_MODEL is no setting; did you mean model?",
-        "warmq.toml: leases is no setting; did you mean lease_s?",
-        "warmq.toml: [redis] is a section, and there are none; write its keys above all sections",
+        "warmq.toml: WARMQ_MODEL is not a setting; did you mean model?",
+        "warmq.toml: leases is not a setting; did you mean lease_s?",
+        "warmq.toml: [redis] is a section, which is not allowed; write its keys above all sections",
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_name_that_is_like_no_setting_is_refused_by_a_worker_and_may_be_an_eng
 ) -> None:
     monkeypatch.setenv("WARMQ_XYZ", "1")
     load(Settings)
-    assert refusal("worker").startswith("WARMQ_XYZ is no setting of warmq, whose settings docs/")
+    assert refusal("worker").startswith("WARMQ_XYZ is not a setting of warmq; see docs/")
 
 
 def test_a_variable_without_a_value_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_what_kubernetes_tells_about_services_stops_nobody(monkeypatch: pytest.M
 
 def test_a_port_that_a_person_sets_is_no_link_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMQ_REDIS_PORT", "6379")
-    assert "WARMQ_REDIS_PORT is no setting; did you mean WARMQ_REDIS_URL?" in refusal("producer")
+    assert "WARMQ_REDIS_PORT is not a setting; did you mean WARMQ_REDIS_URL?" in refusal("producer")
 
 
 def test_variables_that_are_read_elsewhere_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_an_engine_of_another_distribution_brings_its_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("WARMQ_MY_ENGINE_URL", "1")
-    assert "no setting" in refusal("worker")
+    assert "not a setting" in refusal("worker")
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""Requests go to servers that speak OpenAI's API: vLLM's own, or any other."""
+"""The openai engine: requests go to servers with OpenAI's API, vLLM's own or any other."""
 
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -10,7 +10,7 @@ from contract.settings import Count, Text
 from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
-#: How a URL ends that is no base.
+#: Endings of URLs that are not base URLs.
 _ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
 
 
@@ -28,7 +28,7 @@ def _path(path: str) -> str:
 
 
 class OpenAISettings(RemoteSettings):
-    """What the openai engine can be told."""
+    """Settings of the openai engine."""
 
     openai_base_urls: Text = Field(
         "", description="openai engine: the servers' base URLs, as http://host:8000/v1,..."
@@ -39,25 +39,24 @@ class OpenAISettings(RemoteSettings):
     openai_concurrency: Count | None = Field(
         None, ge=1, description="openai engine: requests at once per server; default from metrics"
     )
-
     openai_health_path: Annotated[Text, AfterValidator(_path)] = Field(
         "",
         description="openai engine: path of a server's health, as /health/liveliness; default "
-        "/health of vLLM servers, the list of models of others",
+        "/health of vLLM servers, otherwise the list of models",
     )
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:
         if not self.base_urls:
             raise ValueError("WARMQ_OPENAI_BASE_URLS: name a server, e.g. http://127.0.0.1:8000/v1")
-        if not all(map(_is_base_url, self.base_urls)):  # said without it: it may hold a password
+        if not all(map(_is_base_url, self.base_urls)):  # not shown: it may contain a password
             raise ValueError(
                 "WARMQ_OPENAI_BASE_URLS: name http:// or https:// URLs, separated by commas; "
                 "a key belongs into WARMQ_OPENAI_API_KEY"
             )
-        if of_a_task := [url for url in self.base_urls if url.endswith(_ENDPOINTS)]:
+        if endpoints := [url for url in self.base_urls if url.endswith(_ENDPOINTS)]:
             raise ValueError(
-                f"WARMQ_OPENAI_BASE_URLS: {of_a_task[0]} is one endpoint; name the URL before it, "
+                f"WARMQ_OPENAI_BASE_URLS: {endpoints[0]} is one endpoint; name the URL before it, "
                 "which mostly ends in /v1"
             )
         return self
@@ -70,7 +69,7 @@ class OpenAISettings(RemoteSettings):
 
 
 def _is_base_url(url: str) -> bool:
-    """Return whether this is an http:// or https:// URL without credentials."""
+    """Whether this is an http:// or https:// URL without credentials."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -82,7 +81,7 @@ def _is_base_url(url: str) -> bool:
 
 
 def check(settings: OpenAISettings) -> Preflight:
-    """Say which servers are asked; what they serve is known once the worker has started."""
+    """Describe the configured servers; what they serve is known after the start."""
     each = settings.openai_concurrency or "as many as the servers take"
     model = str(settings.model or "the first that they list")
     return described("openai", ", ".join(settings.base_urls), model, each)

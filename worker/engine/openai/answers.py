@@ -1,4 +1,4 @@
-"""Which answers are whole: as many choices as were asked for, each with an end that is one."""
+"""Checks that an answer is whole, and finds the error in a body of status 200."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,36 +14,36 @@ from worker.engine.openai.upstream import Dialect
 
 Json = dict[str, Any]
 
-#: What an answer has at least one of; nothing is known of the other urls' answers.
+#: Fields of which an answer has at least one, by url; other urls are not checked.
 FIELDS = (
     dict.fromkeys(GENERATING, ("choices",))
     | dict.fromkeys(POOLING_TYPES, ("data", "results"))
     | {MESSAGES_URL: ("content",), RESPONSES_URL: ("output",)}
 )
-#: What a response's status is once it is all there is.
+#: Final statuses of a response.
 _ENDED = ("completed", "incomplete")
-#: What servers say in the place of a finish_reason while there is none.
+#: Values of finish_reason before a choice has ended.
 _NO_END = (None, "", "null")
-#: Usage beyond this is no count of tokens.
+#: A larger number is not a count of tokens.
 _MOST = 2**53
 
 
-def lost(what: str = "the answer ends early") -> Unanswered:
+def lost(message: str = "the answer ends early") -> Unanswered:
     """Return the fault of an answer that is not whole."""
-    return Unanswered(Condition.LOST, what, inside=True)
+    return Unanswered(Condition.LOST, message, inside=True)
 
 
 def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
-    """Read an answer that came at once.
+    """Read an answer without a stream.
 
     Raises:
-        Unanswered: it is none, or not whole.
+        Unanswered: it is an error, or not whole.
         ValueError, LookupError, TypeError, AttributeError: it cannot be read.
     """
     try:
         answer = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        if url in POOLING_TYPES:  # a vector with numbers that are none
+        if url in POOLING_TYPES:  # a vector that contains NaN
             raise
         answer = repaired(loads_loosely(raw))
     fields = FIELDS.get(url, ())
@@ -69,10 +69,10 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
 
 
 def _check_form(url: str, place: int, choice: Json) -> None:
-    """Raise unless a choice has what everybody reads of it, and number it if it has no number.
+    """Check for the text or message, and add a missing index.
 
     Raises:
-        LookupError: it has not.
+        LookupError: it has neither.
     """
     if not isinstance(choice.get("index"), int):
         choice["index"] = place
@@ -81,27 +81,13 @@ def _check_form(url: str, place: int, choice: Json) -> None:
         raise LookupError(f"no {name}")
 
 
-def _check_ends(choices: Sequence[Json]) -> None:
-    """Raise unless all choices have ended by an end that is one."""
-    for choice in choices:
-        if error := choice.get("error"):
-            raise fault_of(error)
-    ends = [choice.get("finish_reason") for choice in choices]
-    if "abort" in ends:
-        raise Unanswered(Condition.ENDED, "the server was told to end")
-    if "error" in ends:
-        raise Unanswered(500, "the server ended the answer with finish_reason `error`", inside=True)
-    if any(end in _NO_END for end in ends):
-        raise lost()
-
-
 def check_choices(
     url: str, request: Json, dialect: Dialect, choices: Sequence[Json], *, finished: bool
 ) -> None:
-    """Raise unless there are as many choices as were asked for, and all have ended.
+    """Check that there are as many choices as requested, and that all have ended.
 
-    `finished`: the server has said that there is no more. One that gives fewer twice in a row does
-    not know `n`, or lists of prompts: nobody pays for a third time.
+    `finished`: the server has ended the answer. If it gives fewer choices twice in a row, it does
+    not support `n`, or lists of prompts: the request fails instead of costing a third time.
 
     Raises:
         Unanswered: with the server's words if a choice has an error.
@@ -109,28 +95,41 @@ def check_choices(
     _check_ends(choices)
     wanted = wanted_choices(url, request)
     if len(choices) >= wanted:
-        dialect.short *= wanted == 1  # where one was asked for, one says nothing
+        dialect.short *= wanted == 1  # one choice proves nothing about several
         return
     if not (choices or finished):
         raise lost()
-    words = f"the answer has {len(choices)} of {wanted} choices"
+    message = f"the answer has {len(choices)} of {wanted} choices"
     if finished and choices:
         dialect.short += 1
         if dialect.short > 1:
             param = "n" if (request.get("n") or 1) > 1 else "prompt"
-            words = f"field {param}: the server does not give as many choices: {words}"
-            raise Unanswered(422, words, inside=True, error={"message": words, "param": param})
-    raise lost(words)
+            message = f"field {param}: the server does not give as many choices: {message}"
+            raise Unanswered(422, message, inside=True, error={"message": message, "param": param})
+    raise lost(message)
+
+
+def _check_ends(choices: Sequence[Json]) -> None:
+    for choice in choices:
+        if error := choice.get("error"):
+            raise fault_of(error)
+    ends = [choice.get("finish_reason") for choice in choices]
+    if "abort" in ends:
+        raise Unanswered(Condition.ENDED, "the server was shut down")
+    if "error" in ends:
+        raise Unanswered(500, "the server ended the answer with finish_reason `error`", inside=True)
+    if any(end in _NO_END for end in ends):
+        raise lost()
 
 
 def wanted_choices(url: str, request: Json) -> int:
-    """Return how many choices were asked for."""
+    """Return the requested number of choices."""
     each = request.get("n") or 1
     return each if url == CHAT_URL else each * _many(request.get("prompt"))
 
 
 def _many(prompt: Any) -> int:
-    """Return how many prompts or inputs these are; 1 for what may be one."""
+    """Return the number of prompts or inputs; 1 for what may be one."""
     if isinstance(prompt, list) and all(map(_is_one, prompt)):
         return len(prompt)
     return 1
@@ -144,7 +143,7 @@ def _is_one(prompt: Any) -> bool:
 
 
 def tidied(answer: Json) -> Json:
-    """Return the answer with a usage that is an object or null, whose tokens are whole or null."""
+    """Make `usage`, if there is one, an object or null, with whole numbers of tokens or null."""
     if "usage" in answer:
         usage = answer["usage"]
         answer["usage"] = _counts(usage) if isinstance(usage, dict) else None
@@ -173,8 +172,8 @@ def _count(value: Any) -> int | None:
 
 # -- errors in the body of a 200, in the server's own words ----------------------------
 
-#: A code or a type in words, without case and underscores, and the status that it stands for. The
-#: first that fits counts.
+#: Parts of an error's code or type, without case and underscores, by the status that they mean.
+#: The first match counts.
 CODES = (
     (429, ("ratelimit", "toomanyrequests", "resourceexhausted", "throttl", "quota")),
     (402, ("insufficientbalance", "insufficientcredit", "insufficientfund", "paymentrequired")),
@@ -186,23 +185,23 @@ CODES = (
     (400, ("invalid", "badrequest", "contextlength", "unprocessable", "validation", "unsupported",
            "contentfilter", "contentpolicy")),
 )  # fmt: skip
-#: The same for messages of errors without such a code. They say much: only what is plain counts.
+#: The same of messages, for errors without a known code; fewer, as messages are free text.
 MESSAGES = (
     (429, ("ratelimit", "toomanyrequests")),
     (402, ("insufficientbalance", "insufficientcredit")),
     (503, ("overloaded", "temporarilyunavailable", "serviceunavailable", "serverbusy")),
     (404, ("unexpectedendpoint",)),  # LM Studio
 )
-#: Where the status or its word stands.
+#: Fields that contain the status or its word.
 _CODES = ("code", "status", "status_code", "type")
-#: What an error has that is not under `error`.
-_TOLD = ("message", "detail", "errors", "msg")
+#: Fields of an error that is not under `error`.
+_ERROR_FIELDS = ("message", "detail", "errors", "msg")
 
 
 def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
-    """Raise what this body or chunk says of an error; `answer`: the fields that an answer has.
+    """Raise the error in this body or chunk; `answer`: the fields of an answer.
 
-    `begun`: something of an answer may have come before it.
+    `begun`: part of an answer may have come before it.
 
     Raises:
         Unanswered: there is an error.
@@ -211,30 +210,30 @@ def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> 
     if not error:
         if any(name in found for name in answer) and found.get("object") != "error":
             return
-        if not any(found.get(name) for name in _TOLD):
+        if not any(found.get(name) for name in _ERROR_FIELDS):
             return
         error = found
     raise fault_of(error, found, begun=begun)
 
 
-def fault_of(error: Any, beside: Json | None = None, *, begun: bool = True) -> Unanswered:
-    """Return an error object or text as the fault that an HTTP error of its status would be.
+def fault_of(error: Any, parent: Json | None = None, *, begun: bool = True) -> Unanswered:
+    """Return an error object or text as the fault of an HTTP error with its status.
 
-    `beside`: what the error is a field of, where its code may stand.
+    `parent`: the object with the error, which may contain its code.
     """
     if not isinstance(error, dict):
-        codes = {name: beside[name] for name in _CODES if name in beside} if beside else {}
-        error = {"message": error, **codes}
+        parent = parent or {}
+        error = {"message": error} | {name: parent[name] for name in _CODES if name in parent}
     message = _message(error)
     return Unanswered(_status(error, message), message, inside=begun, error=error)
 
 
 def _message(error: Json) -> str:
-    told = next((error[name] for name in _TOLD if error.get(name)), error)
-    message = told if isinstance(told, str) else orjson.dumps(told, default=str).decode()
+    text = next((error[name] for name in _ERROR_FIELDS if error.get(name)), error)
+    message = text if isinstance(text, str) else orjson.dumps(text, default=str).decode()
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, dict) else None
-    # OpenRouter says "Provider returned error", and there what the provider said.
+    # OpenRouter's message is "Provider returned error"; the provider's own is in `raw`.
     return f"{message}: {raw}" if isinstance(raw, str) else message
 
 
@@ -243,14 +242,10 @@ def _status(error: Json, message: str) -> int:
     for code in codes:
         if str(code).isdecimal() and 400 <= int(str(code)) <= 599:
             return int(str(code))
-    words = _squeezed(" ".join(code for code in codes if isinstance(code, str)))
-    found = _first(CODES, words) or _first(MESSAGES, _squeezed(message))
-    return found or 500
+    words = " ".join(code for code in codes if isinstance(code, str))
+    return _first(CODES, words) or _first(MESSAGES, message) or 500
 
 
-def _first(table: tuple[tuple[int, tuple[str, ...]], ...], words: str) -> int | None:
-    return next((status for status, parts in table if any(p in words for p in parts)), None)
-
-
-def _squeezed(text: str) -> str:
-    return "".join(filter(str.isalnum, text.lower()))
+def _first(table: tuple[tuple[int, tuple[str, ...]], ...], text: str) -> int | None:
+    squeezed = "".join(filter(str.isalnum, text.lower()))
+    return next((status for status, parts in table if any(p in squeezed for p in parts)), None)

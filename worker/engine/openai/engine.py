@@ -1,9 +1,8 @@
-"""Requests in flight at OpenAI-compatible servers: vLLM's own, or any other.
+"""The openai engine's adapter: requests in flight at servers with OpenAI's API.
 
-A server that is away is no engine that died: its requests go back to the queue, no death is
-counted, and the next engine's `start` waits for a server. What becomes of each fault is a table
-in retries.py; whose fault it is decides a judge for each server (judge.py, trial.py); which server
-gets a request, and when one is away, is worker/engine/remote.
+A server that is down is not an engine that died: its requests go back to the queue, no death is
+counted, and the next engine's `start` waits for a server. retries.py has the action for each fault;
+breaker.py and blame.py decide who is at fault; worker/engine/remote chooses the server.
 """
 
 import asyncio
@@ -20,17 +19,17 @@ from contract.errors import EngineDead
 from contract.openai.body import CHAT_URL, COUNTING, LIMITS, limits_tokens
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
+from worker.engine.openai.blame import Blame, Tries
 from worker.engine.openai.exchange import exchange, prompt_tokens
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import TOO_LONG, Action, Unanswered
-from worker.engine.openai.trial import Trial, Tries
 from worker.engine.openai.upstream import CEILING, Upstream
 from worker.engine.remote import RemoteEngine, ask_once
 from worker.engine.remote.fleet import Health
 
 log = logging.getLogger(__name__)
 
-#: uvicorn closes idle connections after 5 s; a request sent on one just then is lost.
+#: uvicorn closes idle connections after 5 s; a request sent at that moment is lost.
 KEEP_ALIVE_S = 3.0
 CONNECT_S = 10.0
 Json = dict[str, Any]
@@ -46,34 +45,30 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         self._max_model_len = 0
         self._session: aiohttp.ClientSession | None = None
         self._partial: dict[str, Reassembly] = {}
-        self._trial = Trial(self._fleet)
-
-    def build(self) -> None:
-        """Nothing is loaded here."""
+        self._blame = Blame(self._fleet)
 
     async def start(self) -> Capacity:
         """Wait until a server is well.
 
         Raises:
-            SettingsError: no server takes the key, or none serves the model.
+            SettingsError: no server accepts the key, or none serves the model.
             EngineDead: no server became well within WARMQ_REMOTE_WAIT_S.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
         key = settings.openai_api_key.get_secret_value()
         self._session = session = aiohttp.ClientSession(
-            # All that may be in flight, and the questions about health beside it.
+            # All requests in flight, and questions about health.
             connector=aiohttp.TCPConnector(
                 limit=self._slots + 4 * len(settings.base_urls), keepalive_timeout=KEEP_ALIVE_S
             ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # How long an answer takes is not known, only how long it may stand still: the fleet
-            # watches that.
+            # An answer may take any time; the fleet ends those that make no progress.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        told = settings.model, settings.openai_concurrency, settings.openai_health_path
+        options = settings.model, settings.openai_concurrency, settings.openai_health_path
         upstream = await self._fleet.start(
-            [Upstream(url, session, *told) for url in settings.base_urls]
+            [Upstream(url, session, *options) for url in settings.base_urls]
         )
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = _length(served.get("max_model_len"))
@@ -90,17 +85,17 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         )
 
     def last_progress(self) -> float:
-        """Return now while the fleet watches: it ends what stands still, and no engine dies."""
+        """Return now while the fleet watches: it ends stalled requests, and no engine dies."""
         return super().last_progress() if self.dead() else time.monotonic()
 
     async def _close(self) -> None:
-        await self._trial.close()
+        await self._blame.close()
         await super()._close()
         if self._session is not None:
             await self._session.close()
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request at whichever server has room, again elsewhere if that one fails.
+        """Run one request at a free server, and again elsewhere if that fails.
 
         Raises:
             RequestRejected, RequestFailed, EngineDead: by the table of retries.py.
@@ -113,24 +108,24 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             upstream = await self._fleet.take(tries.avoid)
             sent_at = time.monotonic()
             try:
-                self._trial.look(tries)
+                self._blame.judge(tries)
                 named = self._settings.served_model_name is None
                 known = named and body.get("model") in upstream.models
-                sent = body if known else body | {"model": upstream.model}  # the one it serves
+                sent = body if known else body | {"model": upstream.model}
                 answer = await exchange(
                     upstream, request.url, sent, request_id, self._partial, request.trace
                 )
-                self._trial.answered(upstream, tries, sent_at)
+                self._blame.answered(upstream, tries, sent_at)
                 break
             except Unanswered as fault:
                 if await self._fits_now(upstream, request, body, fault):
                     continue
                 await self._settle(upstream, fault, tries, sent_at)
             finally:
-                upstream.judge.leaves(sent_at)
+                upstream.breaker.left(sent_at)
                 self._fleet.give(upstream)
                 self._partial.pop(request_id, None)
-            await self._trial.pause(tries)
+            await self._blame.pause(tries)
         if (model := request.body.get("model")) and request.url not in COUNTING:
             answer["model"] = model
         return Completion(
@@ -138,28 +133,29 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         )
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
-        """Return what came of a streamed answer; nothing of one that is asked for at once."""
+        """Return the text of a streamed answer so far; nothing of one without a stream."""
         answer = self._partial.get(request_id)
         return answer.texts() if answer is not None else ()
 
     async def _settle(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float
     ) -> None:
-        """Do what the table says; return if the request is to be sent again.
+        """Take the table's action; return if the request is to be sent again.
 
         Raises:
-            RequestRejected: it is the request's own fault.
-            EngineDead: no server is left, or another has died of this request.
+            RequestRejected: the request is at fault.
+            EngineDead: no server is left, or a second one has died of this request.
         """
-        action = self._trial.action(upstream, fault, tries)
+        action = self._blame.action(upstream, fault, tries)
         tries.avoid |= {upstream}
         if action is Action.REJECT:
-            self._trial.answered(upstream, tries, sent_at, fault)
+            self._blame.answered(upstream, tries, sent_at, fault)
             raise fault.rejection()
         if action is Action.PROBE:
-            health = Health.WELL if upstream.judge.resting else await self._fleet.ask(upstream)
+            resting = upstream.breaker.resting
+            health = Health.WELL if resting else await self._fleet.ask(upstream)
             action = fault.after_probe(health)
-        elif action is Action.AWAY:
+        elif action is Action.MOVE:
             self._fleet.down(upstream, fault.message)
         if action is Action.DIED:
             tries.deaths += 1
@@ -167,18 +163,18 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             message = f"{upstream.name}: {fault.message}"
             raise EngineDead(message, inside=action is Action.DIED)
         if upstream.up:
-            self._trial.failed(upstream, fault, tries, sent_at, asked=action is Action.WAIT)
+            self._blame.failed(upstream, fault, tries, sent_at, asked=action is Action.WAIT)
 
     async def _fits_now(
         self, upstream: Upstream, request: EngineRequest, body: Json, fault: Unanswered
     ) -> bool:
-        """If only our default max_tokens was too large, make it what the context leaves."""
+        """If only our default max_tokens was too large, reduce it to what the context leaves."""
         ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
         too_long = fault.rejection().code == TOO_LONG
         if not (ours and too_long and self._max_model_len) or fault.action() is not Action.REJECT:
             return False
         if request.url == CHAT_URL:
-            del body["max_tokens"]  # the server then takes what is left, which is less
+            del body["max_tokens"]  # the server then takes what the context leaves
             return True
         longest = await prompt_tokens(upstream, body | {"model": upstream.model})
         left = self._max_model_len - (longest or self._max_model_len)
@@ -188,8 +184,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 
 
 def _used(usage: Json) -> tuple[int, int]:
-    """Return the tokens of prompt and answer, in OpenAI's older and newer words and Anthropic's,
-    who counts those of the cache apart."""
+    """Return the tokens of prompt and answer, in OpenAI's old and new and Anthropic's fields.
+
+    Anthropic counts the tokens of its cache separately.
+    """
     cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
     asked = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
     written = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
@@ -199,14 +197,14 @@ def _used(usage: Json) -> tuple[int, int]:
 rehearse = partial(ask_once, OpenAIEngine)
 
 
-def _length(told: object) -> int:
-    """Return what a server says of its model's longest sequence, in tokens; 0 for no number."""
+def _length(listed: object) -> int:
+    """Return a server's max_model_len in tokens; 0 if it is not a number."""
     try:
-        length = int(str(told or 0))
+        return max(0, int(str(listed or 0)))
     except ValueError:
         log.warning(
-            "a server tells max_model_len %r, which is no number of tokens: it is ignored", told,
+            "a server lists max_model_len %r, which is not a number of tokens: it is ignored",
+            listed,
             extra={"action": "max_model_len_ignored"},
-        )  # fmt: skip
+        )
         return 0
-    return max(0, length)

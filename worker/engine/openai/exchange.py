@@ -1,8 +1,8 @@
-"""Sends one request to one server over HTTP and reads its answer, or what came instead."""
+"""Sends one request to one server over HTTP, and reads its answer or fault."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
@@ -19,15 +19,15 @@ from worker.engine.remote.fleet import Interrupted
 
 log = logging.getLogger(__name__)
 
-#: vLLM sends a chunk for so many tokens instead of for each: much less work for both sides.
+#: vLLM sends one chunk for so many tokens: much less work for both sides.
 STREAM_INTERVAL = 16
-#: How much of what cannot be read is shown.
+#: Most bytes that are shown of an unreadable response.
 SHOWN = 200
-#: A server that keeps the connection open after [DONE] is waited for so long.
+#: How long a connection may stay open after [DONE].
 REST_S = 1.0
-#: How a stream begins: with a comment or a field.
+#: Beginnings of a stream: a comment, or a field.
 _FIELDS = (b":", b"data", b"event", b"id", b"retry", b"error")
-#: What may stand before an answer: spaces that keep a connection alive, and a byte order mark.
+#: Allowed before an answer: spaces that keep a connection alive, and a byte order mark.
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 
 Json = dict[str, Any]
@@ -43,23 +43,30 @@ async def exchange(
 ) -> Json:
     """Send a request and return its whole answer; cancelling closes the connection.
 
-    `url` is the endpoint, as /v1/chat/completions; `body` a checked request without `stream`; vLLM
-    takes its answer's id from `request_id`. `partial` gets the answer in the making, if it is
-    streamed; the caller removes it. `trace` are the headers of a trace that is sampled: a server
-    that traces too continues it. It is sent once, but where the server refuses a field of our own:
-    then again without that.
+    If the server refuses a field of OURS, the request is sent again without it.
+
+    Args:
+        upstream: the server.
+        url: the endpoint, as /v1/chat/completions.
+        body: a checked request without `stream`.
+        request_id: vLLM derives its answer's id from it.
+        partial: gets the answer in progress, if it is streamed; the caller removes it.
+        trace: headers of a sampled trace, for the server to continue.
 
     Raises:
-        Unanswered: whatever else came.
+        Unanswered: for everything else that the server sent.
     """
     dialect = upstream.dialects[url]
     left_out = set(dialect.refused)
+    ours: Json = {"stream": True, "stream_options": {"include_usage": True}}
+    if upstream.vllm:
+        ours["stream_interval"] = STREAM_INTERVAL
     while True:
         whole, sent = Reassembly(url, body, vllm=upstream.vllm), body
         partial.pop(request_id, None)
         if url in GENERATING and streamable(body) and "stream" not in left_out:
             partial[request_id] = whole
-            sent = body | _streaming(upstream.vllm, left_out)
+            sent = body | {name: value for name, value in ours.items() if name not in left_out}
         try:
             answer = await _once(upstream, url, sent, request_id, whole, trace)
         except Unanswered as fault:
@@ -73,13 +80,6 @@ async def exchange(
         return answer
 
 
-def _streaming(vllm: bool, left_out: Collection[str]) -> Json:
-    asked = {"stream": True, "stream_options": {"include_usage": True}}
-    if vllm:
-        asked["stream_interval"] = STREAM_INTERVAL
-    return {name: value for name, value in asked.items() if name not in left_out}
-
-
 async def _once(
     upstream: Upstream,
     url: str,
@@ -88,20 +88,20 @@ async def _once(
     whole: Reassembly,
     trace: Mapping[str, str] | None,
 ) -> Json:
-    # Only a stream tells whether the server took the request in before the connection was lost.
+    # Without a stream, the server may have started before the connection was lost.
     inside = "stream" not in body
     try:
         posting = _post(upstream, url, body, request_id, trace)
         async with upstream.running(), posting as response:
             upstream.progress()
             if not 200 <= response.status < 300:
-                told = (response.headers.get(name) for name in ("Retry-After", "Location"))
-                raise unanswered(response.status, await response.read(), *told)
+                headers = (response.headers.get(name) for name in ("Retry-After", "Location"))
+                raise unanswered(response.status, await response.read(), *headers)
             inside = True
             return await _receive(upstream, url, body, response, whole)
     except Interrupted as error:
         raise Unanswered(Condition.STALLED, str(error), inside=True) from error
-    except TimeoutError as error:  # aiohttp's own: only connecting has a limit
+    except TimeoutError as error:  # aiohttp's: only connecting has a limit
         raise Unanswered(Condition.CONNECT, "no connection in time") from error
     except aiohttp.ClientConnectorError as error:
         raise Unanswered(Condition.CONNECT, str(error)) from error
@@ -122,7 +122,7 @@ def _post(
         headers["X-Request-Id"] = request_id
     of_v1 = url.startswith("/v1/")
     address = upstream.base + url.removeprefix("/v1") if of_v1 else upstream.root + url
-    # Redirects are not followed: nowhere else does the key go.
+    # A redirect would send the key elsewhere.
     return upstream.session.post(
         address, data=orjson.dumps(body), headers=headers, allow_redirects=False
     )
@@ -131,22 +131,20 @@ def _post(
 async def _receive(
     upstream: Upstream, url: str, body: Json, response: aiohttp.ClientResponse, whole: Reassembly
 ) -> Json:
-    """Read an answer: a stream, or JSON at once, whichever it is and whatever was asked for."""
+    """Read an answer, a stream or one JSON object, whichever was requested."""
     content, begun = response.content, b""
     while not begun and (piece := await content.readany()):
-        upstream.progress()  # as any byte: servers send spaces, or comments, while they work
+        upstream.progress()  # servers send spaces or comments while they work
         begun = piece.lstrip(_BLANK)
-    stream = url in GENERATING and begun[:1] not in (b"{", b"[")
-    dialect = upstream.dialects[url]
     try:
-        if stream:
+        if url in GENERATING and begun[:1] not in (b"{", b"["):
             return await _read_stream(upstream, url, body, response, begun, whole)
         pieces = [begun]
         while piece := await content.readany():
             upstream.progress()
             pieces.append(piece)
         begun = b"".join(pieces)
-        return read_whole(url, body, dialect, begun)
+        return read_whole(url, body, upstream.dialects[url], begun)
     except Unreadable as error:
         raise _garbled(error.data) from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -168,7 +166,7 @@ async def _read_stream(
         upstream.progress()
         piece = b"" if events.done else await response.content.readany()
     if events.done:
-        await _rest(response)
+        await _read_rest(response)
     else:
         _close(events, whole)
     if whole.empty and begun and not begun.startswith(_FIELDS):
@@ -192,17 +190,17 @@ def _add(whole: Reassembly, chunks: Iterable[Json]) -> None:
 
 
 def _close(events: Events, whole: Reassembly) -> None:
-    """Read a last line that has no newline; half of one is no more than an early end."""
+    """Read a last line without a newline; half an event is an early end."""
     try:
         _add(whole, events.close())
     except Unreadable as error:
-        words = "" if error.data.startswith(b"{") else f": {error.data[:SHOWN]!r}"
-        raise lost(f"the answer ends early{words}") from error
+        shown = "" if error.data.startswith(b"{") else f": {error.data[:SHOWN]!r}"
+        raise lost(f"the answer ends early{shown}") from error
     whole.odd = events.odd
 
 
-async def _rest(response: aiohttp.ClientResponse) -> None:
-    """Read what comes after [DONE], for the connection's sake: the answer is whole without it."""
+async def _read_rest(response: aiohttp.ClientResponse) -> None:
+    """Read what follows [DONE], so that the connection can be used again."""
     if not response.content.at_eof():
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(REST_S):

@@ -1,7 +1,7 @@
-"""Puts a streamed answer together, equal to the one the server gives without `stream`.
+"""Joins a stream into the answer that the server would give without `stream`.
 
-A stream shows progress, and closing it stops the work in the server. Requests for what streams do
-not carry are sent without one.
+A stream shows progress, and closing it stops the server's work. Requests for what streams do not
+contain are sent without one.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from typing import Any
 from contract.openai.body import CHAT_URL
 from worker.engine.openai.sse import repaired, without_open_end
 
-#: Asked for without a stream. vLLM's streams do not carry (or refuse) what the first five ask for,
-#: and its tool parsers for streams are other code than those for whole answers.
+#: Requested without a stream. vLLM's streams lack (or refuse) what the first five request, and its
+#: tool parsers for streams are different code from those for whole answers.
 UNSTREAMED = frozenset((
     "prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params",
     "routed_experts_prompt_start", "return_token_offsets", "return_assistant_tokens_mask", "tools",
     "return_weight_versions",
 ))  # fmt: skip
 
-#: Fields of vLLM's answers that are null unless asked for, and are left out of its streams.
+#: Fields of vLLM's answers that are null unless requested, and missing in its streams.
 #: tests/unit/worker/engine/openai/test_openai_drift.py compares them with the installed release.
 CHAT = ("service_tier", "system_fingerprint", "prompt_logprobs", "prompt_token_ids", "prompt_text",
         "kv_transfer_params", "ec_transfer_params", "metrics")  # fmt: skip
@@ -33,22 +33,22 @@ COMPLETION_CHOICE = ("logprobs", "finish_reason", "stop_reason", "token_ids", "p
                      "prompt_token_ids", "routed_experts")  # fmt: skip
 USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
-#: What a message may have in the place of content, which then is null.
+#: Fields of a message that replace `content`, which then is null.
 INSTEAD = ("tool_calls", "reasoning", "reasoning_content", "refusal", "audio", "function_call")
-#: What comes whole, or as a list of parts, in each delta.
+#: Fields that are whole, or a list, in each delta.
 _NO_PIECES = ("role", "tool_calls")
-#: What every OpenAI server's choices have.
+#: Fields of every server's choices.
 ANY_CHOICE = ("logprobs", "finish_reason")
 
 Json = dict[str, Any]
 
 
 def streamable(body: Json) -> bool:
-    """Whether a stream of this request carries everything its answer has."""
+    """Whether a stream of this request contains its whole answer."""
     asked = (body[name] for name in body.keys() & UNSTREAMED)
-    if any(not (value is None or value is False or value == []) for value in asked):  # 0 is asked
+    if any(not (value is None or value is False or value == []) for value in asked):  # 0 counts
         return False
-    # vLLM streams no logprobs then, but gives them at once.
+    # vLLM streams no logprobs then, but includes them without a stream.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)
 
 
@@ -67,41 +67,27 @@ class Reassembly:
         self._choices: dict[int, Json] = {}
 
     def add(self, chunk: Json) -> None:
-        """Take in one chunk of the stream."""
-        parts = chunk.get("choices") or ()
+        """Add one chunk of the stream."""
+        deltas = chunk.get("choices") or ()
         if not all(chunk.values()):
-            # Nothing takes the place of something: Azure's last chunks have "" for their id.
+            # An empty value replaces nothing: Azure's last chunks have "" as id.
             chunk = {k: value for k, value in chunk.items() if value or k not in self._top}
-        self._top.update(chunk)  # choices too, in whose place `body` has whole ones
-        for place, part in enumerate(parts):
-            index = part.get("index")
+        self._top.update(chunk)  # `body` replaces `choices`
+        for place, delta in enumerate(deltas):
+            index = delta.get("index")
             if not isinstance(index, int):
                 index = place
             choice = self._choices.get(index)
             if choice is None:
                 choice = self._choices[index] = {"index": index}
-            for name, value in part.items():
+            for name, value in delta.items():
                 if not (value or value == 0):
                     if name not in choice:
                         choice[name] = value
                 elif name == "delta":
                     _add_delta(choice, value)
                 elif name != "index":
-                    self._merge(choice, name, value)
-
-    def _merge(self, choice: Json, name: str, value: Any) -> None:
-        held = choice.get(name)
-        if name == "text" and held:
-            held.append(value)
-        elif name == "text":
-            choice[name] = [value]
-        elif name == "logprobs" and isinstance(value, dict) and isinstance(held, dict):
-            for key, entries in value.items():
-                _extend(held, key, entries)
-        elif name == "token_ids":
-            _extend(choice, name, value)
-        elif not (name == "finish_reason" and value == "null"):
-            choice[name] = value
+                    _add_field(choice, name, value)
 
     def texts(self) -> list[str]:
         """Return each choice's text so far, up to the first that has not begun."""
@@ -111,7 +97,7 @@ class Reassembly:
 
     @property
     def choices(self) -> list[Json]:
-        """The choices that began, in the making: their ends and errors are as they will be."""
+        """The unfinished choices; their ends and errors are final."""
         return list(self._choices.values())
 
     @property
@@ -133,13 +119,13 @@ class Reassembly:
 
     def _choice(self, choice: Json) -> Json:
         if not self._chat and not self._ids:
-            choice.pop("prompt_token_ids", None)  # an echo's stream names them unasked
+            choice.pop("prompt_token_ids", None)  # streams include them even if not requested
         nulls = (CHAT_CHOICE if self._chat else COMPLETION_CHOICE) if self._vllm else ANY_CHOICE
         whole = dict.fromkeys(nulls) | choice
         message = _message(choice.get("delta") or {})
         whole.pop("delta", None)
         if not any(value for name, value in message.items() if name != "role"):
-            # Perplexity repeats in `message` what the deltas have said; others say it there alone.
+            # Perplexity repeats all deltas in `message`; some servers send `message` only.
             message |= whole.get("message") or {}
         if "text" in whole or not self._chat:
             whole["text"] = "".join(choice.get("text") or ())
@@ -150,31 +136,46 @@ class Reassembly:
         return whole
 
 
-def _extend(held: Json, name: str, entries: Any) -> None:
-    """Add entries to a list; what is no list takes the place of what was there."""
-    if isinstance(entries, list) and isinstance(held.get(name), list):
-        held[name] += entries
-    elif entries is not None or name not in held:
-        held[name] = entries
+def _add_field(choice: Json, name: str, value: Any) -> None:
+    present = choice.get(name)
+    if name == "text" and present:
+        present.append(value)
+    elif name == "text":
+        choice[name] = [value]
+    elif name == "logprobs" and isinstance(value, dict) and isinstance(present, dict):
+        for key, entries in value.items():
+            _extend(present, key, entries)
+    elif name == "token_ids":
+        _extend(choice, name, value)
+    elif not (name == "finish_reason" and value == "null"):
+        choice[name] = value
+
+
+def _extend(target: Json, name: str, entries: Any) -> None:
+    """Append entries to a list; anything but a list replaces the present value."""
+    if isinstance(entries, list) and isinstance(target.get(name), list):
+        target[name] += entries
+    elif entries is not None or name not in target:
+        target[name] = entries
 
 
 def _add_delta(choice: Json, delta: Json) -> None:
-    held = choice.get("delta")
-    if not held:
-        held = choice["delta"] = {}
+    whole = choice.get("delta")
+    if not whole:
+        whole = choice["delta"] = {}
     for name, value in delta.items():
         if value is None:
             continue
-        if name in held and name not in _NO_PIECES:
-            held[name].append(value)
+        if name in whole and name not in _NO_PIECES:
+            whole[name].append(value)
         elif name == "tool_calls":
-            held.setdefault(name, []).extend(value)
+            whole.setdefault(name, []).extend(value)
         else:
-            held[name] = value if name == "role" else [value]
+            whole[name] = value if name == "role" else [value]
 
 
 def _texts(choice: Json) -> Iterator[str]:
-    """Yield what of a choice is its text, and not how it was thought of."""
+    """Yield the pieces of a choice's text, without its reasoning."""
     for piece in (choice.get("delta") or {}).get("content") or choice.get("text") or ():
         if isinstance(piece, str):
             yield piece
@@ -183,7 +184,7 @@ def _texts(choice: Json) -> Iterator[str]:
 
 
 def _message(delta: Json) -> Json:
-    """Join the pieces; a message that only reasons or calls tools has null for its content."""
+    """Join the pieces; a message with a field of INSTEAD and no content has null as content."""
     whole = {
         name: pieces if name == "role" else (tool_calls if name == "tool_calls" else joined)(pieces)
         for name, pieces in delta.items()
@@ -202,10 +203,10 @@ def _renumber(logprobs: Json | None) -> None:
             offsets[place + 1] = offsets[place] + len(token)
 
 
-# -- joining pieces: however a server cuts its answer, neighbours of a type are one ----
+# -- joining pieces: however a server cuts its answer, neighbours of one type are joined
 
-#: Fields of an object in pieces whose text goes on where the piece before ended. Others (ids,
-#: names, signatures) are said anew or not at all.
+#: Text fields, in which a piece continues the one before. Other fields (ids, names, signatures)
+#: are repeated or absent.
 TEXTS = frozenset(
     ("text", "thinking", "reasoning", "content", "refusal", "summary", "arguments", "input",
      "transcript", "data")
@@ -213,24 +214,25 @@ TEXTS = frozenset(
 
 
 def joined(pieces: list[Any]) -> Any:
-    """Return what the pieces of a message's field are together."""
+    """Join the pieces of a message's field."""
     try:
         return "".join(pieces)
     except TypeError:  # not all are text
-        return _field("text", pieces)
+        return _join_field("text", pieces)
 
 
 def merged(pieces: list[Json]) -> Json:
-    """Return what the pieces of one object are together."""
+    """Join the pieces of one object."""
     names = dict.fromkeys(name for piece in pieces for name in piece)
     return {
-        name: _field(name, [p[name] for p in pieces if p.get(name) is not None]) for name in names
+        name: _join_field(name, [p[name] for p in pieces if p.get(name) is not None])
+        for name in names
     }
 
 
-def _field(name: str, values: list[Any]) -> Any:
+def _join_field(name: str, values: list[Any]) -> Any:
     if any(isinstance(value, list) for value in values):
-        return _parts(values)
+        return _join_lists(values)
     if values and all(isinstance(value, dict) for value in values):
         return merged(values)
     if name in TEXTS and all(isinstance(value, str) for value in values):
@@ -238,8 +240,8 @@ def _field(name: str, values: list[Any]) -> Any:
     return next((value for value in reversed(values) if value), values[-1] if values else None)
 
 
-def _parts(values: list[Any]) -> list[Any]:
-    """Join lists; a text among them is a part as others are."""
+def _join_lists(values: list[Any]) -> list[Any]:
+    """Join lists of content parts; a text among them is a part, too."""
     flat: list[Any] = []
     for value in values:
         if isinstance(value, list):
@@ -254,7 +256,7 @@ def _parts(values: list[Any]) -> list[Any]:
             known = {}
             continue
         facts = {k: v for k, v in part.items() if k not in TEXTS and v is not None}
-        if _goes_on(known, facts):
+        if _continues(known, facts):
             groups[-1].append(part)
             known |= facts
         else:
@@ -263,16 +265,16 @@ def _parts(values: list[Any]) -> list[Any]:
     return [merged(group) if isinstance(group[0], dict) else group[0] for group in groups]
 
 
-def _goes_on(known: Json, facts: Json) -> bool:
-    """Whether a part with these facts goes on with the text of the parts before it."""
+def _continues(known: Json, facts: Json) -> bool:
+    """Whether a part with these other fields continues the text of the parts before it."""
     same_type = isinstance(known.get("type"), str) and known["type"] == facts.get("type")
     return same_type and all(known.get(name, value) == value for name, value in facts.items())
 
 
 def tool_calls(parts: list[Json]) -> list[Json]:
-    """Return the calls; a part belongs to the latest call of its index.
+    """Join the parts of tool calls; a part belongs to the latest call with its index.
 
-    Servers that number nothing, or everything 0, begin another call with another id and a name.
+    Servers that number none, or all 0, begin another call with another id and a name.
     """
     calls: list[tuple[int, list[Json]]] = []
     latest: dict[int, list[Json]] = {}
@@ -281,14 +283,14 @@ def tool_calls(parts: list[Json]) -> list[Json]:
         if not isinstance(index, int):
             index = calls[-1][0] if calls else 0
         pieces = latest.get(index)
-        if pieces is None or _another(pieces[0], part):
+        if pieces is None or _begins_another(pieces[0], part):
             pieces = latest[index] = []
             calls.append((index, pieces))
         pieces.append(part)
     return [_call(pieces) for _, pieces in sorted(calls, key=itemgetter(0))]
 
 
-def _another(first: Json, part: Json) -> bool:
+def _begins_another(first: Json, part: Json) -> bool:
     named = bool((part.get("function") or {}).get("name"))
     return named and bool(part.get("id")) and part["id"] != first.get("id")
 

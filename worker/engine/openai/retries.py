@@ -1,6 +1,6 @@
-"""What is done when a server does not answer a request: one table.
+"""The table of faults: the action for each way in which a server does not answer a request.
 
-docs/reference/engine-openai.md shows the same table; a test compares them.
+docs/reference/engine-openai.md has the same table; a test compares them.
 """
 
 import re
@@ -16,40 +16,40 @@ import orjson
 from contract.errors import RequestRejected
 from worker.engine.remote.fleet import Health
 
-#: A server may ask for more, but is asked again after so long.
+#: Longest Retry-After that is obeyed.
 LONGEST_RETRY_AFTER_S = 600.0
 
-#: The code of a request that does not fit, and what servers without it say.
+#: The code of a request that does not fit, and the words of servers without that code.
 TOO_LONG, TOO_LONG_TEXTS = "context_length_exceeded", ("context length", "max_model_len")
 
 
 class Action(StrEnum):
-    """What is done, in the words of the table."""
+    """The action, in the words of the table."""
 
     REJECT = "rejected: the line's error, with the server's words"
-    WAIT = "the server rests as long as it says, then is asked again; not counted"
-    PROBE = "the server's health is asked, and decides (below)"
-    DOUBT = "sent again; the server rests, or it is counted if others are answered (below)"
-    AWAY = "sent to another server; with none left it goes back to the queue; not counted"
+    WAIT = "the server rests as long as it asks, then gets the request again; not counted"
+    PROBE = "the server's health decides (below)"
+    DOUBT = "sent again; the server rests, or it is counted if the server answers (below)"
+    MOVE = "sent to another server; with none left it goes back to the queue; not counted"
     DIED = "sent to another server once; else back to the queue, and one death is counted"
 
 
 class Condition(StrEnum):
-    """What happened where there is no HTTP status."""
+    """A failure without an HTTP status."""
 
     CONNECT = "no connection"
     LOST = "connection lost, or the answer ends early"
     STALLED = "no step for WARMQ_STALL_TIMEOUT_S"
     GARBLED = "a response that cannot be read"
-    ENDED = "finish_reason `abort`: the server was told to end"
+    ENDED = "finish_reason `abort`: the server was shut down"
 
 
-#: Statuses that a server gives again to the same request, and to no other.
+#: Statuses that a server gives to a bad request only, each time.
 _REFUSALS = (400, 413, 414, 415, 422, 431, 451, 501)
-#: Statuses of an endpoint that is not there; an ingress gives them too.
+#: Statuses of a missing endpoint, also from an ingress.
 MISSING = (404, 405)
-#: What happened, in the words of the table; the HTTP statuses (also those of an error inside an
-#: answer of status 200) and conditions that it stands for; what is done.
+#: Faults in the words of the table; their HTTP statuses (also of an error in an answer of status
+#: 200) and conditions; the action.
 TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     (
         "400, 413, 414, 415, 422, 431, 451, 501, each with an error in words",
@@ -58,7 +58,7 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     ),
     (
         "404, 405 with an error in OpenAI's form, of a url that this server has never answered, "
-        "though it has others",
+        "though it has answered another",
         (),
         Action.REJECT,
     ),
@@ -69,10 +69,10 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
         Action.WAIT,
     ),
     ("503 without Retry-After, 500, 502, 504, other 5xx", (500, 502, 503, 504), Action.PROBE),
-    (Condition.CONNECT, (Condition.CONNECT,), Action.AWAY),
+    (Condition.CONNECT, (Condition.CONNECT,), Action.MOVE),
     (Condition.LOST, (Condition.LOST,), Action.PROBE),
     (Condition.STALLED, (Condition.STALLED,), Action.PROBE),
-    (Condition.ENDED, (Condition.ENDED,), Action.AWAY),
+    (Condition.ENDED, (Condition.ENDED,), Action.MOVE),
     ("any other 404 or 405", MISSING, Action.DOUBT),
     (
         "401, 403, other 4xx; words about the key; redirects; any 4xx as a page",
@@ -81,7 +81,8 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     ),
     ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.DOUBT),
 )
-#: Words by which servers say, under any status, that it is not the request's fault.
+_ACTIONS = {what: action for _, meant, action in TABLE for what in meant}
+#: Words by which servers state, under any status, that the request is not at fault.
 NOT_NOW = re.compile(
     r"rate.?limit|(rate|usage|spend(ing)?|concurrency) limit|too.?many.?(concurrent.?)?requests"
     r"|throttl|quota|over.?(loaded|capacity)|at capacity|server.?(is.?)?busy"
@@ -93,13 +94,13 @@ NOT_NOW = re.compile(
     r"|loading model|model is (currently )?loading",
     re.IGNORECASE,
 )
-#: Words about the key, which no line has.
+#: Words about the key, which is not part of the request.
 KEY = re.compile(
     r"\b(api|access|subscription).?(key|token)|un(authori[sz]ed|authenticated)|authenticat|auth.?error"
     r"|credential|permission|forbidden|deactivated|suspended",
     re.IGNORECASE,
 )
-#: What OpenAI says, as a rate limit, of one request that is larger than the limit.
+#: OpenAI's words, with a rate limit's status, for one request that is larger than the limit.
 TOO_LARGE = "request too large"
 #: Most characters of a page that are shown.
 SHOWN = 200
@@ -109,9 +110,8 @@ SHOWN = 200
 class Unanswered(Exception):
     """A server did not answer one request.
 
-    `what` is the HTTP status or what happened instead; `inside`: the server had begun to answer;
-    `wait_s`: the pause in seconds that it asked for; `error`: the error object of its response,
-    empty unless that has OpenAI's form, or FastAPI's.
+    `what`: the HTTP status or the condition; `inside`: the server had begun to answer; `wait_s`:
+    the pause in seconds that it asked for; `error`: its error object in OpenAI's or FastAPI's form.
     """
 
     what: int | Condition
@@ -121,51 +121,49 @@ class Unanswered(Exception):
     error: dict[str, Any] = field(default_factory=dict)
 
     def action(self) -> Action:
-        """Look up what is done."""
-        limited = self.what != 413 and self._says(NOT_NOW)  # which is of one request's size
+        """Return the table's action."""
+        limited = self.what != 413 and self._matches(NOT_NOW)  # 413 is about one request's size
         if limited or (self.what == 503 and self.wait_s is not None):
             return Action.WAIT
-        for _, meant, action in TABLE:
-            if self.what in meant:
-                refused = action is Action.REJECT
-                return Action.DOUBT if refused and not self.refuses else action
-        return Action.PROBE if isinstance(self.what, int) and self.what >= 500 else Action.DOUBT
+        other = isinstance(self.what, int) and self.what >= 500
+        action = _ACTIONS.get(self.what, Action.PROBE if other else Action.DOUBT)
+        return Action.DOUBT if action is Action.REJECT and not self.refuses else action
 
-    def _says(self, words: re.Pattern[str]) -> bool:
-        """Whether these words say what is wrong; not if it is about a field of the request."""
+    def _matches(self, words: re.Pattern[str]) -> bool:
+        """Whether the error has these words and does not name a field of the request."""
         if not isinstance(self.what, int) or self.param:
             return False
         kinds = " ".join(str(self.error.get(name) or "") for name in ("type", "code"))
         return bool(words.search(kinds) or words.search(self.message[:SHOWN]))
 
     def after_probe(self, health: Health) -> Action:
-        """Return what PROBE comes to.
+        """Return the action that follows PROBE.
 
-        Only a request that was inside (its answer had begun) may have brought a server down,
-        and one that cannot be reached may be well.
+        Only a request whose answer had begun may have killed the server, and a server that is
+        silent may be alive.
         """
-        if health is Health.WELL:  # 503, and well: it has too much to do
+        if health is Health.WELL:  # with 503 it is overloaded
             return Action.WAIT if self.what == 503 else Action.DOUBT
-        return Action.DIED if self.inside and health is not Health.SILENT else Action.AWAY
+        return Action.DIED if self.inside and health is not Health.SILENT else Action.MOVE
 
     @property
     def refuses(self) -> bool:
-        """Whether it is a refusal in words, of this request."""
-        return self.what in _REFUSALS and bool(self.error) and not self._says(KEY)
+        """Whether it refuses this request in words."""
+        return self.what in _REFUSALS and bool(self.error) and not self._matches(KEY)
 
     @property
     def lacks_url(self) -> bool:
-        """Whether it says, as an API does and an ingress does not, that there is no such url."""
+        """Whether an API, not an ingress, states that the url does not exist."""
         return self.what in MISSING and not self.error.keys().isdisjoint(("type", "code"))
 
     @property
     def param(self) -> str | None:
-        """The field that it names; some servers write None for none."""
+        """The field that the error names; some servers write None for none."""
         param = self.error.get("param")
         return str(param) if param and param not in ("None", "null") else None
 
     def rejection(self) -> RequestRejected:
-        """Return the line's error, if this is a refusal."""
+        """Return the line's error, for a refusal."""
         if self.what in MISSING and "model" not in self.message.lower():
             return RequestRejected(
                 f"field url: the server's model does not serve it ({self.message}); send the "
@@ -188,7 +186,7 @@ def unanswered(
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
-        found = shown_page(body)
+        found = page_text(body)
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
         found = found[0]  # Gemini's
     error: dict[str, Any] = {}
@@ -204,15 +202,15 @@ def unanswered(
     if location:
         parts = urlsplit(location)
         message = f"redirects to {parts.hostname or ''}{parts.path}"
-    named = str(status) in message or (error and message)
-    message = message if named else f"status {status}{': ' if message else ''}{message}"
+    if str(status) not in message and not (error and message):
+        message = f"status {status}{': ' if message else ''}{message}"
     if status == 429 and message.lower().startswith(TOO_LARGE):
         status = 413
     return Unanswered(status, message, wait_s=seconds_of(retry_after), error=error)
 
 
-def shown_page(body: bytes) -> str:
-    """Return the beginning of a page or text without its markup, in one line."""
+def page_text(body: bytes) -> str:
+    """Return the beginning of an HTML page or text as one line without markup."""
     text = body[:4000].decode(errors="replace")
     if title := re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL):
         text = title[1]

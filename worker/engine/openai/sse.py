@@ -1,4 +1,4 @@
-"""Server-sent events and JSON as servers write them: bytes in, values out."""
+"""Reads server-sent events, and JSON that is not quite JSON."""
 
 import json
 import math
@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 
 DONE = b"[DONE]"
-#: Longer data is not that.
+#: Longer data is not [DONE].
 _SHORT = 32
 
 
 class Unreadable(ValueError):
-    """An event that is not JSON; `data` is what it says."""
+    """An event that is not JSON; `data` is its content."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -22,11 +22,11 @@ class Unreadable(ValueError):
 
 
 class Events:
-    """One stream: `feed` it bytes in order, then `close` it; both yield an event's value.
+    """One stream: `feed` it bytes in order, then `close` it; both yield each event's value.
 
-    An event whose name is `error`, or that has a field of that name, comes as {"error": value or
-    text}. `done`: [DONE] came, and nothing after it counts; `odd`: a text may have halves of
-    characters (see `loads_loosely`).
+    An event named `error`, or with a field of that name, is {"error": value or text}. `done`:
+    [DONE] came, and nothing after it counts; `odd`: a text may have halves of characters
+    (`loads_loosely`).
     """
 
     def __init__(self) -> None:
@@ -34,24 +34,24 @@ class Events:
         self.odd = False
         self._line: list[bytes] = []
         self._after_cr = False
-        #: Lines of an event that is no JSON yet.
+        #: Data lines of an event that is not yet JSON.
         self._data: list[bytes] = []
         self._is_error = False
-        #: An event has begun that ends with the next empty line.
+        #: The next empty line ends an event.
         self._open = False
 
     def feed(self, piece: bytes) -> Iterator[Any]:
-        """Take in the next bytes.
+        """Read the next bytes.
 
         Raises:
-            Unreadable: an event is no JSON.
+            Unreadable: an event is not JSON.
         """
         for line in self._lines(piece):
             if not line:
                 if self._open:
                     yield from self._ended()
             elif line[:5] == b"data:" and not self._open:
-                # A line that is JSON by itself is an event: some servers leave out the empty one.
+                # A line of JSON is an event: some servers leave out the empty line.
                 data = line[5:]
                 if len(data) < _SHORT and data.strip() == DONE:
                     self.done = True
@@ -61,24 +61,24 @@ class Events:
                 except orjson.JSONDecodeError:
                     yield from self._loose(data)
             else:
-                self._note(line)
+                self._field(line)
 
-    def _note(self, line: bytes) -> None:
-        """Take in a line that is no event by itself."""
+    def _field(self, line: bytes) -> None:
+        """Read a line that is not an event by itself."""
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
         elif name == b"event":
             self._is_error = value.strip() == b"error"
             self._open = self._is_error or bool(self._data)
-        elif name == b"error":  # a field of llama.cpp's own
+        elif name == b"error":  # llama.cpp's own field
             self._is_error = self._open = True
             self._data.append(value)
 
     def _lines(self, piece: bytes) -> list[bytes]:
-        """Return the lines that end in this piece, whichever of the three line ends they have."""
+        """Return the lines that end in this piece, by any of the three line ends."""
         if self._after_cr or b"\r" in piece:
-            if self._after_cr:  # a line ended with the piece before, or ends with this newline
+            if self._after_cr:  # the newline of a CRLF that was cut
                 piece = piece.removeprefix(b"\n")
             self._after_cr = piece.endswith(b"\r")
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -91,10 +91,10 @@ class Events:
         return lines
 
     def close(self) -> Iterator[Any]:
-        """Take in the end, which may be a last line's, too.
+        """Read the end, which also ends the last line.
 
         Raises:
-            Unreadable: the last event is no JSON, or half of it.
+            Unreadable: the last event is not JSON, or cut.
         """
         self._after_cr = False
         yield from self.feed(b"\n\n")
@@ -105,14 +105,14 @@ class Events:
         try:
             value = loads_loosely(data)
         except ValueError:
-            self._data.append(data.removeprefix(b" "))  # it may go on in the next line
+            self._data.append(data.removeprefix(b" "))  # the next line may continue it
             self._open = True
             return
         self.odd = True
         yield value
 
     def _ended(self) -> Iterator[Any]:
-        """Read an event whose lines are no JSON each by itself."""
+        """Read an event of several lines."""
         data, is_error = b"\n".join(self._data), self._is_error
         self._data, self._is_error, self._open = [], False, False
         if not data.strip():
@@ -131,21 +131,20 @@ class Events:
 
 # -- JSON that is not quite JSON -------------------------------------------------------
 
-#: OpenAI's own words for the log probability of a token that is very unlikely.
+#: OpenAI's value for the log probability of a very unlikely token.
 LOWEST_LOGPROB = -9999.0
-#: Halves of characters, but for those that stand for bytes which are no UTF-8 (surrogateescape).
+#: Halves of characters, except those that stand for bytes which are not UTF-8 (surrogateescape).
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _OPEN_END = re.compile("[\ud800-\udfff]+$")
 
 
 def loads_loosely(data: bytes) -> Any:
-    """Return what servers write that is not quite JSON: halves of characters, -Infinity, newlines.
+    """Return JSON that may have halves of characters, -Infinity and raw newlines.
 
-    Called only if orjson refuses it: what is paid for is not thrown away for the way it is
-    written. `repaired` joins the halves of characters.
+    Called only if orjson refuses it: the answer is paid for. `repaired` joins the halves.
 
     Raises:
-        ValueError: it cannot be read this way either.
+        ValueError: it cannot be read.
     """
     text = data.decode(json.detect_encoding(data), "surrogateescape")
     try:
@@ -168,7 +167,7 @@ def _int(text: str) -> float | None:
 
 
 def repaired(value: Any) -> Any:
-    """Return the same without halves of characters: two that belong together are one character."""
+    """Return the value with joined halves of characters, and U+FFFD for single ones."""
     if isinstance(value, str):
         return value if value.isascii() else _repaired(value)
     if isinstance(value, list):
@@ -182,7 +181,7 @@ def repaired(value: Any) -> Any:
 
 
 def without_open_end(text: str) -> str:
-    """Return a text that goes on later, without the character at its end that is not whole yet."""
+    """Return a text that continues later, without an incomplete character at its end."""
     return repaired(_OPEN_END.sub("", text))  # type: ignore[no-any-return]
 
 

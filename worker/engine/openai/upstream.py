@@ -1,8 +1,7 @@
-"""One server with OpenAI's API: how its health and its models are read.
+"""One server with OpenAI's API: its health, its models, its limit, and the form of its streams.
 
-Its limit of requests in flight is a set number, or follows the server's
-own metrics, so that a few requests wait there and no more: no slot idles, no other client is pushed
-back. What its streams are like no setting says: its answers show it (`Dialect`).
+Without a set number, the limit of requests in flight follows the server's own metrics, so that few
+requests wait there: every slot is used, and no other client is displaced.
 """
 
 import asyncio
@@ -13,28 +12,28 @@ import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
 from contract.openai.body import CHAT_URL
-from worker.engine.openai.judge import Judge
+from worker.engine.openai.breaker import Breaker
 from worker.engine.openai.retries import Unanswered, unanswered
 from worker.engine.remote.fleet import Health, Report, Server
 
 log = logging.getLogger(__name__)
 
-#: How long a question about health, models or a prompt's tokens may take.
+#: Timeout of a question about health, models or a prompt's tokens.
 ASK_S = 5.0
 FIRST_LIMIT = 32
-#: What is left of the most that ran at once, each second: half of it after 70 s.
+#: Factor of the peak each second: it halves in 70 s.
 PEAK_FADES = 0.99
 KEY_REFUSED = "refuses the key: WARMQ_OPENAI_API_KEY"
-#: How often servers that are not vLLM's are asked for their health.
+#: Interval of questions about health for servers other than vLLM's.
 RARELY_S = 30.0
-#: Statuses of a server that has no list of models.
+#: Statuses of a server without a list of models.
 NO_LIST = (404, 405, 501)
 #: A url that every server has.
 POSTED = CHAT_URL.removeprefix("/v1")
@@ -42,31 +41,26 @@ POSTED = CHAT_URL.removeprefix("/v1")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What came of a GET."""
+    """The answer to a GET."""
 
     status: int
     body: bytes
     location: str | None
 
-    @classmethod
-    async def of(cls, response: aiohttp.ClientResponse) -> Self:
-        """Read it."""
-        location = response.headers.get("Location")
-        return cls(response.status, await response.read(), location)
-
     @property
-    def words(self) -> str:
-        """What it says."""
+    def error_text(self) -> str:
+        """The server's own words."""
         return unanswered(self.status, self.body, location=self.location).message
 
     @property
-    def told(self) -> str:
-        """Its status, and what it says."""
-        return self.words if str(self.status) in self.words else f"{self.status}: {self.words}"
+    def shown(self) -> str:
+        """Status and words."""
+        text = self.error_text
+        return text if str(self.status) in text else f"{self.status}: {text}"
 
     @property
     def models(self) -> dict[str, dict[str, Any]] | None:
-        """The models that it lists, by name; None if it is no list."""
+        """The listed models, by name; None if it is not a list."""
         try:
             listed = orjson.loads(self.body)["data"] if self.status == 200 else None
             return None if listed is None else {str(model["id"]): model for model in listed}
@@ -75,15 +69,15 @@ class _Answer:
 
 
 class Upstream(Server):
-    """One server: `base` ends in /v1, `root` is where /health and /metrics are.
+    """One server; `base` is its base URL, `root` the URL of its /health and /metrics.
 
-    `models` is what it lists, `model` which of them is asked; `vllm`: it is vLLM's own server;
-    `judge`: whose fault it is if it does not answer.
+    `models`: those that it lists; `model`: the one for requests; `vllm`: it is vLLM's own server;
+    `breaker`: decides on rests.
     """
 
     limit: int
-    away_if_stalled = False
-    #: Servers and models that were well in this process: what is wrong later, no setting mends.
+    down_if_stalled = False
+    #: Servers and models that were well in this process: what fails later, no setting fixes.
     were_well: ClassVar[set[tuple[str, str | None]]] = set()
 
     def __init__(
@@ -100,13 +94,13 @@ class Upstream(Server):
         self.models: dict[str, dict[str, Any]] = {}
         self.model = ""
         self.vllm = False
-        #: How it answers, by url.
+        #: The form of its streams, by url.
         self.dialects: defaultdict[str, Dialect] = defaultdict(Dialect)
-        self.judge = Judge(self.name)
+        self.breaker = Breaker(self.name)
         self._wanted = model
         self._health_path = health_path
         self._adaptive = limit is None
-        self._metrics = True
+        self._has_metrics = True
         self._tokens = -1.0
         self._peak = 0.0
         self._ills = self._lowered_from = 0
@@ -114,47 +108,47 @@ class Upstream(Server):
 
     @property
     def trouble(self) -> str:
-        """Why it gets no requests, in the server's own words; '' if nothing is wrong."""
-        return super().trouble or self.judge.says
+        """The reason why it gets no requests, in its own words; '' if nothing is wrong."""
+        return super().trouble or self.breaker.reason
 
     @property
     def opens_at(self) -> float:
-        """Until when it rests."""
-        return max(self.rest_until, self.judge.rest_until)
+        """The end of its rest."""
+        return max(self.rest_until, self.breaker.rest_until)
 
     def free(self, now: float) -> bool:
         """Whether it may get one more request."""
-        return super().free(now) and self.judge.admits(now)
+        return super().free(now) and self.breaker.admits(now)
 
     def sends(self) -> None:
         """Note that it gets a request."""
         super().sends()
-        self.judge.sends()
+        self.breaker.sent()
 
     def unsent(self) -> None:
-        """Note that a request is not sent; while the server rests it was the probe."""
-        self.judge.leaves(math.inf)
+        """Note that its request, which during a rest was the probe, is not sent."""
+        self.breaker.left(math.inf)
 
     def lower_limit(self) -> None:
-        """If its limit was found here, it is lower after each rest."""
+        """Lower the limit at each rest, unless it is a set number."""
         if not self._lowered_from:
             self._lowered_from = self.limit
-            if self._adaptive:  # what is not in flight has not been too much
+            if self._adaptive:  # only what is in flight can have been too much
                 self.limit = min(self.limit, max(1, self.in_flight))
         if self._adaptive:
             self.limit = max(1, int(0.7 * self.limit))
 
-    def ends_rests(self, *, well: bool) -> None:
-        """Let its limit grow again; if the server was `well` all the time, it is as before."""
+    def end_rests(self, *, well: bool) -> None:
+        """Let the limit grow again; restore it if the server was `well` all the time."""
         if well and self._lowered_from:
             self.limit = self._lowered_from
         self._lowered_from = 0
 
     async def ask(self) -> Report:
-        """Ask for its health; if it was away, also for its models.
+        """Ask for its health; if it was down, also for its models.
 
-        vLLM's own /health costs nothing, and is asked every second. With others it may ask every
-        model behind them: their list of models is asked for, or WARMQ_OPENAI_HEALTH_PATH, rarely.
+        vLLM's own /health costs nothing, and is asked every second. Other servers may ask every
+        model behind them, so their list of models, or WARMQ_OPENAI_HEALTH_PATH, is asked rarely.
         """
         try:
             report = await self._ask()
@@ -163,43 +157,42 @@ class Upstream(Server):
             report, self._ills = Report(Health.SILENT, "does not answer"), 0
         except (aiohttp.ClientError, OSError) as error:
             report, self._ills = Report(Health.ILL, f"cannot be reached: {_reason(error)}"), 0
-        if report.health is Health.WELL:
+        well = report.health is Health.WELL
+        if well:
             self.were_well.add((self.base, self._wanted))
-            self._rarely(RARELY_S)
-        elif self._ills:
-            self._rarely(min(2.0 ** (self._ills - 1), RARELY_S))
+        if (well or self._ills) and (self._health_path or not self.vllm):
+            pause_s = RARELY_S if well else min(2.0 ** (self._ills - 1), RARELY_S)
+            self.ask_from = time.monotonic() + pause_s
         if report.health is Health.UNUSABLE and (self.base, self._wanted) in self.were_well:
             return Report(Health.ILL, report.why)
         return report
 
-    def _rarely(self, seconds: float) -> None:
-        if self._health_path or not self.vllm:
-            self.ask_from = time.monotonic() + seconds
-
     async def _ask(self) -> Report:
-        if not self.up and (problem := await self._learn()):
+        if not self.up and (problem := await self._list_models()):
             return problem
         path = self._health_path or ("/health" if self.vllm else "")
         if not path and not self.up:
             return Report(Health.WELL)  # it has just listed its models
         answer = await self._get(self.root + path if path else self.base + "/models")
-        # Of what else may be wrong, its answers to requests tell.
+        # Other problems show in its answers to requests.
         if answer.status >= 500 or (answer.status >= 300 and not self.up):
-            return Report(Health.ILL, f"its health is {answer.told}")
+            return Report(Health.ILL, f"its health is {answer.shown}")
         return Report(Health.WELL)
 
     async def _get(self, url: str) -> _Answer:
-        async with asyncio.timeout(ASK_S), self.session.get(url, allow_redirects=False) as response:
-            return await _Answer.of(response)
+        getting = self.session.get(url, allow_redirects=False)
+        async with asyncio.timeout(ASK_S), getting as response:
+            location = response.headers.get("Location")
+            return _Answer(response.status, await response.read(), location)
 
-    async def _learn(self) -> Report | None:
-        """Read the list of models; return why the server cannot be used yet, or at all.
+    async def _list_models(self) -> Report | None:
+        """Read the list of models; return why the server cannot be used, if it cannot.
 
-        A server without such a list is used if WARMQ_MODEL is set.
+        A server without a list is used if WARMQ_MODEL is set.
         """
         listed = await self._get(self.base + "/models")
         if listed.status in (401, 403):
-            return Report(Health.UNUSABLE, f"{KEY_REFUSED} ({listed.words})")
+            return Report(Health.UNUSABLE, f"{KEY_REFUSED} ({listed.error_text})")
         models = listed.models
         if not self.base.endswith("/v1") and await self._is_under_v1(models is not None):
             return Report(
@@ -208,11 +201,11 @@ class Upstream(Server):
             )
         if models is None and not (self._wanted and listed.status in NO_LIST):
             hint = "" if self._wanted else "; if it has none, set WARMQ_MODEL"
-            return Report(Health.ILL, f"its list of models is {listed.told}{hint}")
+            return Report(Health.ILL, f"its list of models is {listed.shown}{hint}")
         self.models = models or {}
         self.model = self._wanted or next(iter(self.models), "")
         self.vllm = self.models.get(self.model, {}).get("owned_by") == "vllm"
-        self._metrics = True
+        self._has_metrics = True
         if self.model and (not self.models or self.model in self.models):
             return None
         listing = ", ".join(self.models) or "no model"
@@ -222,14 +215,14 @@ class Upstream(Server):
     async def _is_under_v1(self, lists: bool) -> bool:
         """Whether this server has under /v1 what it does not have under the base.
 
-        An empty body is asked for nothing: it is refused where the url is, and 404 elsewhere.
+        An empty body is refused where the url exists, and gets a 404 elsewhere.
         """
         if not lists and (await self._get(self.base + "/v1/models")).models is not None:
             return True
-        here, below = [await self._post_nothing(f"{self.base}{v}{POSTED}") for v in ("", "/v1")]
+        here, below = [await self._refuses_empty(f"{self.base}{v}{POSTED}") for v in ("", "/v1")]
         return not here and below
 
-    async def _post_nothing(self, url: str) -> bool:
+    async def _refuses_empty(self, url: str) -> bool:
         posting = self.session.post(
             url, data=b"{}", headers={"Content-Type": "application/json"}, allow_redirects=False
         )
@@ -237,39 +230,39 @@ class Upstream(Server):
             return response.status in (400, 422)
 
     async def measure(self) -> None:
-        """Read its metrics, and adapt its limit to them unless that is a set number."""
+        """Read its metrics, and adapt the limit unless it is a set number."""
         metrics = None
         try:
-            if self._metrics:
+            if self._has_metrics:
                 page = await self._get(self.root + "/metrics")
                 metrics = read_metrics(page.body) if page.status == 200 else None
-                self._metrics = self.vllm or metrics is not None  # who has none is not asked again
+                self._has_metrics = self.vllm or metrics is not None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             log.debug("metrics of %s: %s", self.name, error)
         if metrics is not None and metrics.tokens != self._tokens:
-            # What is not streamed, or waits behind other clients, is seen to move here only.
+            # The only progress of requests that are not streamed or wait behind other clients.
             self._tokens = metrics.tokens
             self.progress()
         moved, self._moved_at = self.progress_at > self._moved_at, self.progress_at
-        if self._adaptive and moved and not self.judge.resting:
+        if self._adaptive and moved and not self.breaker.resting:
             running = metrics.running if metrics is not None else 0.0
             self._peak = max(running, PEAK_FADES * self._peak)
             self.limit = next_limit(self.limit, self.in_flight, metrics, self._peak)
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong without the address, which stands before it."""
+    """Return the error's text without the address, which is shown before it."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number).lower() if number is not None and number > 0 else str(error)
 
 
-# -- how many requests may be in flight: what its metrics say, and what follows --------
+# -- the limit of requests in flight, from the server's metrics ------------------------
 
-#: Most requests in flight per server where no number is set.
+#: Highest limit per server.
 CEILING = 256
-#: KV cache use above which no more requests are added.
+#: KV cache use above which the limit does not grow.
 KV_FULL = 0.95
-#: EngineShare of its limit a server must be filled to before the limit may grow.
+#: Share of the limit that must be in flight before it may grow.
 FILLED = 0.9
 
 METRIC = re.compile(
@@ -281,10 +274,10 @@ METRIC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a vLLM server says of itself, all its clients and replicas together.
+    """A vLLM server's metrics: the sums over its replicas, all clients included.
 
-    `kv` is the fullest replica's share of its KV cache, `tokens` counts prompt and output
-    tokens since the server's start.
+    `kv`: the fullest replica's share of its KV cache; `tokens`: of prompts and outputs since the
+    server's start.
     """
 
     running: float
@@ -310,17 +303,17 @@ def read_metrics(page: bytes) -> Metrics | None:
 
 
 def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
-    """Return the limit for the next second; `peak` is the most that ran at once of late.
+    """Return the limit for the next second; `peak`: the most requests that ran recently.
 
-    Requests that began together end together. Others must wait there already, or slots stay empty
-    for a round trip. `peak` stands for the number of slots: just after many ended together, few
-    run and many wait. Without metrics the limit grows slowly, and only a rest lowers it.
+    Requests that began together end together; unless more wait there already, slots are empty for
+    a round trip. `peak` replaces the number of slots: just after many have ended, few run and
+    many wait. Without metrics the limit grows slowly, and only a rest lowers it.
     """
     if in_flight < FILLED * limit:
-        return limit  # what waits there is not for want of a higher limit
+        return limit  # a higher limit would not send more
     if metrics is None:
         return min(CEILING, limit + 4)
-    excess = int(metrics.running + metrics.waiting - peak - waiting_room(peak))
+    excess = int(metrics.running + metrics.waiting - peak - allowed_to_wait(peak))
     if excess > 0:
         return max(1, min(limit, in_flight) - excess)
     if metrics.waiting == 0 and metrics.kv < KV_FULL:
@@ -328,20 +321,20 @@ def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float)
     return limit
 
 
-def waiting_room(peak: float) -> int:
+def allowed_to_wait(peak: float) -> int:
     """Return how many requests may wait in a server that runs so many at once."""
     return min(64, max(8, int(peak) // 2))
 
 
-# -- what its streams are like, as far as was seen -------------------------------------
+# -- the form of its streams, as observed ----------------------------------------------
 
-#: Fields that no line asks for, and how a server names them that refuses one; where it quotes what
-#: it was sent, as FastAPI's do, a colon follows.
+#: Fields that the worker adds, and their names in a refusal. In a quote of the request, as in
+#: FastAPI's errors, a colon follows.
 OURS = {
     "stream_options": re.compile(r"\bstream_options\b(?!['\"]\s*:)"),
     "stream": re.compile(r"\bstream(ing)?\b(?!['\"]\s*:)", re.IGNORECASE),
 }
-#: A server that ends so many whole streams in a row without [DONE] has left off sending it.
+#: Whole streams in a row without [DONE] after which a server is known not to send it any more.
 MISSED = 2
 #: Statuses of a refused field.
 _REFUSED = (400, 422, 501)
@@ -349,11 +342,11 @@ _REFUSED = (400, 422, 501)
 
 @dataclass(slots=True)
 class Dialect:
-    """What was seen of one server at one url.
+    """Observations of one server at one url.
 
-    `sends_done`: its streams end with [DONE]; `missed`: so many whole ones in a row did not;
-    `streamed`: it has answered with a stream; `refused`: which of OURS it does not take;
-    `short`: so many answers in a row were whole and had fewer choices than were asked for.
+    `sends_done`: its streams end with [DONE]; `missed`: whole streams in a row that did not;
+    `streamed`: it has answered with a stream; `refused`: the fields of OURS that it refuses;
+    `short`: whole answers in a row with fewer choices than requested.
     """
 
     sends_done: bool = False
@@ -363,9 +356,9 @@ class Dialect:
     short: int = 0
 
     def lost(self, *, done: bool, used: bool) -> bool:
-        """Note a stream of ended choices; return whether it was cut all the same.
+        """Note a stream whose choices have ended; return whether its end is missing.
 
-        `done`: it ended with [DONE]; `used`: its usage came. An error may be missing, too.
+        `done`: it ended with [DONE]; `used`: it had a usage. An error may be missing, too.
         """
         self.streamed = True
         if done:
@@ -376,18 +369,18 @@ class Dialect:
         return lost
 
     def learn(self, left_out: set[str]) -> None:
-        """Note that an answer came after these fields were left out.
+        """Note an answer to a request without these fields.
 
-        Where streams were answered before, it is this request that cannot be streamed.
+        If streams were answered before, it is this request that cannot be streamed.
         """
         self.refused |= left_out - {"stream"} if self.streamed else left_out
 
 
 def refused_field(fault: Unanswered, sent: dict[str, object]) -> str | None:
-    """Return which of our own fields a server refuses, if it names one that was sent."""
+    """Return the sent field of OURS that a server refuses by name."""
     if fault.what in _REFUSED:
-        words = f"{fault.message} {fault.error}"
-        for name, naming in OURS.items():
-            if name in sent and naming.search(words):
+        text = f"{fault.message} {fault.error}"
+        for name, pattern in OURS.items():
+            if name in sent and pattern.search(text):
                 return name
     return None

@@ -1,4 +1,4 @@
-"""One fleet of servers for every engine whose model runs on other machines."""
+"""The common part of engines whose model runs on servers."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from worker.settings import WorkerSettings
 
 
 class RemoteSettings(WorkerSettings):
-    """What an engine in front of servers can be told."""
+    """Settings of every remote engine."""
 
     remote_wait_s: Seconds | None = Field(
         None,
         gt=0,
-        description="openai, triton: how long a start waits for a server; default no end",
+        description="openai, triton: how long a start waits for a server; unset: without limit",
     )
 
 
 class RemoteEngine(Generic[S]):
-    """What the engines in front of servers share: questions about health go to the fleet."""
+    """Base of the remote engines: the fleet answers questions about health."""
 
     grace_s = 0.0
 
@@ -36,36 +36,31 @@ class RemoteEngine(Generic[S]):
         self._fleet: Fleet[S] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
 
     def build(self) -> None:
-        """Load what is needed here; blocking, called in the engine's own thread."""
-        raise NotImplementedError
+        """Load what is needed on this machine; blocking, called in the engine's thread."""
 
     async def start(self) -> Capacity:
         """Wait until a server is well."""
         raise NotImplementedError
-
-    def away(self) -> str:
-        """Return the servers that are away, each with its reason; '' if none is."""
-        return self._fleet.away
 
     def waits_for(self) -> str:
         """Return the servers that a start or requests wait for, each with its reason."""
         return f"waits for {self._fleet.troubles}" if self._fleet.troubles else ""
 
     def dead(self) -> bool:
-        """Whether every server is away."""
+        """Whether every server is down."""
         return self._fleet.dead
 
     def last_progress(self) -> float:
-        """Return when a server last made a step; now, if no request is in any."""
+        """Return the time of the latest step; now if no request is in flight."""
         return self._fleet.last_progress()
 
     def on_text(self, call: Callable[[], None]) -> None:
-        """Call this with each step of a server: then it has sent more."""
+        """Call this at each step of a server: it has sent more text."""
         for server in self._fleet.servers:
             server.stepped = call
 
     def kill(self) -> None:
-        """Give up every server; what is in them ends with EngineDead."""
+        """Abandon every server; their requests end with EngineDead."""
         self._fleet.kill()
 
     def shutdown(self) -> None:
@@ -78,7 +73,7 @@ class RemoteEngine(Generic[S]):
 
 
 def described(kind: str, servers: str, model: str, each: object) -> Preflight:
-    """Return what is known of an engine in front of servers before any was asked."""
+    """Return what is known of a remote engine before its servers are asked."""
     return Preflight(
         {
             "platform": f"{kind} servers, nothing runs here",
@@ -92,7 +87,7 @@ def described(kind: str, servers: str, model: str, each: object) -> Preflight:
 def ask_once(
     make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, seen: Preflight
 ) -> None:
-    """Start an engine that waits for nobody, and add to `seen` what its servers say.
+    """Start an engine without waiting, and add its servers' answers to `seen`.
 
     Raises:
         SettingsError: as the start would.
@@ -109,11 +104,10 @@ def ask_once(
     try:
         capacity = asyncio.run(start())
     except EngineDead:
-        problem = f"no server is ready: {engine.away()}"
         remedy = "Start one, or correct its address; a worker that starts now waits for it"
-        seen.found.append(Finding(problem, remedy))
+        seen.found.append(Finding(f"no server is ready: {engine._fleet.down_reasons}", remedy))
         return
     seen.rows["model"] = capacity.model
-    if away := engine.away():
-        remedy = "Requests go to the others until it is"
-        seen.found.append(Finding(f"a server is not ready: {away}", remedy, fatal=False))
+    if down := engine._fleet.down_reasons:
+        remedy = "Start it, or correct its address; until then the other servers get all requests"
+        seen.found.append(Finding(f"a server is not ready: {down}", remedy, fatal=False))

@@ -1,9 +1,9 @@
-"""The servers of a remote engine: which are well, and which gets the next request.
+"""The servers of a remote engine: their health, and which one gets the next request.
 
-A subclass of `Server` speaks a protocol; `Fleet` has all servers of one engine.
+A subclass of `Server` implements a protocol; `Fleet` has all servers of one engine.
 
-A server that is away gets no requests until its health is good again. One that hung may look
-healthy, and rests for REST_S besides, unless its own judge decides. When no server is left,
+A server that is down gets no requests until its health is good again. One that hung may seem
+healthy, so it also rests for REST_S, unless it decides on rests itself. If no server is left,
 requests end with EngineDead: the drain hands them back and starts a new engine, which waits for a
 server.
 """
@@ -25,14 +25,15 @@ from contract.settings import SettingsError
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 1.0
-SAY_EVERY_S = 30.0
+#: Interval of the log lines while a start waits.
+LOG_EVERY_S = 30.0
 REST_S = 60.0
-#: A busy server may answer late; it is away after so many late answers in a row.
+#: Late answers in a row after which a server is down: a busy one may be late.
 MISSES = 3
 
 
 class Health(StrEnum):
-    """What came of asking a server for its health."""
+    """The result of asking a server for its health."""
 
     WELL = "answers, and is well"
     ILL = "answers with an error, or refuses the connection"
@@ -40,33 +41,29 @@ class Health(StrEnum):
     UNUSABLE = "answers, but cannot be used with these settings"
 
 
-def _nobody() -> None:
-    """Take the place of who wants to know of steps."""
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A server's health; `why` says what is wrong, as a log shows it after the server's name."""
+    """A server's health; `why`: the problem, as logged after the server's name."""
 
     health: Health
     why: str = ""
 
 
 class Interrupted(Exception):
-    """A request was ended from here: its server made no step, or was given up."""
+    """This side ended a request: its server made no step, or was abandoned."""
 
 
 class Server:
     """One server. Times are time.monotonic().
 
-    `up`: it may get requests, else `why` says why not; `unusable`: waiting does not help, a setting
-    must change; `limit`: most requests in flight, None for any number; `rest_until`: it gets no
-    requests before, and does not count as well if it is away; `ask_from`: its health is not asked
-    before, unless something went wrong; `progress_at`: its latest step.
+    `up`: it may get requests, otherwise `why` has the reason; `unusable`: only another setting
+    helps; `limit`: most requests in flight, None for no limit; `rest_until`: it gets no requests
+    before, and does not come up; `ask_from`: its health is not asked before, unless something went
+    wrong; `progress_at`: its latest step; `stepped`: called at each step.
     """
 
-    #: Whether one that makes no step while requests run in it counts as away.
-    away_if_stalled = True
+    #: Whether a server that makes no step while it runs requests is down.
+    down_if_stalled = True
 
     def __init__(self, name: str, limit: int | None = None) -> None:
         self.name = name
@@ -79,24 +76,23 @@ class Server:
         self.rest_until = 0.0
         self.ask_from = 0.0
         self.progress_at = time.monotonic()
+        self.stepped: Callable[[], None] = lambda: None
         self._running: set[asyncio.Timeout] = set()
         self._interrupted = ""
-        #: Called with each step it makes.
-        self.stepped: Callable[[], None] = _nobody
 
     async def ask(self) -> Report:
-        """Ask the server for its health, and if it was away, for what it serves."""
+        """Ask the server for its health, and if it was down, for what it serves."""
         raise NotImplementedError
 
     async def measure(self) -> None:
-        """Read what else a server that is well tells of itself; called after every `ask`."""
+        """Read a healthy server's metrics; called after every `ask`."""
 
     async def close(self) -> None:
-        """Close the connections that are this server's own."""
+        """Close the server's own connections."""
 
     @property
     def shown(self) -> Any:
-        """What `inspect stats` shows of it."""
+        """Its row in `inspect stats`."""
         if not self.up:
             return self.why
         trouble = {"trouble": self.trouble} if self.trouble else {}
@@ -105,12 +101,12 @@ class Server:
 
     @property
     def trouble(self) -> str:
-        """Why it gets no requests, or fewer than it could; '' if nothing is wrong."""
+        """The reason why it gets no or fewer requests; '' if nothing is wrong."""
         return "" if self.up else self.why
 
     @property
     def opens_at(self) -> float:
-        """Until when it rests."""
+        """The end of its rest."""
         return self.rest_until
 
     def free(self, now: float) -> bool:
@@ -123,20 +119,20 @@ class Server:
         self.in_flight += 1
 
     def unsent(self) -> None:
-        """Note that a request which it was to get is not sent; its place is given back, too."""
+        """Note that its request is not sent after all; `give` follows."""
 
     def progress(self) -> None:
-        """Note that it made a step."""
+        """Note a step."""
         self.progress_at = time.monotonic()
         self.stepped()
 
     def stalled(self, stall_s: float) -> bool:
-        """Whether requests run in it and it made no step for so many seconds."""
+        """Whether it runs requests and has made no step for so many seconds."""
         return bool(self._running) and time.monotonic() - self.progress_at > stall_s
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run one request inside.
+        """Run one request inside the block.
 
         Raises:
             Interrupted: `interrupt` was called.
@@ -156,7 +152,7 @@ class Server:
             self._running.discard(scope)
 
     def interrupt(self, why: str) -> None:
-        """End every request that runs in it."""
+        """End every request that it runs."""
         self._interrupted = why
         for scope in self._running:
             if not scope.expired():
@@ -169,13 +165,13 @@ S = TypeVar("S", bound=Server)
 class Fleet(Generic[S]):
     """All servers of one engine; times are seconds.
 
-    A server that makes no step for `stall_s` while requests run in it hangs; `start` waits `wait_s`
-    for a server, or without end if that is None.
+    A server that makes no step for `stall_s` while it runs requests hangs. `start` waits `wait_s`
+    for a server, with None without limit.
     """
 
     def __init__(self, stall_s: float, wait_s: float | None) -> None:
         self.servers: Sequence[S] = ()
-        #: What `inspect stats` shows of each server, by name.
+        #: Each server's row in `inspect stats`, by name.
         self.shown: dict[str, Any] = {}
         self._stall_s = stall_s
         self._wait_s = math.inf if wait_s is None else wait_s
@@ -186,23 +182,18 @@ class Fleet(Generic[S]):
 
     @property
     def dead(self) -> bool:
-        """Whether no server is left, or one is no longer watched."""
+        """Whether no server is up, or one is no longer watched."""
         return not any(s.up for s in self.servers) or any(w.done() for w in self._watches)
 
     @property
-    def away(self) -> str:
-        """The servers that are away, each with its reason."""
+    def down_reasons(self) -> str:
+        """The servers that are down, each with its reason."""
         return "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)
 
     @property
     def troubles(self) -> str:
-        """The servers that are away or get no requests for a while, each with its reason."""
+        """The servers that are down or rest, each with its reason."""
         return "; ".join(f"{s.name}: {s.trouble}" for s in self.servers if s.trouble)
-
-    @property
-    def reasons(self) -> str:
-        """Why each server that is away is away."""
-        return self.away or "their health is not watched"
 
     async def start(self, servers: Sequence[S]) -> S:
         """Wait until a server is well, then watch all; return one that is well.
@@ -212,22 +203,24 @@ class Fleet(Generic[S]):
             EngineDead: none became well in time.
         """
         self.servers = servers
-        began, said_at = time.monotonic(), -math.inf
+        began, logged_at = time.monotonic(), -math.inf
         while True:
             now = time.monotonic()
             await asyncio.gather(*(self.ask(s) for s in servers if now >= s.ask_from))
             if not self.dead:
                 break
             if all(server.unusable for server in servers):
-                raise SettingsError(f"no server can be used: {self.reasons}")
+                raise SettingsError(f"no server can be used: {self.down_reasons}")
             now = time.monotonic()
             if now - began >= self._wait_s:
                 waited = f"{self._wait_s:g} s (WARMQ_REMOTE_WAIT_S)"
-                raise EngineDead(f"no server is ready after {waited}: {self.reasons}", inside=False)
-            if now - said_at >= SAY_EVERY_S:
-                said_at = now
+                raise EngineDead(
+                    f"no server is ready after {waited}: {self.down_reasons}", inside=False
+                )
+            if now - logged_at >= LOG_EVERY_S:
+                logged_at = now
                 log.warning(
-                    "waiting for a server: %s", self.reasons, extra={"action": "server_wait"}
+                    "waiting for a server: %s", self.down_reasons, extra={"action": "server_wait"}
                 )
             await asyncio.sleep(ASK_EVERY_S)
         self._watches = [asyncio.create_task(self._watch(server)) for server in servers]
@@ -237,21 +230,19 @@ class Fleet(Generic[S]):
         """Stop watching, and close every server."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in (*self._watches, *self._asking.values()):
+        tasks = (*self._watches, *self._asking.values())
+        for task in tasks:
             task.cancel()
-        ends = await asyncio.gather(*self._watches, *self._asking.values(), return_exceptions=True)
-        for end in ends:
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(end, Exception):
                 log.error("a server's watch failed", exc_info=end, extra={"action": "watch_failed"})
         await asyncio.gather(*(server.close() for server in self.servers))
 
     async def take(self, avoid: frozenset[S] = frozenset()) -> S:
-        """Wait for the least busy server that has room; one not in `avoid` if there is any.
-
-        Whoever takes a server gives it back, once for each time.
+        """Wait for the least busy free server, preferably not in `avoid`; `give` it back.
 
         Raises:
-            EngineDead: none is left.
+            EngineDead: no server is left.
         """
         if self.dead:
             raise self._none_left()
@@ -267,26 +258,26 @@ class Fleet(Generic[S]):
             raise
 
     def give(self, server: S) -> None:
-        """Return a place in a server."""
+        """Note that a request has left its server."""
         server.in_flight -= 1
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Give free places to those that wait, first come first served."""
+        """Assign free servers to the waiting requests, first come, first served."""
         now = time.monotonic()
         while self._waiting:
             future, avoid = self._waiting[0]
             if not future.done():
                 free = [server for server in self.servers if server.free(now)]
                 if not free:
-                    self._hand_out_after_pauses(now)
+                    self._hand_out_after_rests(now)
                     return
                 best = min(free, key=lambda s: (s in avoid, s.in_flight / (s.limit or 1)))
                 best.sends()
                 future.set_result(best)
             self._waiting.popleft()
 
-    def _hand_out_after_pauses(self, now: float) -> None:
+    def _hand_out_after_rests(self, now: float) -> None:
         ends = [s.opens_at - now for s in self.servers if s.up and s.opens_at > now]
         if self._timer is not None:
             self._timer.cancel()
@@ -294,12 +285,13 @@ class Fleet(Generic[S]):
             self._timer = asyncio.get_running_loop().call_later(min(ends) + 0.001, self.hand_out)
 
     def _none_left(self) -> EngineDead:
-        return EngineDead(f"no server is left: {self.reasons}", inside=False)
+        reasons = self.down_reasons or "their health is not watched"
+        return EngineDead(f"no server is left: {reasons}", inside=False)
 
     def down(self, server: S, why: str, *, rest_s: float = 0.0, unusable: bool = False) -> None:
-        """Send a server no requests until it rested and its health is good."""
+        """Send a server no requests until it has rested and its health is good."""
         if server.up:
-            log.warning("%s is away: %s", server.name, why, extra={"action": "server_away"})
+            log.warning("%s is down: %s", server.name, why, extra={"action": "server_away"})
         server.up, server.why, server.unusable = False, why, unusable
         server.rest_until = max(server.rest_until, time.monotonic() + rest_s)
         self.shown[server.name] = server.shown
@@ -310,7 +302,7 @@ class Fleet(Generic[S]):
                     future.set_exception(self._none_left())
 
     async def ask(self, server: S) -> Health:
-        """Ask a server for its health; those who ask meanwhile share the answer."""
+        """Ask a server for its health; concurrent callers get the same answer."""
         asking = self._asking.get(server)
         if asking is None or asking.done():
             asking = self._asking[server] = asyncio.create_task(self._ask(server))
@@ -331,7 +323,7 @@ class Fleet(Generic[S]):
         return report.health
 
     async def _watch(self, server: S) -> None:
-        """Ask one server for ever; end what hangs in it."""
+        """Ask one server until cancelled; interrupt its requests if it hangs."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             if time.monotonic() >= server.ask_from:
@@ -348,18 +340,17 @@ class Fleet(Generic[S]):
                     server.in_flight,
                     extra={"action": "server_hung"},
                 )
-                why = f"no step for {self._stall_s:g} s (WARMQ_STALL_TIMEOUT_S)"
-                if server.away_if_stalled:
+                if server.down_if_stalled:
                     self.down(server, "hangs", rest_s=REST_S)
-                server.interrupt(why)
+                server.interrupt(f"no step for {self._stall_s:g} s (WARMQ_STALL_TIMEOUT_S)")
 
     def last_progress(self) -> float:
-        """Return when a server last made a step; now, if no request is in any."""
+        """Return the time of the latest step; now if no request is in flight."""
         busy = [server.progress_at for server in self.servers if server.in_flight]
         return max(busy, default=time.monotonic())
 
     def kill(self) -> None:
-        """Give up every server; what runs in them is interrupted."""
+        """Abandon every server, and interrupt its requests."""
         for server in self.servers:
-            self.down(server, "was given up", rest_s=REST_S)
-            server.interrupt("the server was given up")
+            self.down(server, "was abandoned", rest_s=REST_S)
+            server.interrupt("the server was abandoned")

@@ -1,4 +1,4 @@
-"""Requests go to the vLLM backend of Triton servers."""
+"""The triton engine: requests go to the vLLM backend of Triton servers."""
 
 from typing import Annotated, ClassVar
 
@@ -22,7 +22,7 @@ def _addresses(addresses: str) -> str:
 
 
 class TritonSettings(RemoteSettings):
-    """What the triton engine can be told; `model` has the tokenizer."""
+    """Settings of the triton engine; `model` has the tokenizer."""
 
     needs_model: ClassVar[bool] = True
 
@@ -33,7 +33,7 @@ class TritonSettings(RemoteSettings):
 
 
 def check(settings: TritonSettings) -> Preflight:
-    """Say which servers are asked."""
+    """Describe the configured servers."""
     servers = f"{settings.triton_url}, model {settings.triton_model}"
     return described("triton", servers, str(settings.model), "as many as the servers take")
 

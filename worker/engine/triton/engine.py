@@ -1,8 +1,7 @@
-"""Requests in flight at the vLLM backend of Triton servers.
+"""The triton engine's adapter: requests in flight at the vLLM backend of Triton servers.
 
-A server that goes away takes no request with it: what ran there runs on another, or, where none
-is left, goes back to the queue. No death is counted, for nobody knows why the server went. Which
-server gets a request, and when one is away, is worker/engine/remote.
+If a server fails, its requests run on another, or, with none left, go back to the queue. No death
+is counted, as the cause is unknown. worker/engine/remote chooses the server.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from worker.engine.triton.request import (
     Answer,
     Prompt,
     Prompts,
-    ServerAway,
+    ServerDown,
     ServerRefused,
     check_fields,
     respond,
@@ -38,19 +37,19 @@ from worker.machine.model_folder import TOKENIZERS, judge_model
 if TYPE_CHECKING:
     from worker.engine.triton.server import TritonServer
 
-#: Parameters of config.pbtxt by which `python -m worker.triton` tells the workers what
-#: model.json says: Triton shows that file to nobody.
+#: Parameters of config.pbtxt into which `python -m worker.triton` copies values of model.json,
+#: which Triton does not show to clients.
 SLOTS_PARAMETER, LENGTH_PARAMETER = "WARMQ_MAX_NUM_SEQS", "WARMQ_MAX_MODEL_LEN"
 DEFAULT_SLOTS = 64
-#: A request is not moved for ever from server to server.
+#: Servers that one request is sent to before it fails.
 MOST_SERVERS = 8
-#: What vLLM says of a prompt that does not fit, and the backend of parameters it cannot read.
+#: Texts of vLLM for a prompt that does not fit, and of the backend for unreadable parameters.
 TOO_LONG = ("maximum model length", "maximum context length", "longer than the maximum")
 UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
-#: What the backend writes before the words of its vLLM, which refuses most requests for good; and
-#: what these say where a server that is well may take the same request later.
-VLLM_SAYS = "Error generating stream: "
-PASSES = (
+#: Prefix of the backend before vLLM's own words, which are mostly a refusal; and words of problems
+#: that pass.
+VLLM_PREFIX = "Error generating stream: "
+TEMPORARY = (
     "memory", "timed out", "timeout", "temporarily", "try again", "overload",
     "too many requests", "connection", "internal server error", "cancel",
 )  # fmt: skip
@@ -65,8 +64,8 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         self._max_model_len: int | None = None
         self._prompts: Prompts
         self._connect: Callable[[str, str], TritonServer]
-        # One thread: templating a long prompt must not stop the drain's loop, and tokenizers
-        # are not made for several.
+        # Templating a long prompt must not block the drain's loop, and tokenizers are not
+        # thread-safe.
         self._templating = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
     def build(self) -> None:
@@ -84,18 +83,18 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             ) from error
         except Refused:
             raise
-        except Exception as error:  # a broken file raises whatever transformers meets in it
+        except Exception as error:  # transformers raises anything for a broken file
             raise SettingsError(
-                f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; chats are "
-                "templated here, so name a folder with the model's tokenizer files"
+                f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; the worker "
+                "templates chats, so name a folder with the model's tokenizer files"
             ) from error
 
     async def start(self) -> Capacity:
         """Wait until a server is ready.
 
         Raises:
-            EngineDead: none became so within WARMQ_REMOTE_WAIT_S.
-            SettingsError: what they serve is no vLLM model.
+            EngineDead: none became ready within WARMQ_REMOTE_WAIT_S.
+            SettingsError: they serve another kind of model.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
         addresses = [one.strip() for one in settings.triton_url.split(",") if one.strip()]
@@ -112,10 +111,10 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request on the least busy server; on another if that one goes away.
+        """Run one request on the least busy server, or on another if that one fails.
 
         Raises:
-            RequestRejected, RequestFailed: what the server answered.
+            RequestRejected, RequestFailed: the server answered with an error.
             EngineDead: no server is left.
         """
         if request.url not in GENERATING:
@@ -135,7 +134,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
                 if answer.finish_reason == "error":
                     raise _ended_in_error(parameters)
                 return self._complete(request, request_id, prompt, limit, answer)
-            except ServerAway as error:
+            except ServerDown as error:
                 self._fleet.down(server, str(error))
             except ServerRefused as error:
                 await self._fleet.ask(server)
@@ -143,10 +142,10 @@ class TritonEngine(RemoteEngine["TritonServer"]):
                     raise _refused(str(error)) from error
             finally:
                 self._fleet.give(server)
-        raise RequestFailed(f"{MOST_SERVERS} servers in a row went away while they ran it")
+        raise RequestFailed(f"{MOST_SERVERS} servers in a row went down while they ran it")
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
-        """Return what came of an answer; its last character may still lack bytes."""
+        """Return the answer's text so far, without an incomplete character at its end."""
         pieces = (server.pieces.get(request_id) for server in self._fleet.servers)
         return [b"".join(found).decode(errors="ignore") for found in pieces if found]
 
@@ -163,7 +162,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
     def _complete(
         self, request: EngineRequest, request_id: str, prompt: Prompt, limit: int, answer: Answer
     ) -> Completion:
-        """Add what the backend did not tell: numbers of tokens, and why the answer ended."""
+        """Build the response; count tokens and infer the finish_reason where they are missing."""
         written, asked = answer.completion_tokens, answer.prompt_tokens
         written = len(self._prompts.ids(answer.text)) if written is None else written
         asked = prompt.tokens if asked is None else asked
@@ -173,7 +172,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         return Completion(body, asked, written)
 
     def shutdown(self) -> None:
-        """Close the connections, which cancels what runs in the servers."""
+        """Close the connections, which cancels the servers' requests."""
         self._templating.shutdown(wait=False, cancel_futures=True)
         super().shutdown()
 
@@ -191,22 +190,20 @@ def _refused(message: str) -> Exception:
         return RequestRejected(message, code="context_length_exceeded")
     if UNREADABLE in message:
         return RequestRejected(
-            "the server's vLLM refuses these sampling parameters, and tells why in its log only; "
+            "the server's vLLM refuses these sampling parameters, with the reason in its log only; "
             "leave out those that are newer than its release"
         )
-    _, told, words = message.partition(VLLM_SAYS)
-    words = words.strip()
-    if told and words and not any(one in words.lower() for one in PASSES):
-        return RequestRejected(words)
+    text = message.partition(VLLM_PREFIX)[2].strip()
+    if text and not any(words in text.lower() for words in TEMPORARY):
+        return RequestRejected(text)
     return RequestFailed(message)
 
 
 def _ended_in_error(parameters: dict[str, Any]) -> Exception:
-    """Return the error of an answer that has the finish_reason `error`: vLLM gives it also to what
-    comes of a constraint that no text fulfils."""
+    """Return the error for finish_reason `error`, also given if no text fulfils a constraint."""
     if "structured_outputs" in parameters:
         return RequestRejected(
             "the server's vLLM ended the answer with finish_reason error: it cannot follow the "
-            "schema, regex, choice or grammar; its log says why"
+            "schema, regex, choice or grammar; its log has the reason"
         )
     return RequestFailed("the server's vLLM ended the answer with finish_reason error")

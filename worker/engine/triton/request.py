@@ -1,7 +1,7 @@
-"""What the vLLM backend of Triton can be asked for, and the answer in OpenAI's form.
+"""Translates requests for Triton's vLLM backend, and its answers to OpenAI's form.
 
-The backend takes text and vLLM's SamplingParams. Everything that vLLM's own server does around
-these, chat templates, defaults and length checks, is done here with the model's tokenizer.
+The backend takes text and vLLM's SamplingParams. The rest of vLLM's own server (chat templates,
+defaults, length checks) is done here with the model's tokenizer.
 """
 
 import inspect
@@ -17,19 +17,19 @@ from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
 
-#: Fields that are SamplingParams of the same name in every release the backend sits on.
+#: Fields that are SamplingParams of the same name in every release of the backend.
 PASSED = frozenset(
     "temperature top_p top_k min_p seed stop stop_token_ids include_stop_str_in_output ignore_eos "
     "min_tokens frequency_penalty presence_penalty repetition_penalty bad_words allowed_token_ids "
     "skip_special_tokens spaces_between_special_tokens".split()
 )
-#: Fields that are used here, or that change nothing.
+#: Fields that are used here, or have no effect.
 USED = frozenset(
     "model messages prompt max_tokens max_completion_tokens user session_id add_generation_prompt "
     "continue_final_message documents chat_template_kwargs structured_outputs response_format "
     "include_reasoning parallel_tool_calls".split()
 )
-#: Values that change nothing, as null and false do.
+#: Values without effect, in addition to null and false.
 NEUTRAL = {"n": 1, "tool_choice": "none", "tools": [], "priority": 0, "add_special_tokens": True}
 ELSEWHERE = "leave it out, or serve the model with WARMQ_ENGINE=vllm or openai"
 REMEDIES = {
@@ -37,29 +37,29 @@ REMEDIES = {
     "logit_bias": "use allowed_token_ids or bad_words, or leave it out",
     "tools": "describe them in a message and read the answer's text, or " + ELSEWHERE,
 }
-#: Taken from the model's generation_config.json where a request has none, as vLLM's server does.
+#: Defaults come from the model's generation_config.json, as in vLLM's server.
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The text to send, and how many tokens the server makes of it."""
+    """The text to send, and its number of tokens."""
 
     text: str
     tokens: int
 
 
-class ServerAway(Exception):
-    """The server did not answer to the end; the request may run on another one."""
+class ServerDown(Exception):
+    """The server did not finish its answer; the request may run on another one."""
 
 
 class ServerRefused(Exception):
-    """The server answered a request with this error."""
+    """The server answered with this error."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Text and, where the backend tells, its ending and the numbers of tokens."""
+    """The text and, if the backend has them, finish_reason and numbers of tokens."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -77,7 +77,7 @@ def check_fields(body: dict[str, Any]) -> None:
     """Refuse fields that the backend cannot express.
 
     Raises:
-        RequestRejected: naming the field and what to do instead.
+        RequestRejected: naming the field and the remedy.
     """
     for name, value in body.items():
         if name in PASSED or name in USED or value is None or value is False:
@@ -95,7 +95,7 @@ def sampling(
     default_max_tokens: int,
     max_model_len: int | None,
 ) -> dict[str, Any]:
-    """Return vLLM's SamplingParams as the backend reads them; lengths are in tokens.
+    """Return the SamplingParams for the backend; lengths are in tokens.
 
     Raises:
         RequestRejected: the request does not fit into the context.
@@ -104,16 +104,16 @@ def sampling(
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     params["max_tokens"] = asked or default_max_tokens
     if max_model_len is not None:
-        room = max_model_len - prompt_tokens
-        if room < 1 or (asked and asked > room):
+        left = max_model_len - prompt_tokens
+        if left < 1 or (asked and asked > left):
             raise RequestRejected(
                 f"the model's context length is {max_model_len} tokens; the prompt has "
                 f"{prompt_tokens} and max_tokens is {params['max_tokens']}: shorten one of them",
                 code="context_length_exceeded",
             )
-        params["max_tokens"] = min(params["max_tokens"], room)
+        params["max_tokens"] = min(params["max_tokens"], left)
     if (structure := _structure(body)) is not None:
-        # The backend decodes this value once more: it must be JSON inside the JSON.
+        # The backend decodes this value a second time.
         params["structured_outputs"] = json.dumps(structure)
     return params
 
@@ -138,7 +138,7 @@ class Prompts:
     """Turns bodies into text with the tokenizer of `model`, a folder or a hub name.
 
     Raises:
-        OSError, ValueError: there is no tokenizer (from transformers).
+        OSError, ValueError: from transformers; there is no tokenizer.
     """
 
     def __init__(self, model: str) -> None:
@@ -152,10 +152,10 @@ class Prompts:
         """Return the text to send for a request.
 
         Raises:
-            RequestRejected: it has none that the backend could take.
+            RequestRejected: the backend cannot take it.
         """
         if request.url == CHAT_URL:
-            return self._as_the_server_reads_it(self._chat(request.body))
+            return self._for_server(self._chat(request.body))
         text = request.body["prompt"]
         if isinstance(text, list) and len(text) == 1:
             text = text[0]
@@ -164,7 +164,7 @@ class Prompts:
         return Prompt(text, len(self.ids(text, special=True)))
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the tokens of a text, with the special ones around it if they are wanted."""
+        """Return the token ids of a text, optionally with the special tokens around it."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
@@ -172,7 +172,7 @@ class Prompts:
         options = body.get("chat_template_kwargs") or {}
         if taken := sorted(self._own & options.keys()):
             raise _refuse(f"chat_template_kwargs.{taken[0]}", "leave it out")
-        going_on = bool(body.get("continue_final_message"))
+        continues = bool(body.get("continue_final_message"))
         generate = body.get("add_generation_prompt")
         messages = [_message(n, one) for n, one in enumerate(body["messages"])]
         try:
@@ -180,20 +180,20 @@ class Prompts:
                 messages,
                 documents=body.get("documents"),
                 tokenize=False,
-                continue_final_message=going_on,
-                add_generation_prompt=not going_on if generate is None else generate,
+                continue_final_message=continues,
+                add_generation_prompt=not continues if generate is None else generate,
                 **options,
             )
-        except Exception as error:  # templates are programs of the model's author
+        except Exception as error:  # a template is a program and raises anything
             raise RequestRejected(
                 f"the model's chat template refuses these messages: {error}", field="body.messages"
             ) from error
         return text
 
-    def _as_the_server_reads_it(self, text: str) -> Prompt:
-        """Return the text that yields the chat's own tokens.
+    def _for_server(self, text: str) -> Prompt:
+        """Return the text of which the server makes the chat's own tokens.
 
-        The server adds special tokens to every text; a template has written them already.
+        The server adds special tokens to every text, and the template has already added them.
         """
         wanted = self.ids(text)
         shorter = text.removeprefix(self._tokenizer.bos_token or "")
@@ -222,7 +222,7 @@ def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
 def _generation_defaults(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "generation_config.json").read_text())
-    except (OSError, ValueError):  # none, or a hub name: vLLM's own defaults then
+    except (OSError, ValueError):  # no file, or a hub name: vLLM's defaults apply
         return {}
     return {name: config[name] for name in DEFAULTS if config.get(name) is not None}
 
@@ -233,13 +233,13 @@ def respond(
     """Return the endpoint's JSON; `ending` is finish_reason, prompt and completion tokens."""
     reason, prompt_tokens, completion_tokens = ending
     chat = request.url == CHAT_URL
-    said: Any = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    content: Any = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     return orjson.dumps({
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
         "model": request.body.get("model") or model,
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

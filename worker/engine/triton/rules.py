@@ -1,7 +1,7 @@
-"""What is wrong with a Triton model repository for the vLLM backend, and what to write instead.
+"""Checks a Triton model repository for the vLLM backend.
 
-`1/model.json` goes word for word into vLLM's AsyncEngineArgs, which refuse a name they do not
-know: files from old tutorials end the server with a TypeError. config.pbtxt is Triton's.
+The keys of `1/model.json` are arguments of vLLM's AsyncEngineArgs, which refuses unknown names:
+files from old tutorials end the server with a TypeError. config.pbtxt is Triton's.
 """
 
 import ast
@@ -23,21 +23,21 @@ from worker.machine.finding import Finding
 
 ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
 HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
-#: What config.pbtxt tells the workers of model.json, which Triton shows to nobody.
+#: Parameters of config.pbtxt that repeat an argument of model.json for the workers.
 CONFIG_PARAMETERS = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
 
 SPECULATION = 'Write "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, ...}'
-#: Engine arguments that vLLM had in the tutorials' time, and what to write now.
+#: Engine arguments that vLLM had when the tutorials were written, and their replacements.
 STALE = {
-    "device": "Leave it out: the platform is found by itself",
+    "device": "Leave it out: vLLM finds the platform itself",
     "compiled_model_dir": '"model" names the compiled folder',
     "disable_log_requests": 'Leave it out: "enable_log_requests" is off by default',
     "use_v2_block_manager": "Leave it out: there is one block manager",
-    "num_lookahead_slots": "Leave it out: speculation finds its own",
-    "num_scheduler_steps": "Leave it out: scheduling is asynchronous by itself",
-    "multi_step_stream_outputs": "Leave it out: scheduling is asynchronous by itself",
+    "num_lookahead_slots": "Leave it out: it follows from speculative_config",
+    "num_scheduler_steps": "Leave it out: scheduling is always asynchronous",
+    "multi_step_stream_outputs": "Leave it out: scheduling is always asynchronous",
     "swap_space": 'Leave it out, or write "kv_offloading_size" (GiB)',
-    "preemption_mode": "Leave it out: what is preempted is computed again",
+    "preemption_mode": "Leave it out: preempted requests are recomputed",
     "max_seq_len_to_capture": "Leave it out, or write max_cudagraph_capture_size",
     "max_context_len_to_capture": "Leave it out, or write max_cudagraph_capture_size",
     "cuda_graph_sizes": 'Write "cudagraph_capture_sizes"',
@@ -45,7 +45,7 @@ STALE = {
     "worker_use_ray": 'Write "distributed_executor_backend": "ray"',
     "tokenizer_pool_size": "Leave it out",
     "guided_decoding_backend": 'Write "structured_outputs_config": {"backend": "auto"}',
-    "enable_prompt_adapter": "Leave it out: prompt adapters are gone",
+    "enable_prompt_adapter": "Leave it out: prompt adapters were removed",
     "task": 'Write "runner": "generate"',
     "max_seq_len": 'Write "max_model_len"',
     **dict.fromkeys((
@@ -57,9 +57,9 @@ STALE = {
 
 @cache
 def engine_arguments() -> frozenset[str]:
-    """Return the names AsyncEngineArgs of the installed vLLM take; empty where there is none.
+    """Return the argument names of the installed vLLM's AsyncEngineArgs; empty without vLLM.
 
-    Read from its source: importing vLLM takes seconds, and this needs no engine.
+    They are read from its source, as importing vLLM takes seconds.
     """
     found = find_spec("vllm")
     if found is None or found.origin is None:
@@ -76,7 +76,7 @@ def engine_arguments() -> frozenset[str]:
 
 
 def judge_repository(folder: Path) -> Iterator[Finding]:
-    """Say what is wrong with every model of a repository."""
+    """Yield the problems of every model in a repository."""
     models = sorted(one.parent for one in folder.glob(f"*/{CONFIG_FILE}"))
     if not models:
         yield Finding(
@@ -89,7 +89,7 @@ def judge_repository(folder: Path) -> Iterator[Finding]:
 
 
 def judge_model(folder: Path) -> Iterator[Finding]:
-    """Say what is wrong with one model, `folder` being `<repository>/<name>`."""
+    """Yield the problems of one model; `folder` is `<repository>/<name>`."""
     config = re.sub(r"#.*", "", (folder / CONFIG_FILE).read_text())
     backend = _text(config, "backend")
     if backend != "vllm":
@@ -116,13 +116,13 @@ def judge_model(folder: Path) -> Iterator[Finding]:
         yield from _judge_config(config, arguments, folder.name)
         if _true(arguments.get("enable_lora")) and not (version / LORA_FILE).is_file():
             yield Finding(
-                f"{where}: enable_lora without {LORA_FILE} beside it",
+                f"{where}: enable_lora without {LORA_FILE} in the same folder",
                 f'Write {LORA_FILE}: {{"<name>": "/path/of/the/adapter"}}',
             )
 
 
 def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterator[Finding]:
-    """Say which keys and values of a model.json are stale, unknown or refused."""
+    """Yield the stale, unknown and refused arguments of a model.json."""
     model = arguments.get("model")
     if not isinstance(model, str) or not model:
         yield Finding(f"{where} names no model", '"model": an absolute folder, or a hub name')
@@ -153,7 +153,7 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
 
 
 def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
-    """Judge what tutorials had people write for a compiled folder, which is not on this machine."""
+    """Check values from old tutorials for a compiled folder that is not on this machine."""
     length = arguments.get("max_model_len")
     for name in ("max_num_batched_tokens", "block_size"):
         if name in arguments and arguments[name] == length:
@@ -177,20 +177,22 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
             f"{where}: KIND_GPU is for one GPU, and {devices} are asked for",
             "Write: instance_group [ { count: 1 kind: KIND_MODEL } ]",
         )
-    told = parameters_of(config)
+    parameters = parameters_of(config)
     for parameter, key in CONFIG_PARAMETERS.items():
-        if key in arguments and parameter in told and told[parameter] != str(arguments[key]):
+        if key in arguments and parameters.get(parameter, str(arguments[key])) != str(
+            arguments[key]
+        ):
             yield Finding(
-                f"{where}: {parameter} is {told[parameter]} and model.json says {arguments[key]}",
-                f"Write {arguments[key]} in both: workers see the former, vLLM the latter",
+                f"{where}: {parameter} is {parameters[parameter]}; model.json has {arguments[key]}",
+                f"Write {arguments[key]} in both: workers read the former, vLLM the latter",
             )
-    if SLOTS not in told:
+    if SLOTS not in parameters:
         yield Finding(
-            f"{where} does not tell the workers how many requests run at once",
+            f"{where} has no {SLOTS}, from which workers learn how many requests run at once",
             f"Add: {parameter_line(SLOTS, '<max_num_seqs>')}",
             fatal=False,
         )
-    if _true(told.get(HEALTH)) is False:
+    if not _true(parameters.get(HEALTH)):
         yield Finding(
             f"{where}: a model whose vLLM died stays ready",
             f"Add: {parameter_line(HEALTH, 'true')} and start tritonserver with "

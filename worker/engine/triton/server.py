@@ -1,7 +1,7 @@
 """One Triton server over gRPC: the only file that knows tritonclient.
 
-The model behind it is the vLLM backend's: a decoupled one that takes `text_input`, `stream`,
-`sampling_parameters` and `exclude_input_in_output` and answers with pieces of `text_output`.
+Its model is the vLLM backend's: decoupled, with the inputs `text_input`, `stream`,
+`sampling_parameters` and `exclude_input_in_output`, answering with pieces of `text_output`.
 """
 
 import asyncio
@@ -15,28 +15,28 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from worker.engine.remote.fleet import Health, Interrupted, Report, Server
-from worker.engine.triton.request import Answer, ServerAway, ServerRefused
+from worker.engine.triton.request import Answer, ServerDown, ServerRefused
 
-#: How long a question about health or configuration may take.
+#: Timeout of a question about health or configuration.
 ASK_S = 5.0
-#: Inputs that newer backends have; without them tokens are counted and the ending is inferred here.
+#: Inputs of newer backends; without them tokens are counted here, and finish_reason is inferred.
 EXTRAS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
-#: gRPC would try again after up to two minutes, however often the server is asked.
+#: By default gRPC reconnects after up to two minutes, however often the server is asked.
 CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-#: Texts with which a backend says that its engine is gone; others are about the request.
+#: Texts of a backend whose engine has ended; any other error is about the request.
 ENGINE_GONE = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
         "Request was cancelled", "is not ready", "unloading", "shutting down")  # fmt: skip
 
 
 class TritonServer(Server):
-    """One server; `parameters` are those of its config.pbtxt, `extras` the inputs it has of EXTRAS.
+    """One server; `parameters`: those of its config.pbtxt; `extras`: its inputs of EXTRAS.
 
-    `pieces` holds what came so far of each answer that runs, by request id.
+    `pieces`: the parts of each unfinished answer, by request id.
     """
 
     def __init__(self, address: str, model: str) -> None:
@@ -52,7 +52,7 @@ class TritonServer(Server):
         )
 
     async def ask(self) -> Report:
-        """Ask whether server and model are ready, and if it was away what the model takes."""
+        """Ask whether server and model are ready; if it was down, also for the model's inputs."""
         try:
             if not await self._client.is_model_ready(self.model, client_timeout=ASK_S):
                 return Report(Health.ILL, f"model {self.model!r} is not ready")
@@ -70,30 +70,30 @@ class TritonServer(Server):
             return Report(Health.WELL)
         return Report(
             Health.UNUSABLE,
-            f"{self.model} has the inputs {sorted(names)} and not the vLLM backend's; name a model "
-            "of that backend in WARMQ_TRITON_MODEL",
+            f"{self.model} has the inputs {sorted(names)} instead of the vLLM backend's; name a "
+            "model of that backend in WARMQ_TRITON_MODEL",
         )
 
     async def run(self, prompt: str, parameters: bytes, request_id: str) -> Answer:
         """Run one request; cancelling the task cancels it in the server.
 
         Raises:
-            ServerAway, ServerRefused: it did not end.
+            ServerDown, ServerRefused: there is no whole answer.
         """
         call = self._client.stream_infer(_once(self._request(prompt, parameters, request_id)))
         try:
             async with self.running():
                 return await self._read(call, self.pieces.setdefault(request_id, []))
         except Interrupted as error:
-            raise ServerAway(str(error)) from error
+            raise ServerDown(str(error)) from error
         except grpc.RpcError as error:
             why = error.details() if hasattr(error, "details") else error
-            raise ServerAway(str(why)) from error
+            raise ServerDown(str(why)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise ServerAway("its connection was closed") from None
+            raise ServerDown("its connection was closed") from None
         finally:
             call.cancel()
             self.pieces.pop(request_id, None)
@@ -104,17 +104,17 @@ class TritonServer(Server):
             self.progress()
             if error is not None:
                 ill = any(words in str(error) for words in ENGINE_GONE)
-                raise ServerAway(str(error)) if ill else ServerRefused(str(error))
+                raise ServerDown(str(error)) if ill else ServerRefused(str(error))
             text = result.as_numpy("text_output")
             if text is not None:
                 pieces.append(text[0])
                 self._note(answer, result)
             if result.get_response().parameters["triton_final_response"].bool_param:
-                if answer.finish_reason == "abort":  # its vLLM was told to end and gave this up
-                    raise ServerAway("its engine was told to end")
+                if answer.finish_reason == "abort":
+                    raise ServerDown("its engine was shut down")
                 answer.text = b"".join(pieces).decode(errors="replace")
                 return answer
-        raise ServerAway("it ended a stream before the answer was whole")
+        raise ServerDown("it ended a stream before the end of the answer")
 
     def _note(self, answer: Answer, result: Any) -> None:
         reason, prompt, written = (
@@ -141,7 +141,7 @@ class TritonServer(Server):
         }
 
     async def close(self) -> None:
-        """Close the connection, which cancels what runs."""
+        """Close the connection, which cancels its requests."""
         await self._client.close()
 
 

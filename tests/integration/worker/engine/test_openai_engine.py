@@ -16,8 +16,8 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, RESPONSES_U
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
+from worker.engine.openai.blame import CONTROL_ID
 from worker.engine.openai.engine import OpenAIEngine, rehearse
-from worker.engine.openai.trial import CONTROL_ID
 from worker.engine.simulated.engine import digest
 from worker.engine.spec import Preflight
 
@@ -200,7 +200,7 @@ async def test_a_server_that_says_when_is_left_alone_meanwhile_and_the_request_n
 async def test_a_fault_is_tried_again_and_ends_the_request_the_third_time(fate: str) -> None:
     async with StubServer() as server, engine(server) as running:
         others = start(running, [chat(user="stub:seconds=0.2") for _ in range(8)] * 20)
-        with pytest.raises(RequestFailed, match="3 times, while others are answered"):
+        with pytest.raises(RequestFailed, match="3 times, while other requests were answered"):
             await running.generate(chat(user=f"stub:{fate}"), "bad")
         assert server.came.count("bad") == 3
         await asyncio.gather(*others)

@@ -52,8 +52,12 @@ def test_another_pool_is_refused_with_the_remedy(redis_url: str) -> None:
         ("engine_args", "--dtype 'float32", "WARMQ_ENGINE_ARGS: No closing quotation"),
         ("result_ttl_s", "inf", "WARMQ_RESULT_TTL_S: Input should be a finite number"),
         ("redis_url", "http://localhost", "WARMQ_REDIS_URL"),
-        ("redis_ulr", "redis://h", "WARMQ_REDIS_ULR is no setting; did you mean WARMQ_REDIS_URL?"),
-        ("max_num_seqs", "8", "WARMQ_MAX_NUM_SEQS is no setting of warmq, whose settings docs/"),
+        (
+            "redis_ulr",
+            "redis://h",
+            "WARMQ_REDIS_ULR is not a setting; did you mean WARMQ_REDIS_URL?",
+        ),
+        ("max_num_seqs", "8", "WARMQ_MAX_NUM_SEQS is not a setting of warmq; see docs/"),
     ],
 )
 def test_wrong_settings_end_the_worker_with_the_remedy_and_no_traceback(

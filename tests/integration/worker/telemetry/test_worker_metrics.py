@@ -101,7 +101,7 @@ def test_a_port_that_is_taken_is_told(redis_url: str, tmp_path: Path, port: int)
         assert other.process is not None
         assert other.process.wait(60) != 0
         assert (
-            f"WARMQ_METRICS_PORT: nothing can listen on 0.0.0.0:{port}"
+            f"WARMQ_METRICS_PORT: cannot listen on 0.0.0.0:{port}"
             in (tmp_path / "other.log").read_text()
         )
 

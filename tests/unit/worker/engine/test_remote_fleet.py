@@ -171,7 +171,7 @@ async def test_a_server_that_hangs_loses_its_requests_and_rests_though_it_looks_
 async def test_a_server_whose_judge_decides_is_not_away_when_what_runs_in_it_stalls() -> None:
     fleet: Fleet[FakeServer] = Fleet(stall_s=0.05, wait_s=None)
     server = FakeServer("a")
-    server.away_if_stalled = False
+    server.down_if_stalled = False
     await fleet.start([server])
     with pytest.raises(Interrupted, match=r"no step for 0\.05 s"):
         async with server.running():

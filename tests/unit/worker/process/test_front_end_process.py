@@ -177,7 +177,7 @@ async def test_one_that_works_is_waited_for_as_long_as_it_tells_of_itself(
 async def test_one_that_is_suspended_is_said_to_hang_also_before_its_first_report(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
-    monkeypatch.setattr(front_ends, "LOOK_S", 0.01)
+    monkeypatch.setattr(front_ends, "CHECK_S", 0.01)
     monkeypatch.setattr(front_ends, "SILENT_S", 0.05)
     async with stopped() as process, connected(process) as (one, other, _):
         if started:

@@ -149,7 +149,7 @@ def test_a_slip_of_the_pen_is_met_with_the_nearest_name() -> None:
         (
             {"model": "m", "max_num_seqs": 8},
             'backend: "vllm"\nparameters { key: "WARMQ_MAX_NUM_SEQS" value { string_value: "4" } }',
-            "WARMQ_MAX_NUM_SEQS is 4 and model.json says 8",
+            "WARMQ_MAX_NUM_SEQS is 4; model.json has 8",
         ),
         ({"model": "m", "enable_lora": "true"}, 'backend: "vllm"', "enable_lora without"),
     ],

@@ -17,7 +17,7 @@ from kit.servers.bad_server import BAD
 from kit.servers.simulated_server import Json, Reply, SimulatedServer, answer, page
 
 from contract.settings import SettingsError
-from worker.engine.openai.trial import CONTROL_ID
+from worker.engine.openai.blame import CONTROL_ID
 from worker.engine.openai.upstream import Upstream
 
 LINES, SERVED_FIRST = 3000, 100

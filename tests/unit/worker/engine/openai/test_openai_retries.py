@@ -25,7 +25,7 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
-from worker.engine.openai.upstream import Metrics, next_limit, read_metrics, waiting_room
+from worker.engine.openai.upstream import Metrics, allowed_to_wait, next_limit, read_metrics
 from worker.engine.remote.fleet import Health
 
 PAGE = ROOT / "docs/reference/engine-openai.md"
@@ -39,8 +39,8 @@ PAGE = ROOT / "docs/reference/engine-openai.md"
         (429, Action.WAIT), (408, Action.WAIT), (402, Action.WAIT), (529, Action.WAIT),
         (500, Action.PROBE), (502, Action.PROBE), (503, Action.PROBE), (524, Action.PROBE),
         (302, Action.DOUBT), (307, Action.DOUBT), (200, Action.DOUBT),
-        (Condition.CONNECT, Action.AWAY), (Condition.LOST, Action.PROBE),
-        (Condition.STALLED, Action.PROBE), (Condition.ENDED, Action.AWAY),
+        (Condition.CONNECT, Action.MOVE), (Condition.LOST, Action.PROBE),
+        (Condition.STALLED, Action.PROBE), (Condition.ENDED, Action.MOVE),
         (Condition.GARBLED, Action.DOUBT),
     ],
 )  # fmt: skip
@@ -119,13 +119,13 @@ def test_a_503_that_names_a_time_is_waited_for() -> None:
         (Health.WELL, Condition.LOST, True, Action.DOUBT),
         (Health.WELL, 500, False, Action.DOUBT),
         (Health.WELL, 503, False, Action.WAIT),
-        (Health.ILL, 503, False, Action.AWAY),
+        (Health.ILL, 503, False, Action.MOVE),
         (Health.ILL, 500, True, Action.DIED),
         (Health.ILL, Condition.LOST, True, Action.DIED),
-        (Health.ILL, Condition.LOST, False, Action.AWAY),
-        (Health.SILENT, Condition.LOST, True, Action.AWAY),
+        (Health.ILL, Condition.LOST, False, Action.MOVE),
+        (Health.SILENT, Condition.LOST, True, Action.MOVE),
         (Health.WELL, Condition.STALLED, True, Action.DOUBT),
-        (Health.SILENT, Condition.STALLED, True, Action.AWAY),
+        (Health.SILENT, Condition.STALLED, True, Action.MOVE),
     ],
 )
 def test_only_what_was_inside_a_server_that_is_ill_may_have_brought_it_down(
@@ -322,7 +322,7 @@ def settle(slots: int, rounds: int = 40) -> list[int]:
 def test_the_limit_settles_a_little_above_the_slots(slots: int) -> None:
     limits = settle(slots)
     assert len(set(limits[-5:])) == 1
-    assert slots < limits[-1] <= slots + waiting_room(slots)
+    assert slots < limits[-1] <= slots + allowed_to_wait(slots)
 
 
 def test_a_wave_of_requests_that_begin_together_does_not_lower_the_limit() -> None:

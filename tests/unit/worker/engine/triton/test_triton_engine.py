@@ -19,7 +19,7 @@ from worker.engine.remote.fleet import Health, Report, Server
 from worker.engine.spec import Preflight
 from worker.engine.triton import TritonSettings
 from worker.engine.triton.engine import MOST_SERVERS, TritonEngine, rehearse
-from worker.engine.triton.request import Answer, Prompts, ServerAway, ServerRefused
+from worker.engine.triton.request import Answer, Prompts, ServerDown, ServerRefused
 
 ASKED = EngineRequest(CHAT_URL, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
 
@@ -79,12 +79,12 @@ async def test_a_request_goes_to_the_least_busy_server_that_is_up() -> None:
 
 
 async def test_a_request_whose_server_goes_away_runs_on_another() -> None:
-    servers = [FakeServer(ServerAway("gone")), FakeServer(Answer("x"), busy=1)]
+    servers = [FakeServer(ServerDown("gone")), FakeServer(Answer("x"), busy=1)]
     assert (await answer(engine_over(servers)))["choices"][0]["message"]["content"] == "x"
 
 
 async def test_without_a_server_the_engine_is_dead_and_the_request_is_not_blamed() -> None:
-    engine = engine_over([FakeServer(ServerAway("it went"))])
+    engine = engine_over([FakeServer(ServerDown("it went"))])
     with pytest.raises(EngineDead, match="fake:1: it went") as raised:
         await engine.generate(ASKED, "r1")
     assert raised.value.inside is False
@@ -92,8 +92,8 @@ async def test_without_a_server_the_engine_is_dead_and_the_request_is_not_blamed
 
 
 async def test_a_request_is_not_moved_for_ever() -> None:
-    servers = [FakeServer(ServerAway("gone")) for _ in range(MOST_SERVERS + 1)]
-    with pytest.raises(RequestFailed, match="went away"):
+    servers = [FakeServer(ServerDown("gone")) for _ in range(MOST_SERVERS + 1)]
+    with pytest.raises(RequestFailed, match="went down"):
         await engine_over(servers).generate(ASKED, "r1")
     assert sum(len(one.asked) for one in servers) == MOST_SERVERS
 
