@@ -75,7 +75,7 @@ OTHER_VARIABLES = frozenset(
 TEST_PREFIX = "test_"
 #: Kubernetes sets these for each Service: warmq-redis gives WARMQ_REDIS_SERVICE_HOST.
 SERVICE_LINK = re.compile(r"(.+_)?(service_(host|port(_.+)?)|port_\d+_(tcp|udp|sctp)(_[a-z]+)?)")
-#: Of these names, a person could have set this one; its value tells.
+#: A person could have set this name of a Service link; the value of a link is an address.
 SERVICE_PORT, SERVICE_ADDRESS = re.compile(r"(.+_)?port"), re.compile(r"(tcp|udp|sctp)://")
 #: The least similarity (difflib's ratio) of a name that is suggested.
 SIMILARITY = 0.7

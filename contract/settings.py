@@ -32,11 +32,7 @@ _RESERVED = ("warmq:", "warmq-control", RESULT_PREFIX, "_kombu")
 
 
 def printable(text: str) -> str:
-    """Return the text.
-
-    Raises:
-        ValueError: it has a control character, a line break or a space that is not U+0020.
-    """
+    """Return the text; ValueError for control characters, line breaks and unusual spaces."""
     if not text.isprintable():
         raise ValueError("must have printable characters only, on one line")
     return text
@@ -66,11 +62,7 @@ class SettingsError(WarmqError):
 
 
 def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
-    """Read WARMQ_CONFIG, or warmq.toml if it exists.
-
-    Raises:
-        SettingsError: the file that WARMQ_CONFIG names does not exist, or is not TOML.
-    """
+    """Read WARMQ_CONFIG, or warmq.toml if it exists."""
     named = os.environ.get("WARMQ_CONFIG")
     if named and not os.path.isfile(named):  # noqa: PTH113 - Path's raises for names too long
         raise SettingsError(f"WARMQ_CONFIG: {named!r} is no file; name a TOML file, or unset it")
@@ -81,32 +73,20 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
         raise SettingsError(f"{file} cannot be read as TOML: {error}") from None
 
 
-def _refuse_misspelt(
-    settings_cls: "type[SourcedSettings]",
-    env: object,
-    dotenv: object,
-    toml: TomlConfigSettingsSource,
-) -> None:
-    """Check every name in the three places.
-
-    Raises:
-        SettingsError: naming every name that would be ignored.
-    """
-    known = settings_cls.model_fields.keys() | Settings.model_fields.keys()
-    every = settings_cls.refuses_unknown_names
-
-    def found() -> Iterator[str]:
-        yield from misspelt_variables(_variables(env), known, all_known=every)
-        in_dotenv = _variables(dotenv)
-        for message in misspelt_variables(in_dotenv, known, all_known=every):
-            yield f".env: {message}"
-        if in_dotenv.get("warmq_config"):
-            yield ".env: WARMQ_CONFIG is read from the environment only; set it there"
-        for message in misspelt_keys(toml.toml_data, known, all_known=every):
-            yield f"{toml.toml_file_path}: {message}"
-
-    if lines := [*found()]:
-        raise SettingsError("\n".join(lines))
+def _misspelt(
+    cls: "type[SourcedSettings]", env: object, dotenv: object, toml: TomlConfigSettingsSource
+) -> Iterator[str]:
+    """Yield a message for every name in the three places that would be ignored."""
+    known = cls.model_fields.keys() | Settings.model_fields.keys()
+    every = cls.refuses_unknown_names
+    yield from misspelt_variables(_variables(env), known, all_known=every)
+    in_dotenv = _variables(dotenv)
+    for message in misspelt_variables(in_dotenv, known, all_known=every):
+        yield f".env: {message}"
+    if in_dotenv.get("warmq_config"):
+        yield ".env: WARMQ_CONFIG is read from the environment only; set it there"
+    for message in misspelt_keys(toml.toml_data, known, all_known=every):
+        yield f"{toml.toml_file_path}: {message}"
 
 
 def _variables(source: object) -> Mapping[str, str | None]:
@@ -137,7 +117,9 @@ class SourcedSettings(BaseSettings):
         """Add the TOML file after environment and .env."""
         toml = _toml(settings_cls)
         if cls.checks_names:
-            _refuse_misspelt(cls, env_settings, dotenv_settings, toml)
+            lines = [*_misspelt(cls, env_settings, dotenv_settings, toml)]
+            if lines:
+                raise SettingsError("\n".join(lines))
         return init_settings, env_settings, dotenv_settings, toml
 
 
@@ -209,11 +191,7 @@ def _problem(cls: type[SourcedSettings], problem: Mapping[str, Any]) -> str:
 
 
 def origins(cls: type[SourcedSettings]) -> dict[str, str]:
-    """Return the origin of each given setting: environment, .env or the TOML file.
-
-    Raises:
-        SettingsError: a file cannot be read.
-    """
+    """Return the origin of each given setting: environment, .env or the TOML file."""
     toml = _toml(cls)
     places: tuple[tuple[str, PydanticBaseSettingsSource], ...] = (
         (str(toml.toml_file_path), toml),

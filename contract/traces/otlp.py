@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from pkgutil import resolve_name
 
 from contract.settings import SettingsError
 from contract.traces import Span, SpanContext
@@ -26,37 +27,29 @@ except ImportError as error:
 #: How long the end of the process waits for the collector.
 CLOSE_S = 2.0
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+#: Exporters by protocol.
+PACKAGES = {
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter:OTLPSpanExporter",
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter",
+}
 
 
 def _exporter() -> SpanExporter:
-    """Return the exporter for the configured protocol; it reads all other variables itself.
-
-    Raises:
-        SettingsError: the protocol is unknown, or its package is missing.
-    """
+    """Return the exporter for the configured protocol; it reads all other variables itself."""
     name, protocol = next(
         ((one, os.environ[one]) for one in PROTOCOLS if os.environ.get(one)),
         ("", "http/protobuf"),
     )
+    if protocol not in PACKAGES:
+        raise SettingsError(f"{name} is {protocol!r}; give http/protobuf or grpc")
     try:
-        if protocol == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
-                OTLPSpanExporter as Grpc,
-            )
-
-            return Grpc()
-        if protocol == "http/protobuf":
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-                OTLPSpanExporter as Http,
-            )
-
-            return Http()
+        exporter: type[SpanExporter] = resolve_name(PACKAGES[protocol])
     except ImportError as error:
         raise SettingsError(
             f"WARMQ_TRACES: the exporter for {protocol} is missing ({error}): install it with "
             "pip install 'warmq[traces]'"
         ) from None
-    raise SettingsError(f"{name} is {protocol!r}; give http/protobuf or grpc")
+    return exporter()
 
 
 class OtlpExporter:

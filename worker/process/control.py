@@ -41,7 +41,7 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
 
 
 def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Cancel requests; they have no process that could get the signal."""
+    """Cancel requests; the signal has no process to go to."""
     return revoke(state, task_id)
 
 

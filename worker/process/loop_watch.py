@@ -4,8 +4,8 @@ A blocked loop counts as a death, like an engine's, for the request that the loo
 rest is handed back uncounted, and the process exits with 1, to be restarted by its supervisor.
 The engine's processes end with it.
 
-A call that holds the interpreter's lock blocks this thread, too. Against that there is a kernel
-timer, reset at each check: its signal writes every thread's stack and ends the process without
+A call that keeps the interpreter's lock blocks this thread, too. In that case a kernel timer,
+reset at each check, expires: its signal writes every thread's stack and ends the process without
 Python. It counts the process' CPU time, so a suspended process survives. Nothing is handed back
 then: the leases expire, and SWEEP counts the deaths.
 """

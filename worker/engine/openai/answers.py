@@ -69,11 +69,7 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
 
 
 def _check_form(url: str, place: int, choice: Json) -> None:
-    """Check for the text or message, and add a missing index.
-
-    Raises:
-        LookupError: it has neither.
-    """
+    """Add a missing index; LookupError without text or message."""
     if not isinstance(choice.get("index"), int):
         choice["index"] = place
     name, form = ("message", dict) if url == CHAT_URL else ("text", str)

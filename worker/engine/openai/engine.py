@@ -184,10 +184,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 
 
 def _used(usage: Json) -> tuple[int, int]:
-    """Return the tokens of prompt and answer, in OpenAI's old and new and Anthropic's fields.
-
-    Anthropic counts the tokens of its cache separately.
-    """
+    """Return the tokens of prompt and answer; Anthropic counts those of its cache separately."""
     cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
     asked = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
     written = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
