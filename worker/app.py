@@ -12,7 +12,7 @@ from kombu import Queue
 from contract.settings import Settings, SettingsError, load
 from worker.process.bootstep import CONTROL_QUEUE, EngineStep
 from worker.process.broker import celery_settings
-from worker.process.consumer import Dispatcher, TaskEventsStep
+from worker.process.control import Dispatcher, TaskEventsStep
 from worker.process.program import Program, log_as_json, open_streams, set_option_defaults
 
 open_streams()
@@ -33,7 +33,7 @@ app.events.dispatcher_cls = Dispatcher
 app.conf.update(_redis)
 app.conf.update(
     # Celery's consumer reads no queue, but without this one it would create its own.
-    worker_consumer="worker.process.consumer:ControlConsumer",
+    worker_consumer="worker.process.control:ControlConsumer",
     task_queues=[Queue(CONTROL_QUEUE)],
     task_default_queue=CONTROL_QUEUE,
     # JSON only: a pickled body is code from anybody who can write to Redis.
@@ -68,5 +68,3 @@ app.conf.update(
 )
 app.steps["worker"].add(EngineStep)
 app.steps["consumer"].add(TaskEventsStep)
-
-import worker.process.control  # noqa: E402, F401 - registers the control commands

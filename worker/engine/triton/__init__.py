@@ -10,12 +10,12 @@ from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
 
+def _split(addresses: str) -> list[str]:
+    return [one.strip() for one in addresses.split(",") if one.strip()]
+
+
 def _addresses(addresses: str) -> str:
-    hosts = [
-        one.strip().removeprefix("grpcs://").removeprefix("grpc://")
-        for one in addresses.split(",")
-        if one.strip()
-    ]
+    hosts = [one.removeprefix("grpcs://").removeprefix("grpc://") for one in _split(addresses)]
     if not hosts or not all("/" in host or is_address(host) for host in hosts):
         raise ValueError("must name host:port or grpcs://host:port")
     return addresses
@@ -30,6 +30,11 @@ class TritonSettings(RemoteSettings):
         "127.0.0.1:8001", description="triton: gRPC addresses, separated by commas; grpcs:// is TLS"
     )
     triton_model: Text = Field("vllm_model", description="triton: name of the model it serves")
+
+    @property
+    def addresses(self) -> list[str]:
+        """The servers' gRPC addresses."""
+        return _split(self.triton_url)
 
 
 def check(settings: TritonSettings) -> Preflight:

@@ -97,14 +97,13 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             SettingsError: they serve another kind of model.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
-        addresses = [one.strip() for one in settings.triton_url.split(",") if one.strip()]
         first = await self._fleet.start(
-            [self._connect(address, settings.triton_model) for address in addresses]
+            [self._connect(address, settings.triton_model) for address in settings.addresses]
         )
         slots = _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
         self._max_model_len = _number(first.parameters, LENGTH_PARAMETER)
         return Capacity(
-            max_num_seqs=slots * len(addresses),
+            max_num_seqs=slots * len(settings.addresses),
             max_model_len=self._max_model_len or 0,
             model=settings.triton_model,
             details={"engine": "triton", "servers": self._fleet.shown, "slots_each": slots},
@@ -201,9 +200,9 @@ def _refused(message: str) -> Exception:
 
 def _ended_in_error(parameters: dict[str, Any]) -> Exception:
     """Return the error for finish_reason `error`, also given if no text fulfils a constraint."""
-    if "structured_outputs" in parameters:
-        return RequestRejected(
-            "the server's vLLM ended the answer with finish_reason error: it cannot follow the "
-            "schema, regex, choice or grammar; its log has the reason"
-        )
-    return RequestFailed("the server's vLLM ended the answer with finish_reason error")
+    message = "the server's vLLM ended the answer with finish_reason error"
+    if "structured_outputs" not in parameters:
+        return RequestFailed(message)
+    return RequestRejected(
+        f"{message}: it cannot follow the schema, regex, choice or grammar; its log has the reason"
+    )
