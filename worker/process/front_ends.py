@@ -124,10 +124,9 @@ class FrontEnd:
             if "pause" not in self._answers:
                 return
         if self.report:
-            self.kill_hanging(f"it was asked to pause, and has sent no report for {PAUSE_S:g} s")
+            self._kill_hanging(f"it was asked to pause, and has sent no report for {PAUSE_S:g} s")
 
-    def kill_hanging(self, reason: str) -> None:
-        """Kill the process and log why."""
+    def _kill_hanging(self, reason: str) -> None:
         log.warning(
             "front end %d is killed: %s",
             self.number + 1,
@@ -136,8 +135,8 @@ class FrontEnd:
         )
         self.kill()
 
-    async def hangs(self) -> str:
-        """Return the reason to kill it, once it has been suspended for SILENT_S.
+    async def ended(self) -> None:
+        """Wait until the process has ended; kill it once it has been suspended for SILENT_S.
 
         It reports every second. A process whose loop hangs ends by itself (loop_watch.py) and knows
         the request that caused it; one that is suspended, as by SIGSTOP, cannot do either.
@@ -145,14 +144,17 @@ class FrontEnd:
         silent_s, reports = 0.0, -1
         while True:
             # Counts checks instead of seconds: this process may have been suspended as well.
-            await asyncio.sleep(CHECK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_S):
+                    await self.process.wait()
+                    return
             if reports != self._reports:
                 silent_s, reports = 0.0, self._reports
                 continue
             silent_s += CHECK_S
             if silent_s >= SILENT_S and _is_suspended(self.process.pid):
-                return f"it is suspended, and has sent no report for {silent_s:g} s"
-            if silent_s == WARN_S and self.report:  # else it is still starting
+                self._kill_hanging(f"it is suspended, and has sent no report for {silent_s:g} s")
+            elif silent_s == WARN_S and self.report:  # else it is still starting
                 log.warning(
                     "front end %d has sent no report for %g s: its event loop hangs, or this "
                     "machine is overloaded",
@@ -354,7 +356,7 @@ class FrontEnds(EngineShare):
                     self._running[number] = one
                 if self._stopped_by:
                     one.send(do=self._stopped_by)
-                await _ended_or_killed(one)
+                await one.ended()
         finally:
             with self._moving:
                 ended = self._running.pop(number, None)
@@ -363,20 +365,6 @@ class FrontEnds(EngineShare):
                     if ended.report:
                         self._ended.append(ended.report | NOTHING_HELD)
         return one
-
-
-async def _ended_or_killed(one: FrontEnd) -> None:
-    """Wait until a front end has ended; kill it if it hangs."""
-    ends = asyncio.create_task(one.process.wait())
-    hangs = asyncio.create_task(one.hangs())
-    try:
-        await asyncio.wait({ends, hangs}, return_when=asyncio.FIRST_COMPLETED)
-        if not ends.done():
-            one.kill_hanging(hangs.result())
-        await ends
-    finally:
-        ends.cancel()
-        hangs.cancel()
 
 
 async def _client_aborted(engine: Attachable, client: dict[str, Any]) -> str:

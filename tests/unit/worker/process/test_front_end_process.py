@@ -174,7 +174,7 @@ async def test_one_that_works_is_waited_for_as_long_as_it_tells_of_itself(
 
 
 @pytest.mark.parametrize("started", [True, False])
-async def test_one_that_is_suspended_is_said_to_hang_also_before_its_first_report(
+async def test_one_that_is_suspended_is_killed_also_before_its_first_report(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
     monkeypatch.setattr(front_ends, "CHECK_S", 0.01)
@@ -182,4 +182,5 @@ async def test_one_that_is_suspended_is_said_to_hang_also_before_its_first_repor
     async with stopped() as process, connected(process) as (one, other, _):
         if started:
             other.says(report={"in_flight": 3})
-        assert "suspended" in await asyncio.wait_for(one.hangs(), 20)
+        await asyncio.wait_for(one.ended(), 20)
+        assert process.returncode == -signal.SIGKILL

@@ -12,18 +12,10 @@ import pytest
 from worker.process.front_ends import FrontEnd, FrontEnds
 
 
-class Process:
-    """A process that has ended already."""
-
-    async def wait(self) -> int:
-        return 0
-
-
 class Part:
     """A front end that has told of itself once."""
 
     def __init__(self) -> None:
-        self.process = Process()
         self.report = {
             "in_flight": 3,
             "oldest_s": 2.5,
@@ -32,9 +24,8 @@ class Part:
             "counts": {"completed": 7},
         }
 
-    async def hangs(self) -> str:
-        await asyncio.Event().wait()  # it does not
-        return ""
+    async def ended(self) -> None:
+        """It has ended already."""
 
     def take_events(self) -> list[dict[str, Any]]:
         return [{"uuid": "the last"}]
