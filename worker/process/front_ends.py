@@ -218,11 +218,7 @@ class FrontEnds(EngineShare):
         events.subscribe(Stopping, lambda event: self._stop("stop" if event.within_s else "hurry"))
 
     async def run(self) -> None:
-        """Keep them running until cancelled.
-
-        Raises:
-            FrontEndFailed: one cannot be started.
-        """
+        """Keep them running until cancelled; raise FrontEndFailed if one cannot be started."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()

@@ -80,13 +80,10 @@ def _check_form(url: str, place: int, choice: Json) -> None:
 def check_choices(
     url: str, request: Json, dialect: Dialect, choices: Sequence[Json], *, finished: bool
 ) -> None:
-    """Check that there are as many choices as requested, and that all have ended.
+    """Raise Unanswered unless there are as many choices as requested, and all have ended.
 
     `finished`: the server has ended the answer. If it gives fewer choices twice in a row, it does
     not support `n`, or lists of prompts: the request fails instead of costing a third time.
-
-    Raises:
-        Unanswered: with the server's words if a choice has an error.
     """
     _check_ends(choices)
     wanted = wanted_choices(url, request)
@@ -195,12 +192,9 @@ _ERROR_FIELDS = ("message", "detail", "errors", "msg")
 
 
 def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
-    """Raise the error in this body or chunk; `answer`: the fields of an answer.
+    """Raise the error in this body or chunk, if any; `answer`: the fields of an answer.
 
     `begun`: part of an answer may have come before it.
-
-    Raises:
-        Unanswered: there is an error.
     """
     error = found.get("error")
     if not error:

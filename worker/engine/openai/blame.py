@@ -119,11 +119,7 @@ class Blame:
             self._control(upstream)
 
     async def pause(self, tries: Tries) -> None:
-        """Wait before a request is sent again, and judge its latest failure.
-
-        Raises:
-            RequestRejected, RequestFailed: the request is to blame.
-        """
+        """Wait before a request is sent again, and `judge` its latest failure."""
         if tries.latest is None:
             return
         upstream, _, sent_at, failed_at = tries.latest

@@ -95,11 +95,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             await self._session.close()
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request at a free server, and again elsewhere if that fails.
-
-        Raises:
-            RequestRejected, RequestFailed, EngineDead: by the table of retries.py.
-        """
+        """Run one request at a free server, again elsewhere if that fails (retries.py)."""
         body = dict(request.body)
         tries = Tries(request_id, request.url)
         if not limits_tokens(request.url, body):
@@ -142,9 +138,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     ) -> None:
         """Take the table's action; return if the request is to be sent again.
 
-        Raises:
-            RequestRejected: the request is at fault.
-            EngineDead: no server is left, or a second one has died of this request.
+        It raises EngineDead if no server is left, or a second one has died of this request.
         """
         action = self._blame.action(upstream, fault, tries)
         tries.avoid |= {upstream}

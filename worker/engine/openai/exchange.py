@@ -41,9 +41,10 @@ async def exchange(
     partial: dict[str, Reassembly],
     trace: Mapping[str, str] | None = None,
 ) -> Json:
-    """Send a request and return its whole answer; cancelling closes the connection.
+    """Send a request and return its whole answer, or raise Unanswered.
 
-    If the server refuses a field of OURS, the request is sent again without it.
+    Cancelling closes the connection. If the server refuses a field of OURS, the request is sent
+    again without it.
 
     Args:
         upstream: the server.
@@ -52,9 +53,6 @@ async def exchange(
         request_id: vLLM derives its answer's id from it.
         partial: gets the answer in progress, if it is streamed; the caller removes it.
         trace: headers of a sampled trace, for the server to continue.
-
-    Raises:
-        Unanswered: for everything else that the server sent.
     """
     dialect = upstream.dialects[url]
     left_out = set(dialect.refused)

@@ -41,11 +41,7 @@ class Events:
         self._open = False
 
     def feed(self, piece: bytes) -> Iterator[Any]:
-        """Read the next bytes.
-
-        Raises:
-            Unreadable: an event is not JSON.
-        """
+        """Read the next bytes; raise Unreadable if an event is not JSON."""
         for line in self._lines(piece):
             if not line:
                 if self._open:
@@ -91,11 +87,7 @@ class Events:
         return lines
 
     def close(self) -> Iterator[Any]:
-        """Read the end, which also ends the last line.
-
-        Raises:
-            Unreadable: the last event is not JSON, or cut.
-        """
+        """Read the end; raise Unreadable if the last event is not JSON, or cut."""
         self._after_cr = False
         yield from self.feed(b"\n\n")
 
@@ -141,10 +133,8 @@ _OPEN_END = re.compile("[\ud800-\udfff]+$")
 def loads_loosely(data: bytes) -> Any:
     """Return JSON that may have halves of characters, -Infinity and raw newlines.
 
-    Called only if orjson refuses it: the answer is paid for. `repaired` joins the halves.
-
-    Raises:
-        ValueError: it cannot be read.
+    Called only if orjson refuses it: the answer is paid for. `repaired` joins the halves. It raises
+    ValueError for anything else.
     """
     text = data.decode(json.detect_encoding(data), "surrogateescape")
     try:

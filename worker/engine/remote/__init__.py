@@ -87,11 +87,7 @@ def described(kind: str, servers: str, model: str, each: object) -> Preflight:
 def ask_once(
     make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, seen: Preflight
 ) -> None:
-    """Start an engine without waiting, and add its servers' answers to `seen`.
-
-    Raises:
-        SettingsError: as the start would.
-    """
+    """Start an engine without waiting, and add its servers' answers to `seen`."""
     engine = make(settings.model_copy(update={"remote_wait_s": 0.0}))
 
     async def start() -> Capacity:

@@ -132,11 +132,7 @@ class Server:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run one request inside the block.
-
-        Raises:
-            Interrupted: `interrupt` was called.
-        """
+        """Run one request inside the block; `interrupt` makes it raise Interrupted."""
         scope = asyncio.timeout(None)
         if not self._running:
             self.progress()
@@ -241,8 +237,7 @@ class Fleet(Generic[S]):
     async def take(self, avoid: frozenset[S] = frozenset()) -> S:
         """Wait for the least busy free server, preferably not in `avoid`; `give` it back.
 
-        Raises:
-            EngineDead: no server is left.
+        It raises EngineDead if no server is left.
         """
         if self.dead:
             raise self._none_left()

@@ -74,11 +74,7 @@ def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
 
 
 def check_fields(body: dict[str, Any]) -> None:
-    """Refuse fields that the backend cannot express.
-
-    Raises:
-        RequestRejected: naming the field and the remedy.
-    """
+    """Raise RequestRejected, with the remedy, for a field that the backend cannot express."""
     for name, value in body.items():
         if name in PASSED or name in USED or value is None or value is False:
             continue
@@ -95,11 +91,7 @@ def sampling(
     default_max_tokens: int,
     max_model_len: int | None,
 ) -> dict[str, Any]:
-    """Return the SamplingParams for the backend; lengths are in tokens.
-
-    Raises:
-        RequestRejected: the request does not fit into the context.
-    """
+    """Return the SamplingParams; raise RequestRejected if the request exceeds the context."""
     params = defaults | {k: v for k, v in body.items() if k in PASSED and v is not None}
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     params["max_tokens"] = asked or default_max_tokens
@@ -135,11 +127,7 @@ def _structure(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Prompts:
-    """Turns bodies into text with the tokenizer of `model`, a folder or a hub name.
-
-    Raises:
-        OSError, ValueError: from transformers; there is no tokenizer.
-    """
+    """Turns bodies into text with the tokenizer of `model`, a folder or a hub name."""
 
     def __init__(self, model: str) -> None:
         from transformers import AutoTokenizer
@@ -149,11 +137,7 @@ class Prompts:
         self.defaults = _generation_defaults(Path(model))
 
     def prompt_of(self, request: EngineRequest) -> Prompt:
-        """Return the text to send for a request.
-
-        Raises:
-            RequestRejected: the backend cannot take it.
-        """
+        """Return the text to send; raise RequestRejected if the backend cannot take it."""
         if request.url == CHAT_URL:
             return self._for_server(self._chat(request.body))
         text = request.body["prompt"]

@@ -75,11 +75,7 @@ class TritonServer(Server):
         )
 
     async def run(self, prompt: str, parameters: bytes, request_id: str) -> Answer:
-        """Run one request; cancelling the task cancels it in the server.
-
-        Raises:
-            ServerDown, ServerRefused: there is no whole answer.
-        """
+        """Run one request, or raise ServerDown or ServerRefused; cancelling cancels it there."""
         call = self._client.stream_infer(_once(self._request(prompt, parameters, request_id)))
         try:
             async with self.running():
