@@ -141,27 +141,29 @@ class FrontEnd:
         It reports every second. A process whose loop hangs ends by itself (loop_watch.py) and knows
         the request that caused it; one that is suspended, as by SIGSTOP, cannot do either.
         """
+        # One task for all checks: each call of process.wait would leave a future behind.
+        end = asyncio.create_task(self.process.wait())
         silent_s, reports = 0.0, -1
-        while True:
+        try:
             # Counts checks instead of seconds: this process may have been suspended as well.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_S):
-                    await self.process.wait()
-                    return
-            if reports != self._reports:
-                silent_s, reports = 0.0, self._reports
-                continue
-            silent_s += CHECK_S
-            if silent_s >= SILENT_S and _is_suspended(self.process.pid):
-                self._kill_hanging(f"it is suspended, and has sent no report for {silent_s:g} s")
-            elif silent_s == WARN_S and self.report:  # else it is still starting
-                log.warning(
-                    "front end %d has sent no report for %g s: its event loop hangs, or this "
-                    "machine is overloaded",
-                    self.number + 1,
-                    silent_s,
-                    extra={"action": "front_end_silent"},
-                )
+            while not (await asyncio.wait([end], timeout=CHECK_S))[0]:
+                silent_s = silent_s + CHECK_S if reports == self._reports else 0.0
+                reports = self._reports
+                self._check_silence(silent_s)
+        finally:
+            end.cancel()
+
+    def _check_silence(self, silent_s: float) -> None:
+        if silent_s >= SILENT_S and _is_suspended(self.process.pid):
+            self._kill_hanging(f"it is suspended, and has sent no report for {silent_s:g} s")
+        elif silent_s == WARN_S and self.report:  # else it is still starting
+            log.warning(
+                "front end %d has sent no report for %g s: its event loop hangs, or this machine "
+                "is overloaded",
+                self.number + 1,
+                silent_s,
+                extra={"action": "front_end_silent"},
+            )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
