@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 from kit.campaigns.mutations import Mutation, changed_root
-from kit.gateways.carrying import ended, request, results, upload
 from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.http_batches import ended, request, results, upload
 from kit.stacks.celery_side import simulated
 from kit.verdicts.settled import assert_nothing_left
 

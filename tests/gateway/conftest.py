@@ -9,7 +9,7 @@ import openai
 import pytest
 from kit.gateways import watched_answers
 from kit.gateways.gateway_process import GatewayProcess
-from kit.gateways.own_carrier import opened
+from kit.gateways.own_batch_runner import opened
 from kit.gateways.real_gateway import RealGateway, real_gateway
 
 from demo.stack import RedisServer

@@ -14,8 +14,8 @@ import openai
 import orjson
 import pytest
 from kit.commands.support import producer_command, producer_env
-from kit.gateways.carrying import ended, request, results, upload
 from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.http_batches import ended, request, results, upload
 from kit.servers.webhook_receiver import Receiver
 from kit.stacks.celery_side import simulated
 

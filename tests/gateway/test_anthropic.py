@@ -1,7 +1,7 @@
 """Anthropic's Message Batches over HTTP, asked by the unchanged anthropic SDK.
 
-But for the last test, batches are ended by writing what a carrier writes, so that every kind of
-ending is seen.
+But for the last test, batches are ended by writing what a batch runner writes, so that all kinds
+of endings are seen.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def requests(count: int, **params: Any) -> Any:
 
 
 class Stack:
-    """A Redis, a gateway and the SDK's clients; nobody carries batches of other tests' kinds."""
+    """A Redis, a gateway and the SDK's clients; nobody runs batches of other tests' kinds."""
 
     def __init__(self, folder: Path) -> None:
         self.redis = RedisServer(folder / "redis").start()
@@ -81,7 +81,7 @@ class Stack:
         return [orjson.loads(line) for line in content.splitlines()]
 
     def file(self, lines: list[Any]) -> str:
-        """Write an output or error file, as a carrier does."""
+        """Write an output or error file, as a batch runner does."""
         file_id = f"file-{time.time_ns():024x}"
         with self.services.store.write(file_id) as writer:
             writer.write(b"".join(orjson.dumps(line) + b"\n" for line in lines))
@@ -93,7 +93,7 @@ class Stack:
         return file_id
 
     def end(self, batch_id: str, status: Status, done: list[Any], failed: list[Any]) -> None:
-        """Write a batch's end, as a carrier does; a real one may be writing it, too."""
+        """Write a batch's end, as a batch runner does; a real one may be writing it, too."""
         while True:
             stored = self.services.objects.get("batch", "default", batch_id)
             assert stored is not None

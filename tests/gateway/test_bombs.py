@@ -24,8 +24,8 @@ PROMPT_S = 10
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
-    """Return the stack, with a worker and a carrier."""
-    found = BatchStack(tmp_path_factory.mktemp("stack"), carries=True)
+    """Return the stack, with a worker and a batch runner."""
+    found = BatchStack(tmp_path_factory.mktemp("stack"), runs_batches=True)
     found.worker.start()
     yield found
     found.close()

@@ -9,7 +9,7 @@ import orjson
 import pytest
 import redis
 from kit.commands.support import chat_line, run_all
-from kit.gateways.own_carrier import content, created, looked_at, until_ended
+from kit.gateways.own_batch_runner import content, created, looked_at, until_ended
 
 from gateway.batches.api.record import BatchPart, BatchRecord, decode, encode, request_cancel
 from gateway.batches.runner.outputs import _File, file_id_of
@@ -97,7 +97,7 @@ def test_a_batch_is_cancelled_in_a_full_redis(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_carrier_that_was_paused_does_not_bring_a_deleted_output_back(
+def test_a_batch_runner_that_was_paused_does_not_bring_a_deleted_output_back(
     services: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
 ) -> None:
     """Paused around the commit of the content: another one ends the batch, its owner has read and

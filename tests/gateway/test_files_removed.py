@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import redis
 from kit.gateways.gateway_process import stored
-from kit.gateways.own_carrier import content, record, uploaded
+from kit.gateways.own_batch_runner import content, record, uploaded
 
 from demo.stack import eventually
 from gateway.batches.api.record import after_end, decode, encode, start_batch

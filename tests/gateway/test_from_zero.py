@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from kit.gateways.carrying import ended, lines_of, request, upload
+from kit.gateways.http_batches import ended, lines_of, request, upload
 from kit.gateways.live_stack import HELLO, MODEL, Stack
 from kit.stacks.celery_side import simulated
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from kit.gateways.carrying import ended, request, upload
+from kit.gateways.http_batches import ended, request, upload
 from kit.gateways.live_stack import HELLO, MODEL, QUEUE, Stack
 from kit.stacks.older_worker import announce
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 from kit.commands.support import producer_command, producer_env
-from kit.gateways.own_carrier import created, looked_at, uploaded
+from kit.gateways.own_batch_runner import created, looked_at, uploaded
 
 from gateway.file_store import FileStoreFailed
 from gateway.files.files import MARK, check_same_store

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from kit.commands.support import chat_line, producer_command, producer_env
 from kit.gateways.gateway_process import GatewayProcess
-from kit.gateways.own_carrier import opened, record
+from kit.gateways.own_batch_runner import opened, record
 from kit.servers.webhook_receiver import Receiver
 from kit.stacks.celery_side import simulated
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import openai
 import orjson
-from kit.gateways.carrying import request
+from kit.gateways.http_batches import request
 from openai.types import Batch
 
 from gateway.batches.api.record import ENDED

@@ -14,7 +14,7 @@ from kit.campaigns.gateway_campaign import HANG_S, GatewayCampaign
 from kit.campaigns.gateway_clients import Asked
 from kit.campaigns.gateway_history import History, read_history
 from kit.campaigns.gateway_report import TAKEOVER_S
-from kit.gateways.carrying import lines_of
+from kit.gateways.http_batches import lines_of
 from kit.protocol.lessee import client_of
 from kit.verdicts.observer import read_writes
 from kit.verdicts.owners import ownerless

@@ -21,12 +21,12 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 class BatchStack:
     """A Redis, a gateway, a worker that may be started, and the SDK's client."""
 
-    def __init__(self, folder: Path, *, carries: bool = False) -> None:
+    def __init__(self, folder: Path, *, runs_batches: bool = False) -> None:
         self.folder = folder
         self.redis = RedisServer(folder / "redis").start()
         self.store = BatchStore(self.redis.client(), ttl_ms=600_000)
         self.worker = simulated(self.redis.url, folder / "worker.log", lease_s=6)
-        self.gateway = GatewayProcess(self.redis.url, folder, gateway_batch_runner=carries)
+        self.gateway = GatewayProcess(self.redis.url, folder, gateway_batch_runner=runs_batches)
         self.gateway.start()
         self.client = self.client_of("none")
         self._files: dict[tuple[str, str], str] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from kit.gateways.own_carrier import opened
+from kit.gateways.own_batch_runner import opened
 from kit.protocol.lessee import client_of
 
 from contract.redis.objects import Objects, Stored
@@ -131,7 +131,7 @@ def test_batches_of_many_pages_end_and_other_tenants_and_gone_ones_cost_nothing(
     assert end_older_records(services, "other") == 1
 
 
-def test_a_batch_that_its_carrier_writes_meanwhile_is_not_overwritten(
+def test_a_batch_that_its_batch_runner_writes_meanwhile_is_not_overwritten(
     services: Services, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_as_before(services, "batch_1", "completed", ended_at=int(services.clock.now()))

@@ -11,7 +11,7 @@ import pytest
 from kit.commands.once import ASKED, ONCE, six_lines
 from kit.commands.submitting import submit
 from kit.commands.support import finish, run_all
-from kit.gateways.own_carrier import opened, uploaded
+from kit.gateways.own_batch_runner import opened, uploaded
 from kit.protocol.lessee import Lessee, client_of, submit_batch
 from starlette.responses import Response, StreamingResponse
 

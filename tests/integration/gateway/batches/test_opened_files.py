@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from kit.commands.support import chat_line, run_all
-from kit.gateways import own_carrier
-from kit.gateways.own_carrier import looked_at, until_ended
+from kit.gateways import own_batch_runner
+from kit.gateways.own_batch_runner import looked_at, until_ended
 
 from gateway.batches.api.record import start_batch
 from gateway.batches.runner.runner import BatchRunner
@@ -45,15 +45,15 @@ class Observed:
 @pytest.fixture
 def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
     """Return what a gateway works with; a model is configured."""
-    with own_carrier.opened(redis_url, tmp_path, gateway_models="m") as found:
+    with own_batch_runner.opened(redis_url, tmp_path, gateway_models="m") as found:
         yield replace(found, store=Observed(found.store))  # type: ignore[arg-type]
 
 
 def started(services: Services, model: str = "m", window_s: int = 3600) -> None:
     """Start a batch of so many lines."""
-    own_carrier.content(services, [chat_line(f"r{n}", model=model) for n in range(LINES)])
+    own_batch_runner.content(services, [chat_line(f"r{n}", model=model) for n in range(LINES)])
     now = int(services.clock.now())
-    start_batch(services, own_carrier.record(
+    start_batch(services, own_batch_runner.record(
         now, expires_at=now + window_s, changed_at={"validating": now}
     ))  # fmt: skip
 
@@ -68,8 +68,8 @@ def test_it_is_looked_through_and_queued_in_one_go_and_not_read_for_the_output(
     services: Services, cancelled: bool
 ) -> None:
     started(services)
-    carrier = BatchRunner(services)
-    assert looked_at(services, carrier).status == "in_progress"
+    runner = BatchRunner(services)
+    assert looked_at(services, runner).status == "in_progress"
     assert opened(services) == 1
     if cancelled:
         batch = services.batches.batch("batch_1")
@@ -77,7 +77,7 @@ def test_it_is_looked_through_and_queued_in_one_go_and_not_read_for_the_output(
         services.batches.cancel(batch)
     else:
         assert run_all(services.batches, "warmq.m") == LINES
-    record = until_ended(services, carrier)
+    record = until_ended(services, runner)
     assert record.counts.total == LINES
     assert (record.counts.completed == LINES) is not cancelled
     assert opened(services) == 1
@@ -95,13 +95,13 @@ def test_one_that_waits_for_a_worker_is_opened_once_more_when_there_is_one(
     services: Services,
 ) -> None:
     started(services, "unknown")
-    carrier = BatchRunner(services)
+    runner = BatchRunner(services)
     for _ in range(3):
-        assert looked_at(services, carrier).status == "validating"
+        assert looked_at(services, runner).status == "validating"
     assert opened(services) == 1
     settings = services.settings.model_copy(update={"gateway_models": "m,unknown"})
-    carrier._services = replace(services, settings=settings)
-    assert looked_at(services, carrier).status == "in_progress"
+    runner._services = replace(services, settings=settings)
+    assert looked_at(services, runner).status == "in_progress"
     assert run_all(services.batches, "warmq.unknown") == LINES
-    assert until_ended(services, carrier).counts.completed == LINES
+    assert until_ended(services, runner).counts.completed == LINES
     assert opened(services) == 2

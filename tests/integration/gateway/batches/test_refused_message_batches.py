@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kit.gateways.own_carrier import opened
+from kit.gateways.own_batch_runner import opened
 
 from contract.redis.records import Records
 from gateway.batches.anthropic.batches import create

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.gateways.own_carrier import TENANT, opened, record
+from kit.gateways.own_batch_runner import TENANT, opened, record
 
 from contract.errors import StoreUnavailable
 from demo.stack import eventually

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 import redis
-from kit.gateways.own_carrier import created, looked_at
+from kit.gateways.own_batch_runner import created, looked_at
 
 from contract.redis.batches import BatchStore
 from contract.redis.due import Claim, Due
@@ -26,9 +26,9 @@ from gateway.redis.leases import LeaseLost
 
 
 @contextmanager
-def waiting_carrier(redis_url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a carrier that finds no Redis."""
-    log = folder / "carrier.log"
+def waiting_runner(redis_url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a batch runner that finds no Redis."""
+    log = folder / "runner.log"
     env = {
         "PYTHONPATH": str(ROOT), "WARMQ_REDIS_URL": redis_url,
         "WARMQ_GATEWAY_STORE": str(folder / "files"),
@@ -44,22 +44,22 @@ def waiting_carrier(redis_url: str, folder: Path) -> Iterator[subprocess.Popen[b
         process.wait()
 
 
-def test_a_carrier_that_starts_while_redis_is_away_waits_for_it(tmp_path: Path) -> None:
+def test_a_batch_runner_that_starts_while_redis_is_away_waits_for_it(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis")
-    with waiting_carrier(server.url, tmp_path) as process, server, server.client() as client:
+    with waiting_runner(server.url, tmp_path) as process, server, server.client() as client:
         Due.using(BatchStore(client, ttl_ms=60_000)).add("batch", "batch_never")
         eventually(lambda: not client.exists("warmq:gateway:due:batch"), 30, "it has looked at it")
         process.terminate()
         assert process.wait(20) == 0
 
 
-def test_a_carrier_that_waits_for_redis_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    with waiting_carrier(RedisServer(tmp_path / "redis").url, tmp_path) as process:
+def test_a_batch_runner_that_waits_for_redis_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with waiting_runner(RedisServer(tmp_path / "redis").url, tmp_path) as process:
         process.terminate()
         assert process.wait(20) == 0
 
 
-def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
+def test_what_a_batch_runner_gives_up_is_free_at_once_if_nobody_has_taken_it(
     services: Services, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created(services)
@@ -71,14 +71,14 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
         raise LeaseLost
 
     monkeypatch.setattr(Phases, "run", renewed_late)
-    carrier = BatchRunner(services)
+    runner = BatchRunner(services)
     with ThreadPoolExecutor(1) as pool:
-        carrier._look(pool)
+        runner._look(pool)
     (claim,) = services.due.claim("batch", 1000)
     assert claim.id == "batch_1"
     # What another one has claimed since stays with that one.
     assert services.due.renew([claim], 60_000) == [True]
-    carrier._release(Claim("batch", "batch_1", "another token"), 0)
+    runner._release(Claim("batch", "batch_1", "another token"), 0)
     assert services.due.claim("batch", 1000) == []
 
 
@@ -88,12 +88,12 @@ def fails(*_: object) -> NoReturn:
 
 def looked_until_ended(services: Services) -> tuple[BatchRecord, int]:
     """Look for what is due until the batch has ended and nothing is due; return how often."""
-    carrier, looks = BatchRunner(services), 0
+    runner, looks = BatchRunner(services), 0
 
     def look() -> BatchRecord | None:
         nonlocal looks
         looks += 1
-        found = looked_at(services, carrier, asks=False)
+        found = looked_at(services, runner, asks=False)
         due = services.due.claim("batch", 1)
         return found if found.status in ("failed", "cancelled") and not due else None
 

@@ -1,4 +1,4 @@
-"""Which batch a thread of the carrier takes next."""
+"""Which batch a thread of the batch runner takes next."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_has_no_room_is_looked_at_later_each_a_bit_after_the_other() -> Non
     assert turns.again_ms("b") <= SOONEST_MS
 
 
-def test_a_closed_carrier_takes_nothing_more() -> None:
+def test_a_closed_batch_runner_takes_nothing_more() -> None:
     turns = Turns(2)
     turns.add(waiting("a"))
     turns.add(waiting("b"))

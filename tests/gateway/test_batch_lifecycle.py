@@ -1,4 +1,4 @@
-"""Batches over HTTP to their ends: a real gateway, its carrier, a worker with simulated engine."""
+"""Batches over HTTP to their ends: a real gateway and batch runner, a simulated engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import openai
 import orjson
 import pytest
 from kit.commands.support import producer_command, producer_env, write_lines
-from kit.gateways.carrying import ended, lines_of, request, results, upload
+from kit.gateways.http_batches import ended, lines_of, request, results, upload
 from kit.gateways.live_stack import MODEL, QUEUE, Stack
 
 from demo.stack import eventually
@@ -271,7 +271,7 @@ def test_producer_sees_and_cancels_a_batch_made_over_http(alone: Stack) -> None:
     assert {line["error"]["code"] for line in failed} == {"batch_cancelled"}
 
 
-def test_a_gateway_ends_with_its_carrier_in_order(alone: Stack) -> None:
+def test_a_gateway_ends_with_its_batch_runner_in_order(alone: Stack) -> None:
     assert alone.gateway.stop() == 0
     connected = [each.get("name") for each in alone.redis.client().client_list()]
     assert "warmq-batch-runner" not in connected

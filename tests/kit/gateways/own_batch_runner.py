@@ -1,4 +1,4 @@
-"""A gateway's connections, and a carrier, in the test's own process; one batch that it carries."""
+"""A batch runner and its connections in the test's own process, and a batch that it runs."""
 
 from __future__ import annotations
 
@@ -58,31 +58,30 @@ def record(now: float, batch_id: str = BATCH, **fields: Any) -> BatchRecord:
 
 
 def created(services: Services, **fields: Any) -> None:
-    """Write a batch, and ask for it to be carried."""
+    """Write a batch, and make it due."""
     made = record(services.clock.now(), **fields)
     services.objects.create("batch", made.tenant, made.id, made.created_at, encode(made))
     services.due.add("batch", made.id)
 
 
 def looked_at(
-    services: Services, carrier: BatchRunner | None = None, *, asks: bool = True
+    services: Services, runner: BatchRunner | None = None, *, asks: bool = True
 ) -> BatchRecord:
-    """Have a carrier look at the batch once, by itself or because that `asks` for it; return its
-    record then."""
+    """Run the batch once, making it due first if that `asks`; return its record then."""
     if asks:
         services.due.add("batch", BATCH)
     with ThreadPoolExecutor(1) as pool:
-        (carrier or BatchRunner(services))._look(pool)
+        (runner or BatchRunner(services))._look(pool)
     (stored,) = services.objects.get_many("batch", [BATCH])
     assert stored is not None
     return decode(stored.document)
 
 
-def until_ended(services: Services, carrier: BatchRunner | None = None) -> BatchRecord:
-    """Have a carrier look at the batch until it has ended; return its record then."""
+def until_ended(services: Services, runner: BatchRunner | None = None) -> BatchRecord:
+    """Run the batch until it has ended; return its record then."""
 
     def ended() -> BatchRecord | None:
-        found = looked_at(services, carrier)
+        found = looked_at(services, runner)
         return found if found.status in ENDED else None
 
     return eventually(ended, 20, "the batch ends", every_s=0.05)
