@@ -83,7 +83,8 @@ class Budgets(Reads):
         """Release what ended or deleted batches of a tenant hold after a crash; return how many."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:reserved:{tenant}"):
-            documents = self._each_field("batch", [batch_id for batch_id, _ in page], "document")
+            keys = [f"warmq:gateway:batch:{batch_id}" for batch_id, _ in page]
+            documents = self._each("hget", keys, "document")
             for (batch_id, note), document in zip(page, documents, strict=True):
                 if _is_over(orjson.loads(note), document, now):
                     count += self.give_back(batch_id)
@@ -118,9 +119,6 @@ class Budgets(Reads):
         while cursor:
             cursor, found = self._client.hscan(key, max(0, cursor), count=250)
             yield [(name.decode(), value) for name, value in found.items()]
-
-    def _each_field(self, kind: str, ids: Sequence[str], field: str) -> list[Any]:
-        return self._each("hget", [f"warmq:gateway:{kind}:{name}" for name in ids], field)
 
 
 def _counted_key(name: str) -> str:

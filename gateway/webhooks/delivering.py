@@ -24,7 +24,7 @@ from contract.log_lines import set_log_fields
 from contract.redis.due import Claim
 from gateway.http.services import Services
 from gateway.redis.leases import Lease, Leases
-from gateway.redis.webhooks import TRIED_S, Delivery, Webhooks
+from gateway.redis.webhooks import TRIED_S, Webhooks
 from gateway.settings import LEASE_S
 from gateway.webhooks.posting import NotDelivered, body_of, headers_of, post
 
@@ -68,38 +68,28 @@ def _deliver(services: Services, claim: Claim) -> bool:
     except NotDelivered as error:
         problem = str(error)
     delivery.tries += 1
+    in_s = BACKOFF_S[min(delivery.tries, len(BACKOFF_S)) - 1]
+    outcome = ""
     if 200 <= status < 300:
-        _end(services, claim, delivery, f"delivered at try {delivery.tries}")
+        outcome = f"delivered at try {delivery.tries}"
     elif status == 410:
         webhooks.delete(endpoint.id)
-        _end(services, claim, delivery, "the receiver answered 410: its endpoint is removed")
+        outcome = "the receiver answered 410: its endpoint is removed"
     else:
-        _try_again(services, claim, delivery, problem or f"the receiver answered {status}")
+        problem = problem or f"the receiver answered {status}"
+        if services.clock.now() + in_s > delivery.created_at + TRIED_S:
+            outcome = f"given up after {delivery.tries} tries: {problem}"
+    delivery.ended = bool(outcome)
+    webhooks.write(delivery)
+    what = f"{delivery.id} ({delivery.event} of {delivery.batch_id})"
+    if outcome:
+        services.due.finish(claim)
+        log.info("webhook %s: %s", what, outcome, extra={"action": "webhook"})
+    else:
+        services.due.release(claim, in_s * 1000)
+        message, again = "webhook %s: try %d: %s; again in %d s", {"action": "webhook_again"}
+        log.warning(message, what, delivery.tries, problem, in_s, extra=again)
     return status > 0
-
-
-def _end(services: Services, claim: Claim, delivery: Delivery, outcome: str) -> None:
-    delivery.ended = True
-    Webhooks.using(services.batches).write(delivery)
-    services.due.finish(claim)
-    log.info(
-        "webhook %s (%s of %s): %s", delivery.id, delivery.event, delivery.batch_id, outcome,
-        extra={"action": "webhook"},
-    )  # fmt: skip
-
-
-def _try_again(services: Services, claim: Claim, delivery: Delivery, problem: str) -> None:
-    in_s = BACKOFF_S[min(delivery.tries, len(BACKOFF_S)) - 1]
-    if services.clock.now() + in_s > delivery.created_at + TRIED_S:
-        _end(services, claim, delivery, f"given up after {delivery.tries} tries: {problem}")
-        return
-    Webhooks.using(services.batches).write(delivery)
-    services.due.release(claim, in_s * 1000)
-    log.warning(
-        "webhook %s (%s of %s): try %d: %s; again in %d s",
-        delivery.id, delivery.event, delivery.batch_id, delivery.tries, problem, in_s,
-        extra={"action": "webhook_again"},
-    )  # fmt: skip
 
 
 @dataclass(slots=True)

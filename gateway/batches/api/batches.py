@@ -9,13 +9,7 @@ from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
 from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown
-from gateway.batches.api.record import (
-    ENDED,
-    BatchRecord,
-    request_cancel,
-    reserve,
-    start_batch,
-)
+from gateway.batches.api.record import ENDED, BatchRecord, request_cancel, reserve, start_batch
 from gateway.files.files import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
