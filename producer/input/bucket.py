@@ -1,10 +1,8 @@
-"""Objects in buckets, through obstore: S3, Google Cloud Storage, Azure; and files behind HTTPS.
+"""Objects in buckets (S3, Google Cloud Storage, Azure) and files behind HTTPS, through obstore.
 
-They are read by ranges: in order in large blocks, or here and there.
-
-Credentials and endpoint come from where these services' own tools look (AWS_ACCESS_KEY_ID,
-AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY, ...); an endpoint without TLS
-needs AWS_ALLOW_HTTP=true.
+Credentials and endpoint come from the variables that these services' own tools read
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY, ...); an
+endpoint without TLS also needs AWS_ALLOW_HTTP=true.
 """
 
 from __future__ import annotations
@@ -20,48 +18,58 @@ from functools import cached_property
 from typing import Any
 
 from contract.errors import ExtraMissing, WarmqError
-from producer.input.reader import FilePlace, InputUnreadable, Place
+from producer.input.reader import FilePlace, InputUnreadable
 
-#: What can be written, and what can only be read.
+#: Schemes for reading and writing, and schemes for reading only.
 _BUCKETS = ("s3", "gs", "az")
 _WEB = ("https", "http")
 #: obstore's own figures are 10 tries in 180 s.
 RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
-#: Bytes of one request of what is read in order. None stays open while Redis is full.
+#: Bytes of one request when reading in order. No request stays open while Redis is full.
 _BLOCK = 8 * 2**20
-
-#: Characters that no name of an object may have here, and obstore's words for a listed one that
-#: has such, or `..`, in its name.
+#: Characters that obstore refuses in names, and its error for a listed object with them or `..`.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_ODD_NAME = re.compile(r'invalid path: Error parsing Path "(.*)": ', re.DOTALL)
-#: What may sign a URL, or be a password in it.
+_INVALID_PATH = re.compile(r'invalid path: Error parsing Path "(.*)": ', re.DOTALL)
+#: Signature or password in a URL.
 _SIGNED = re.compile(r"\?\S+|(?<=//)[^/\s@]*@")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, for servers other than "
+    "Amazon's, AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 
 
 class BadPlace(WarmqError):
-    """A URL names no bucket, or one of a kind that nobody here knows."""
+    """A URL that names no bucket, or has an unknown scheme."""
 
     code = "bad_place"
 
 
 class ObjectMissing(InputUnreadable):
-    """Nothing of that name is there: its bucket says so."""
+    """The bucket has no object of that name."""
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a URL, and no file's."""
+    """Whether a name is a URL and not a file's name."""
     return "://" in name
 
 
 def is_web(name: str) -> bool:
-    """Whether it is a URL that can only be read."""
-    return name.partition("://")[0].casefold() in _WEB
+    """Whether a name is a read-only URL (http or https)."""
+    return _scheme(name) in _WEB
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].casefold()
 
 
 def redacted(name: str) -> str:
-    """Return a name as messages and Redis may have it: a web page's without what signs it; so is
-    one of a kind that nobody here knows, which may be a mistyped `https`."""
-    if not is_url(name) or name.partition("://")[0].casefold() in _BUCKETS:
+    """Return a name without the signature and password that a web URL may have.
+
+    URLs of unknown schemes count as web URLs: one may be a mistyped `https`.
+    """
+    if not is_url(name) or _scheme(name) in _BUCKETS:
         return name
     scheme, _, rest = name.partition("?")[0].partition("://")
     host, slash, path = rest.partition("/")
@@ -69,11 +77,7 @@ def redacted(name: str) -> str:
 
 
 def obstore(name: str, module: str = "") -> Any:
-    """Return obstore, or a module of it; what is named so needs it.
-
-    Raises:
-        ExtraMissing: it is not installed.
-    """
+    """Return obstore or a module of it; raise ExtraMissing, naming `name`, without it."""
     try:
         return importlib.import_module(f"obstore.{module}" if module else "obstore")
     except ImportError as error:
@@ -83,45 +87,41 @@ def obstore(name: str, module: str = "") -> Any:
 
 
 def bucket_errors() -> tuple[type[Exception], ...]:
-    """Return what obstore raises where a bucket cannot be used."""
-    # ValueError: of a name that its client does not take.
+    """Return the exceptions of obstore for a bucket that cannot be used."""
+    # ValueError: for names that its client refuses.
     return (obstore("a bucket", "exceptions").BaseError, OSError, ValueError)
 
 
 def error_text(error: Exception) -> str:
-    """Return an error of obstore in one line: what follows is its source code's."""
+    """Return the first line of an obstore error, without secrets; the rest is source code."""
     lines = [line.strip() for line in str(error).splitlines()]
     return _SIGNED.sub("", next(filter(None, lines), type(error).__name__))[:300]
 
 
-def odd_name(error: Exception) -> str:
-    """Return the name of the object that obstore cannot list; '' of another error."""
-    found = _ODD_NAME.search(str(error))
+def invalid_listed_name(error: Exception) -> str:
+    """Return the name of the object that obstore cannot list; '' for another error."""
+    found = _INVALID_PATH.search(str(error))
     return found[1] if found else ""
 
 
 def split(url: str) -> tuple[str, str]:
-    """Return the URL of the bucket and the object's key in it.
-
-    Raises:
-        BadPlace: it names no bucket, or there is no such kind.
-    """
+    """Return the bucket's URL and the object's key; a web URL has no key."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
-    if scheme.casefold() not in (*_BUCKETS, *_WEB):
+    if _scheme(url) not in (*_BUCKETS, *_WEB):
         kinds = ", ".join(f"{kind}://" for kind in _BUCKETS)
         raise BadPlace(f"{redacted(url)}: give {kinds} and a bucket, https:// to read, or a file")
     if not bucket:
         what = "host" if is_web(url) else "bucket"
         raise BadPlace(f"{redacted(url)}: no {what} is named; give {scheme}://{what.upper()}/NAME")
-    if not is_web(url):
-        _check_key(url, key)
-    # What follows the host of a web page is its own: it may have a query, which signs it.
-    return (url, "") if is_web(url) else (f"{scheme.casefold()}://{bucket}", key)
+    if is_web(url):  # the path may have a query, which signs it
+        return url, ""
+    _check_key(url, key)
+    return f"{scheme.casefold()}://{bucket}", key
 
 
 def _check_key(url: str, key: str) -> None:
-    """Refuse names that obstore cannot have. The last part may be empty: that is a folder."""
+    """Refuse keys that obstore refuses. The last part may be empty: that is a folder."""
     if found := _CONTROL.search(key):
         raise BadPlace(f"{url!r}: its name has {found[0]!r}; write the name without it")
     *folders, name = key.split("/")
@@ -133,11 +133,9 @@ def _check_key(url: str, key: str) -> None:
 
 
 def open_bucket(url: str) -> tuple[Any, str]:
-    """Return the store of an object's bucket, and the object's key.
+    """Return obstore's store for a URL's bucket, and the object's key.
 
-    Raises:
-        BadPlace: it names no bucket, or its credentials are wrong in form.
-        ExtraMissing: obstore is not installed.
+    Raises BadPlace also for malformed credentials; ExtraMissing without obstore.
     """
     bucket, key = split(url)
     store = obstore(url, "store")
@@ -150,117 +148,105 @@ def open_bucket(url: str) -> tuple[Any, str]:
 
 
 def credentials(url: str) -> str:
-    """Return where the credentials of a URL's service are looked for."""
-    names = {
-        "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, beside Amazon's, "
-        "AWS_ENDPOINT_URL",
-        "gs": "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
-        "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    }
-    found = names.get(url.partition("://")[0].casefold())
-    return f"set {found} in the environment" if found else "check the address"
+    """Return the remedy that names the variables with a service's credentials."""
+    names = _CREDENTIALS.get(_scheme(url))
+    return f"set {names} in the environment" if names else "check the address"
 
 
 def keys_under(url: str) -> Iterator[str]:
-    """Yield the URLs of the objects whose names begin with a URL's, sorted.
-
-    Raises:
-        BadPlace: the bucket cannot be listed.
-    """
+    """Yield the URLs of the objects whose names begin with a URL's, sorted."""
     store, key = open_bucket(url)
     bucket, _ = split(url)
     try:
         pages = obstore(url).list(store, prefix=key.rstrip("/") or None)
         found = sorted(meta["path"] for page in pages for meta in page)
     except bucket_errors() as error:
-        if odd := odd_name(error):
+        if name := invalid_listed_name(error):
             raise BadPlace(
-                f"{url} cannot be listed: there is an object {odd!r}, whose name cannot be used; "
+                f"{url} cannot be listed: there is an object {name!r}, whose name cannot be used; "
                 "rename it, or give the name of one file"
             ) from None
         raise BadPlace(f"{url} cannot be listed: {error_text(error)}; {credentials(url)}") from None
     yield from (f"{bucket}/{path}" for path in found)
 
 
-def place_of(name: str) -> Place:
-    """Return the place that a name stands for; raises as ObjectPlace does."""
+def place_of(name: str) -> FilePlace | ObjectPlace:
+    """Return the file or object of a name."""
     return ObjectPlace(name) if is_url(name) else FilePlace(name)
 
 
 class ObjectPlace:
-    """The object at a URL.
-
-    Raises:
-        BadPlace, ExtraMissing: as `open_bucket` does.
-    """
+    """The object at a URL. Raises as `open_bucket` does."""
 
     def __init__(self, url: str) -> None:
         self.name = redacted(url)
         self._url = url
         self._store, self._key = open_bucket(url)
+        self._obs, self._exceptions = obstore(url), obstore(url, "exceptions")
 
     @cached_property
     def _meta(self) -> dict[str, Any]:
-        return self._looked_up()
+        return self._fetch_meta()
 
-    def _looked_up(self) -> dict[str, Any]:
-        """Ask what there is. A URL that is signed for GET refuses HEAD."""
+    def _fetch_meta(self) -> dict[str, Any]:
         try:
-            with self._worded():
-                return dict(obstore(self.name).head(self._store, self._key))
+            with self._as_unreadable():
+                return dict(self._obs.head(self._store, self._key))
         except InputUnreadable:
             if not is_web(self.name):
                 raise
-        with self._worded():
-            return dict(obstore(self.name).get(self._store, self._key).meta)
-
-    def anew(self) -> ObjectPlace:
-        """Return the same, as it is now."""
-        return ObjectPlace(self._url)
+        with self._as_unreadable():  # a URL that is signed for GET refuses HEAD
+            return dict(self._obs.get(self._store, self._key).meta)
 
     @contextmanager
-    def _worded(self) -> Iterator[None]:
-        """Tell what obstore raises as what cannot be read."""
+    def _as_unreadable(self) -> Iterator[None]:
+        """Raise obstore's errors as InputUnreadable."""
         try:
             yield
-        except obstore(self.name, "exceptions").PreconditionError:
-            raise InputUnreadable(f"{self.name} has changed while it was read") from None
+        except self._exceptions.PreconditionError:
+            raise self._changed() from None
         except FileNotFoundError:
             raise ObjectMissing(f"cannot read {self.name}: there is no such object") from None
         except bucket_errors() as error:
             raise InputUnreadable(f"cannot read {self.name}: {error_text(error)}") from None
 
+    def _changed(self) -> InputUnreadable:
+        return InputUnreadable(f"{self.name} has changed while it was read")
+
+    def reopen(self) -> ObjectPlace:
+        """Return the object as it is now."""
+        return ObjectPlace(self._url)
+
     def size(self) -> int:
-        """Return its size in bytes."""
+        """Return the size in bytes."""
         return int(self._meta["size"])
 
     def fingerprint(self) -> str:
-        """Return size and what the bucket says of its content, or when it was written."""
-        now = self._looked_up()
+        """Return size and ETag, or size and time of the last change."""
+        now = self._fetch_meta()
         tag = now.get("e_tag") or now["last_modified"].isoformat()
         return f"{now['size']}-{tag}"
 
     def open(self, *, in_order: bool) -> Any:
-        """Return a stream over it; of a server that knows no ranges, over a copy in a file."""
+        """Return a stream; from a server without range requests, a stream over a local copy."""
         if self.size() and not self._has_ranges():
             return self._copy()
         return _ObjectStream(self, _BLOCK if in_order else 0)
 
     def _has_ranges(self) -> bool:
-        not_supported = obstore(self.name, "exceptions").NotSupportedError
         try:
-            obstore(self.name).get_range(self._store, self._key, start=0, length=1)
-        except not_supported:
+            self._obs.get_range(self._store, self._key, start=0, length=1)
+        except self._exceptions.NotSupportedError:
             return False
         except bucket_errors():
-            return True  # what is wrong is told when it is read
+            return True  # reading raises the error
         return True
 
     def _copy(self) -> Any:
-        copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - who reads it closes it
+        copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
         try:
-            with self._worded():
-                for piece in obstore(self.name).get(self._store, self._key).stream():
+            with self._as_unreadable():
+                for piece in self._obs.get(self._store, self._key).stream():
                     copy.write(piece)
         except InputUnreadable:
             copy.close()
@@ -269,34 +255,30 @@ class ObjectPlace:
         return copy
 
     def read(self, start: int, end: int) -> bytes:
-        """Return some of its bytes, of the object that was there when it was opened.
-
-        Raises:
-            InputUnreadable: it is gone or another, or the bucket cannot be reached.
-        """
+        """Return some bytes; raise InputUnreadable if the object has changed since it was opened."""
         options: dict[str, Any] = {"range": (start, end)}
         tag = self._meta.get("e_tag")
-        if tag and not tag.startswith("W/"):  # a weak one matches nothing, says RFC 9110
+        if tag and not tag.startswith("W/"):  # a weak tag never matches (RFC 9110)
             options["if_match"] = tag
-        with self._worded():  # a connection may be cut within what it brings
-            answer = obstore(self.name).get(self._store, self._key, options=options)
+        with self._as_unreadable():  # the connection may be cut within the answer
+            answer = self._obs.get(self._store, self._key, options=options)
             found = bytes(answer.bytes())
-        if len(found) != end - start or _plain(answer.meta.get("e_tag") or tag) != _plain(tag):
-            raise InputUnreadable(f"{self.name} has changed while it was read")
+        if len(found) != end - start or _strong(answer.meta.get("e_tag") or tag) != _strong(tag):
+            raise self._changed()
         return found
 
 
-def _plain(tag: str | None) -> str | None:
+def _strong(tag: str | None) -> str | None:
     return tag and tag.removeprefix("W/")
 
 
 class _ObjectStream(io.RawIOBase):
-    """Reads an object. `block` bytes are fetched at least, which is for what is read in order."""
+    """A seekable stream over an object; fetches at least `block` bytes at a time."""
 
     def __init__(self, place: ObjectPlace, block: int) -> None:
         self._place, self._block = place, block
         self._size, self._at = place.size(), 0
-        self._start, self._held = 0, b""
+        self._start, self._buffer = 0, b""
 
     def readable(self) -> bool:
         return True
@@ -316,11 +298,11 @@ class _ObjectStream(io.RawIOBase):
         end = min(self._at + len(buffer), self._size)
         if self._at >= end:
             return 0
-        if not self._start <= self._at < self._start + len(self._held):
+        if not self._start <= self._at < self._start + len(self._buffer):
             until = min(self._size, max(end, self._at + self._block))
-            self._start, self._held = self._at, self._place.read(self._at, until)
+            self._start, self._buffer = self._at, self._place.read(self._at, until)
         begin = self._at - self._start
-        found = self._held[begin : begin + end - self._at]
+        found = self._buffer[begin : begin + end - self._at]
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)

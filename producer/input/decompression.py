@@ -1,7 +1,6 @@
-"""Unpacks gzip and zstd while they are read, within bounds of what comes out.
+"""Decompresses gzip and zstd while reading, within bounds of the output.
 
-A compressed byte can stand for 32 KB, so the size of a file on disk bounds neither the time nor the
-memory that reading it takes.
+One compressed byte can stand for 32 KB, so a file's size on disk bounds neither time nor memory.
 """
 
 from __future__ import annotations
@@ -13,32 +12,32 @@ from typing import IO, Any
 
 import zstandard
 
-#: What comes out may be so many bytes, and beyond them so many times what went in. Measured: chats
-#: with one system prompt of 2 kB and a question of their own are packed 97 to 127 times by zstd, by
+#: The output may have FREE_BYTES, and beyond them MOST_RATIO times the input. Measured: chats with
+#: one system prompt of 2 kB and a question of their own are compressed 97 to 127 times by zstd, by
 #: `zstd -19` at most 780 times where they differ in a number only; one of 10 kB, up to 2,200 times.
 FREE_BYTES, MOST_RATIO = 2**30, 1000
-#: So many bytes may go in without as many coming out: frames and members may be empty.
+#: Input allowed without as much output: frames and members may be empty.
 _IDLE_BYTES = 16 * 2**20
 
 _BUFFER = 256 * 1024
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = b"\x2a\x4d\x18"  # pzstd begins with such a frame; its first byte is 0x50 to 0x5f
-#: A compressed byte can stand for 32 KB; so little at once keeps the worst case at 16 MB.
+#: Input decompressed at a time: at 32 KB a byte, 16 MB of output at most.
 _ZSTD_STEP = 512
-#: Memory zstd may take for its window; `zstd --ultra -22` would ask for 128 MB.
+#: Memory for zstd's window; `zstd --ultra -22` would ask for 128 MB.
 _ZSTD_WINDOW = 32 * 2**20
 
-#: Called at least every 256 KiB that are read; what it raises ends the reading.
+#: Called at least every 256 KiB of reading; what it raises ends the reading.
 ReadHook = Callable[[], None]
 
 
 class OverLimit(Exception):
-    """More comes out of a file than is read: says the limit and what to do."""
+    """A file exceeds a limit of reading; the text has the limit and the remedy."""
 
 
 class WatchedStream(io.RawIOBase):
-    """An unbuffered stream whose every read is watched; `count` is how many bytes were read."""
+    """An unbuffered stream that calls a hook on each read and counts the bytes."""
 
     def __init__(self, source: Any, watch: ReadHook | None) -> None:
         self._source, self._watch = source, watch
@@ -69,29 +68,28 @@ class WatchedStream(io.RawIOBase):
         super().close()
 
 
-class _Packed:
-    """The compressed file: counts what goes in."""
+class _CompressedFile:
+    """A compressed file that counts its bytes against the bytes of output."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.count = self.decompressed = 0
+        self.count = self.output = 0
 
     def read(self, size: int = -1) -> bytes:
         piece = self._file.read(size)
         self.count += len(piece)
-        if self.count > _IDLE_BYTES + self.decompressed * 2:
+        if self.count > _IDLE_BYTES + self.output * 2:
             raise OverLimit(
-                f"{self.count} compressed bytes stand for only {self.decompressed} bytes of lines; "
+                f"{self.count} compressed bytes stand for only {self.output} bytes of lines; "
                 "compress the lines anew, as one stream"
             )
         return piece
 
 
-class _Unpacked(WatchedStream):
-    """What comes out of a compressed file, which is read once. Reading it raises OverLimit where
-    that is too many bytes for what went in."""
+class _DecompressedStream(WatchedStream):
+    """The output, readable once; raises OverLimit for too much of it."""
 
-    def __init__(self, packed: _Packed, source: Any, watch: ReadHook | None) -> None:
+    def __init__(self, packed: _CompressedFile, source: Any, watch: ReadHook | None) -> None:
         super().__init__(source, watch)
         self._packed = packed
 
@@ -99,33 +97,32 @@ class _Unpacked(WatchedStream):
         return False
 
     def readinto(self, buffer: Any) -> int | None:
-        count, packed = super().readinto(buffer), self._packed
-        packed.decompressed = self.count
-        if packed.decompressed > FREE_BYTES + MOST_RATIO * packed.count:
+        count = super().readinto(buffer)
+        self._packed.output = self.count
+        if self.count > FREE_BYTES + MOST_RATIO * self._packed.count:
             raise OverLimit(
-                f"the file is compressed more than {MOST_RATIO}:1, the most beyond "
-                f"{FREE_BYTES} bytes of lines "
-                f"({packed.count} bytes stand for {packed.decompressed} or "
-                "more); split it, or send its lines uncompressed"
+                f"the file is compressed more than {MOST_RATIO}:1, the most beyond {FREE_BYTES} "
+                f"bytes of lines ({self._packed.count} bytes stand for {self.count} or more); "
+                "split it, or send its lines uncompressed"
             )
         return count
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompressed bytes of a .zst stream, of bounded size, that notices a cut-off end."""
+    """The output of zstd in bounded steps; raises EOFError where the input is cut off."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self._context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
         self._frame: Any = None
         self._rest = b""
-        self._out = memoryview(b"")
+        self._output = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._out:
+        while not self._output:
             piece = self._rest or self._source.read(_ZSTD_STEP)
             self._rest = b""
             if not piece:
@@ -133,33 +130,33 @@ class _ZstdFile(io.RawIOBase):
                     raise EOFError("compressed data ends before its end mark")
                 return 0
             self._frame = self._frame or self._context.decompressobj()
-            self._out = memoryview(self._frame.decompress(piece))
+            self._output = memoryview(self._frame.decompress(piece))
             if self._frame.eof:
                 self._rest = self._frame.unused_data
                 self._frame = None
-        count = min(len(buffer), len(self._out))
-        buffer[:count] = self._out[:count]
-        self._out = self._out[count:]
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
         return count
 
 
 def decompressed(file: io.BufferedReader, watch: ReadHook | None) -> WatchedStream | None:
-    """Return what comes out of a file that begins as gzip or zstd; None for any other."""
+    """Return the output of a gzip or zstd file; None for any other file."""
     head = file.peek(4)[:4]
-    packed = _Packed(file)
+    packed = _CompressedFile(file)
     if head.startswith(_GZIP):
         source: Any = gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]
     elif head.startswith(_ZSTD) or (head[1:] == _SKIPPABLE and head[0] & 0xF0 == 0x50):
         source = _ZstdFile(packed)
     else:
         return None
-    return _Unpacked(packed, source, watch)
+    return _DecompressedStream(packed, source, watch)
 
 
 _UTF_32 = "it is UTF-32; convert it to UTF-8, for example with iconv -f UTF-32 -t UTF-8"
 _UTF_16 = "it is UTF-16; convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
-#: What files of other forms begin with, and what to do about them.
-_OTHER_FORMS = (
+#: First bytes of unsupported files, and the remedy.
+_UNSUPPORTED = (
     (b"BZh", "it is compressed by bzip2; uncompress it (bunzip2), or send gzip or zstd"),
     (b"\xfd7zXZ\0", "it is compressed by xz; uncompress it (unxz), or send gzip or zstd"),
     (b"\xff\xfe\0\0", _UTF_32),
@@ -172,7 +169,6 @@ _OTHER_FORMS = (
 )
 
 
-def other_form(head: bytes) -> str:
-    """Return what is to be done about a file that has no lines of UTF-8, by how it begins; '' for
-    one that may have them."""
-    return next((told for begins, told in _OTHER_FORMS if head.startswith(begins)), "")
+def unsupported_format(head: bytes) -> str:
+    """Return the remedy for a file that is no UTF-8 text, by its first bytes; else ''."""
+    return next((remedy for start, remedy in _UNSUPPORTED if head.startswith(start)), "")

@@ -1,4 +1,4 @@
-"""What an option may say, checked before anything is read."""
+"""Checks of a submit's options, made before the input is read."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,10 +7,12 @@ from typing import Any
 from contract.errors import WarmqError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+#: Fields that are each a whole request.
+WHOLE_REQUESTS = frozenset({"prompt", "messages", "input"})
 
 
 class BadOption(WarmqError):
-    """An option of a submit is wrong; the message names it and says what it takes."""
+    """An option of a submit is invalid; the message names it and its valid values."""
 
     code = "bad_option"
 
@@ -24,20 +26,13 @@ def check_name(what: str, name: str) -> None:
         )
 
 
-#: Fields that each say by themselves what is asked.
-WHOLE_REQUESTS = frozenset({"prompt", "messages", "input"})
-
-
 def check_field_conflicts(
     fields: Iterable[str], columns: Iterable[str], names: tuple[str, str]
 ) -> None:
-    """Refuse a field that a value for all requests and a column would both give.
+    """Raise BadOption for a field with both a value for all requests and a column.
 
-    `names` are the options of the two: that of the values, that of the columns.
-
-    Raises:
-        BadOption: naming the field. `messages` and `messages.user` are one field, and a prompt,
-            messages or an input are each a whole request.
+    `names` are the two options' names. `messages` and `messages.user` are one field; prompt,
+    messages and input exclude each other.
     """
     mapped = {column.partition(".")[0] for column in columns}
     for name in fields:
@@ -50,11 +45,9 @@ def check_field_conflicts(
 
 
 def check_column_conflicts(fields: Mapping[str, Any], source: object, name: str) -> None:
-    """Refuse a field that a value for all requests and a table's column of its name would both
-    give; null takes a field out. `name` is the option of the values.
+    """Raise BadOption for a field that option `name` and a table's column of that name both give.
 
-    Raises:
-        BadOption: naming the field.
+    A null removes a field and is no conflict.
     """
     given = [field for field, value in fields.items() if value is not None]
     check_field_conflicts(given, getattr(source, "fields", ()), (name, "a column"))

@@ -1,7 +1,6 @@
-"""Reads what is at a place: physical lines in chunks with fixed boundaries and a rolling digest.
+"""Reads lines in chunks with fixed boundaries and a rolling digest, in constant memory.
 
-Nothing here grows with the file. Boundaries depend on the content alone, so
-that the same file gives the same chunks whoever reads it, and when.
+Boundaries depend on the content alone: the same file always gives the same chunks.
 """
 
 from __future__ import annotations
@@ -23,45 +22,41 @@ from producer.input.decompression import (
     ReadHook,
     WatchedStream,
     decompressed,
-    other_form,
+    unsupported_format,
 )
 
-#: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
-#: serves nobody while ENQUEUE takes them in (docs/explanation/architecture.md says how long).
+#: A chunk ends after this many requests or bytes, whichever comes first: Redis serves no other
+#: client while ENQUEUE takes a chunk (docs/explanation/architecture.md has the times).
 CHUNK_LINES = 500
 CHUNK_BYTES = 2**20
-
-#: Bytes at the end of a file that its fingerprint covers: all of it may be more than one wants to
-#: read twice.
+#: Bytes at the end of a file that its fingerprint covers; the whole file may be too much to read
+#: twice.
 _TAIL_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 256 * 1024
-#: Blank lines of a file: so many, and so many more for each request; their bytes likewise.
+#: Blank lines and their bytes allowed in a file, plus so many for each request.
 MOST_BLANKS, BLANKS_A_REQUEST = 100_000, 10
 MOST_BLANK_BYTES = 64 * 2**20
-#: A longer line is not read to its end: the file is refused.
+#: A file with a longer line is refused.
 LONGEST_LINE = 2**30
 
-
-#: Number, bytes and error of a line -> its error in the words of what it was made from.
+#: Takes a bad line's number, bytes and error; returns the error in the source's own terms.
 ExplainError = Callable[[int, bytes, RequestRejected], RequestRejected]
 
 
 class InputUnreadable(WarmqError):
-    """The input cannot be read to its end: its owner must mend it."""
+    """The input cannot be read to its end; its owner must fix it."""
 
     code = "input_unreadable"
 
 
 @dataclass(slots=True)
 class RawChunk:
-    """Consecutive requests as they stand in the file.
+    """Consecutive lines of a file, unparsed.
 
-    `lines` are (physical line number from 1, bytes); `too_long` maps the numbers
-    of lines that were skipped for their size to that size in bytes. `cursor` is
-    the last physical line read, `digest` covers all bytes of the file up to it,
-    `size` is that of the lines in bytes. `told` gets the number, the bytes and the
-    error of a bad line, and returns the error in the source's own terms.
+    `lines` are (physical line number from 1, bytes); `too_long` maps the number of each line
+    skipped for its size to that size. `cursor` is the last physical line read, `digest` covers the
+    file up to it, `size` is the bytes of `lines`.
     """
 
     ordinal: int
@@ -75,35 +70,28 @@ class RawChunk:
 
 
 class Lines(Protocol):
-    """What lines are read from."""
+    """A stream of lines."""
 
     def readline(self, limit: int, /) -> bytes:
-        """Return the next line, or as much of it as `limit`; b'' at the end."""
+        """Return the next line, or `limit` bytes of it; b'' at the end."""
 
 
 class Place(Protocol):
-    """What can be opened again and again: a file here, or an object in a bucket."""
+    """A file of this machine, or an object in a bucket. All calls raise InputUnreadable."""
 
     @property
-    def name(self) -> str:
-        """What messages call it."""
+    def name(self) -> str: ...
 
-    def anew(self) -> Place:
-        """Return the same, as it is now."""
+    def reopen(self) -> Place:
+        """Return the place as it is now."""
 
     def open(self, *, in_order: bool) -> Any:
-        """Return an unbuffered binary stream that can be sought in; `in_order`, from its start to
-        its end.
+        """Return an unbuffered, seekable binary stream; `in_order`: for one pass from the start."""
 
-        Raises:
-            InputUnreadable: it is not there, or may not be read.
-        """
-
-    def size(self) -> int:
-        """Return its size in bytes; raises as `open` does."""
+    def size(self) -> int: ...
 
     def fingerprint(self) -> str:
-        """Return what another content hardly has; raises as `open` does."""
+        """Return a text that changes with the content."""
 
 
 class FilePlace:
@@ -112,8 +100,8 @@ class FilePlace:
     def __init__(self, name: str | Path) -> None:
         self.name = str(name)
 
-    def anew(self) -> FilePlace:
-        """Return itself: nothing is kept of the file."""
+    def reopen(self) -> FilePlace:
+        """Return itself: it keeps no state."""
         return self
 
     def open(self, *, in_order: bool) -> Any:
@@ -124,7 +112,7 @@ class FilePlace:
             raise _unreadable(self.name, error) from None
 
     def size(self) -> int:
-        """Return its size."""
+        """Return the size in bytes."""
         try:
             return Path(self.name).stat().st_size
         except OSError as error:
@@ -149,11 +137,9 @@ def _fingerprint(name: str, file: Any, size: int) -> str:
 
 
 class Input:
-    """The lines of a file or another place, or of an open unbuffered stream, which stays open.
-    Opening it reads nothing yet. `watch` is called while it is read, and may raise to end that.
+    """A source of the lines of a file or object, or of an open unbuffered stream.
 
-    Raises:
-        InputUnreadable: it is not there, or may not be read.
+    The stream is not closed. `watch` is called during reading; what it raises ends the reading.
     """
 
     def __init__(
@@ -169,38 +155,31 @@ class Input:
             raw = self._counted = WatchedStream(raw, watch)
         self._file = io.BufferedReader(raw, _BUFFER)
         self._lines = self._file
-        #: Size in bytes, None where it is not known in advance.
+        #: Size in bytes; None if unknown, as of a pipe.
         self.size = self._place.size() if self._owned and raw.seekable() else None
+        #: Whether it can be read again: a pipe cannot.
+        self.repeatable = self.size is not None
 
     @property
     def position(self) -> int:
-        """How many bytes of `size` were read."""
-        return self._file.tell() if self.size is not None else 0
+        """Bytes of `size` read so far."""
+        return self._file.tell() if self.repeatable else 0
 
     @property
     def decompressed(self) -> int:
-        """How many bytes of lines were read, as they are uncompressed; counted if it is watched."""
+        """Bytes of lines read so far, decompressed; counted with a `watch`."""
         return self._counted.count if self._counted is not None else 0
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether it can be read again: not what came through a pipe."""
-        return self.size is not None
-
-    def again(self) -> Input:
-        """Open it anew, from its start."""
-        return Input(self._place.anew())
+    def reopen(self) -> Input:
+        """Return the source from its start."""
+        return Input(self._place.reopen())
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield its lines, as the function of that name does."""
+        """Yield the chunks, as the function `chunks` does."""
         return chunks(self.lines(), seed, max_line_bytes)
 
     def fingerprint(self) -> str:
-        """Return that of its place, of a file as it was when it was opened; '' for a pipe.
-
-        Raises:
-            InputUnreadable: it cannot be read.
-        """
+        """Return the place's fingerprint, of a file as it was when opened; '' for a pipe."""
         if self.size is None:
             return ""
         if isinstance(self._place, FilePlace):
@@ -208,15 +187,11 @@ class Input:
         return self._place.fingerprint()
 
     def lines(self) -> io.BufferedReader:
-        """Return the decompressed stream.
-
-        Raises:
-            InputUnreadable: not even its first bytes can be read.
-        """
+        """Return the decompressed stream."""
         try:
             source = decompressed(self._file, self._watch)
-            if source is None and (other := other_form(self._file.peek(8)[:8])):
-                raise InputUnreadable(f"{self.name}: {other}")
+            if source is None and (remedy := unsupported_format(self._file.peek(8)[:8])):
+                raise InputUnreadable(f"{self.name}: {remedy}")
         except OSError as error:
             raise _unreadable(self.name, error) from None
         if source is not None:
@@ -225,7 +200,7 @@ class Input:
         return self._lines
 
     def close(self) -> None:
-        """Close the file; a stream that is not owned stays open."""
+        """Close the file; a stream that was given stays open."""
         if self._owned:
             self._lines.close()
             self._file.close()
@@ -236,15 +211,14 @@ def chunks(
 ) -> Iterator[RawChunk]:
     """Yield the chunks of a stream of lines.
 
-    `seed` is the digest (hex) of everything else that shapes the messages. A line of more than
-    `max_line_bytes` is skipped without being held in memory. Without a seed there are no digests.
+    `seed` (hex) is the digest that the first chunk follows; None for no digests. A line of more
+    than `max_line_bytes` is skipped without keeping it in memory.
 
     Raises:
-        InputUnreadable: for damaged compressed data, or more bytes that are no request than a file
-            may have; it names the line.
+        InputUnreadable: naming the line, for damaged compressed data or too many blank lines.
     """
     digest, number, ordinal = seed, 0, 0
-    blanks = _Blanks()
+    blanks = _BlankLines()
     while True:
         chunk = RawChunk(ordinal, number + 1, explain=explain)
         number = _fill(stream, chunk, digest, max_line_bytes, blanks)
@@ -255,24 +229,20 @@ def chunks(
         ordinal += 1
 
 
-class _Blanks:
-    """Counts the blank lines of a file, and what may be had of them."""
+class _BlankLines:
+    """Counts a file's blank lines; raises OverLimit for too many."""
 
     def __init__(self) -> None:
         self._lines = self._bytes = 0
         self._most_lines, self._most_bytes = MOST_BLANKS, MOST_BLANK_BYTES
 
-    def allow(self, chunk: RawChunk) -> None:
-        """Note the requests of a chunk, for each of which there may be more blank lines."""
+    def allow_for(self, chunk: RawChunk) -> None:
+        """Raise the limits for the requests of a chunk."""
         self._most_lines += BLANKS_A_REQUEST * len(chunk.lines)
         self._most_bytes += chunk.size
 
     def add(self, size: int) -> None:
-        """Count a blank line.
-
-        Raises:
-            OverLimit: the file has too many.
-        """
+        """Count a blank line."""
         self._lines += 1
         self._bytes += size
         if self._lines > self._most_lines or self._bytes > self._most_bytes:
@@ -284,11 +254,11 @@ class _Blanks:
 
 
 def _fill(
-    stream: Lines, chunk: RawChunk, digest: str | None, max_line_bytes: int, blanks: _Blanks
+    stream: Lines, chunk: RawChunk, digest: str | None, max_line_bytes: int, blanks: _BlankLines
 ) -> int:
     """Read one chunk; return the number of the last line read."""
     number, size = chunk.first - 1, 0
-    limit = max_line_bytes + 2  # room for the line end, which does not count
+    limit = max_line_bytes + 2  # the line end does not count
     running = None if digest is None else hashlib.sha256(bytes.fromhex(digest))
     lines = chunk.lines
     while len(lines) < CHUNK_LINES and size < CHUNK_BYTES:
@@ -323,7 +293,7 @@ def _fill(
             raise InputUnreadable(f"after line {number}: {error}") from None
     chunk.cursor, chunk.size = number, size
     chunk.digest = "" if running is None else running.hexdigest()
-    blanks.allow(chunk)
+    blanks.allow_for(chunk)
     return number
 
 
@@ -337,7 +307,7 @@ def _skip(stream: Lines, start: bytes, running: hashlib._Hash | None) -> int:
         length += len(piece)
         if length > LONGEST_LINE:
             raise OverLimit(
-                f"this line is longer than {LONGEST_LINE} bytes, the most that is read of one; "
+                f"this line is longer than {LONGEST_LINE} bytes, the limit of a line; "
                 "write one JSON object on each line"
             )
     return length - piece.endswith(b"\n")

@@ -1,58 +1,55 @@
-"""Remembers what was met already: exactly, in constant memory."""
+"""Exact hash tables in bounded memory, for custom_ids and request bodies."""
 
 import mmap
 import sqlite3
 
 from producer.input.files import WriteFailed
 
-#: Bytes of a key, and of what is kept beside it: request ids and digests.
-_BYTES = 16
-#: Places for keys, 32 MiB. The kernel gives a page when it is first written to; keys are
-#: spread evenly by SHA-1, so all are there after some ten thousand, and nothing grows from then on.
-_PLACES = 2**21
-#: Keys kept there: beyond, places run short, and the others go to a temporary database, which takes
-#: ten times as long.
+#: Bytes of a key: a request id or a digest.
+_KEY_BYTES = 16
+#: Slots for keys, 32 MiB. Keys are evenly spread, so all pages are in use after some ten thousand.
+_SLOTS = 2**21
+#: Keys kept in memory. Further keys go to a temporary database, ten times as slow.
 IN_MEMORY = 1_200_000
-_EMPTY = bytes(_BYTES)
+_EMPTY = bytes(_KEY_BYTES)
 _CACHE_KB = 8 * 1024
 
 
 class KeyTable:
-    """Keys, each with a value of `beside` bytes: a hash table with linear probing, for a Python
-    dictionary takes 100 bytes or more a key. SQLite deletes its file by itself, also after a kill.
+    """A hash table of keys with values of `value_bytes` each, by linear probing.
 
-    With values there are half as many places of twice the size, and `in_memory` counts for half.
+    A dict would take 100 bytes or more a key. With values of a key's size, half as many keys fit
+    into memory; `in_memory` counts keys without values.
     """
 
-    def __init__(self, beside: int = 0, in_memory: int = IN_MEMORY, what: str = "keys") -> None:
-        self._size = _BYTES + beside
-        self._count = _PLACES * _BYTES // self._size
-        self._room = in_memory * _BYTES // self._size
+    def __init__(self, value_bytes: int, in_memory: int, what: str) -> None:
+        self._size = _KEY_BYTES + value_bytes
+        self._count = _SLOTS * _KEY_BYTES // self._size
+        self._free = in_memory * _KEY_BYTES // self._size
         self._what = what
-        self._places = mmap.mmap(-1, self._count * self._size)
+        self._slots = mmap.mmap(-1, self._count * self._size)
         self._disk: sqlite3.Connection | None = None
 
     def put(self, key: bytes, value: bytes = b"") -> bytes | None:
-        """Keep the value of a key unless it has one; return that one, None if it had none.
+        """Set the value of a new key and return None; return the value of a known key.
 
-        Raises:
-            WriteFailed: there is no room for it on disk.
+        Raises WriteFailed if the temporary file cannot grow.
         """
-        places, size = self._places, self._size
+        slots, size = self._slots, self._size
         at = int.from_bytes(key[:3], "big") % self._count * size
-        while (found := places[at : at + _BYTES]) != _EMPTY:
+        while (found := slots[at : at + _KEY_BYTES]) != _EMPTY:
             if found == key:
-                return places[at + _BYTES : at + size]
-            at = (at + size) % len(places)
-        if self._room:
-            self._room -= 1
-            places[at : at + size] = key + value
+                return slots[at + _KEY_BYTES : at + size]
+            at = (at + size) % len(slots)
+        if self._free:
+            self._free -= 1
+            slots[at : at + size] = key + value
             return None
         try:
             return self._put_on_disk(key, value)
         except sqlite3.Error as error:
             raise WriteFailed(
-                f"cannot keep more {self._what} in a temporary file: {error}; make room in the "
+                f"cannot keep more {self._what} in a temporary file: {error}; free space in the "
                 "temporary folder, or name another in SQLITE_TMPDIR"
             ) from None
 
@@ -64,17 +61,17 @@ class KeyTable:
         return found
 
     def _open(self) -> sqlite3.Connection:
-        # An empty name is SQLite's unnamed temporary file, unlinked as soon as it is made.
+        # An empty name is SQLite's unnamed temporary file, unlinked when it is created.
         self._disk = disk = sqlite3.connect("", isolation_level=None)
         disk.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
         disk.execute("PRAGMA journal_mode = OFF")
         disk.execute("CREATE TABLE seen (id BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
-        disk.execute("BEGIN")  # one transaction: nothing of this is to survive
+        disk.execute("BEGIN")  # one transaction: nothing of it needs to survive
         return disk
 
     def close(self) -> None:
-        """Give memory and file back."""
-        self._places.close()
+        """Free memory and file."""
+        self._slots.close()
         if self._disk is not None:
             self._disk.close()
             self._disk = None
@@ -83,13 +80,9 @@ class KeyTable:
 class SeenIds(KeyTable):
     """A set of request ids."""
 
-    def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        super().__init__(0, in_memory, "custom_ids")
+    def __init__(self, in_memory: int | None = None) -> None:
+        super().__init__(0, IN_MEMORY if in_memory is None else in_memory, "custom_ids")
 
     def add(self, request_id: str) -> bool:
-        """Remember an id; return whether it is new.
-
-        Raises:
-            WriteFailed: there is no room for it on disk.
-        """
+        """Add an id; return whether it is new."""
         return self.put(bytes.fromhex(request_id.replace("-", ""))) is None

@@ -64,7 +64,7 @@ class ResumableSubmit:
             raise error
         self._tries_left -= 1
         self._notify(f"{error.message}; submitting the rest again")
-        self.source = self.source.again()
+        self.source = self.source.reopen()
 
     def _notify(self, text: str) -> None:
         """Say what happens; a user interface does."""

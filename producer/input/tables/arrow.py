@@ -1,10 +1,9 @@
-"""Reads parquet and Arrow files a few hundred rows at a time, whatever their size; needs pyarrow,
-which only those have who have tables.
+"""Reads parquet and Arrow files a few hundred rows at a time, whatever their size, with pyarrow.
 
-Each cell is read as a person would write it by hand as JSON. Arrow gives every struct all keys of
-its column, maps as lists of pairs, float32 as the double next to it, and one cell that Python
-cannot hold ends a whole batch. Here keys without a value are left out, maps are objects, numbers
-have their shortest form, and such a cell is a BadCell in its row.
+Cells are read as a person would write them as JSON, which `to_pylist` does not: it gives every
+struct all keys of its column, maps as lists of pairs, float32 as the nearest double, and fails for
+a whole batch with one cell that Python cannot hold. Here keys without a value are left out, maps
+are objects, numbers have their shortest form, and such a cell is a BadCell in its row.
 """
 
 from __future__ import annotations
@@ -22,20 +21,23 @@ from contract.errors import ExtraMissing
 from producer.input.reader import CHUNK_LINES, FilePlace, InputUnreadable, Place
 from producer.input.tables.cells import BadCell, duration_of, json_of, key_of
 
-#: Bytes that are read of a column at a time: without it, a row group's columns come whole.
+#: Bytes read of a column at a time: without it, all columns of a row group are read whole.
 _BUFFER = 2**20
 _ARROW_FILE = b"ARROW1"
+#: By bits of a float: its struct format, and the digits that tell two numbers apart.
+_SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
+_JSON = "arrow.json"
+#: Extension types of which Arrow makes Python values; of any other it gives the stored value.
+_KNOWN = ("arrow.uuid", "arrow.bool8")
+_PERIOD = "pandas.period"
 
-#: Columns, number of rows where it is known, and what yields batches of the columns wanted.
+#: Columns, number of rows if known, and a function from wanted columns to batches.
 _Opened = tuple[Sequence[str], int | None, Callable[[Sequence[str]], Iterator[Any]]]
+_Read = Callable[[Any], Any]
 
 
 def pyarrow(what: str, module: str = "") -> Any:
-    """Return pyarrow, or a module of it; `what` needs it.
-
-    Raises:
-        ExtraMissing: it is not installed.
-    """
+    """Return pyarrow or a module of it; raise ExtraMissing, naming `what`, without it."""
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
@@ -45,18 +47,16 @@ def pyarrow(what: str, module: str = "") -> Any:
 
 
 def pieces(batch: Any, wanted: Sequence[str]) -> Iterator[Any]:
-    """Yield the columns that are wanted of a batch of rows, a few hundred at a time."""
+    """Yield the wanted columns of a batch, a few hundred rows at a time."""
     kept = batch.select(list(wanted))
     for start in range(0, kept.num_rows, CHUNK_LINES):
         yield kept.slice(start, CHUNK_LINES)
 
 
 class ArrowTable:
-    """One parquet file, or one Arrow file of either form. Opening it reads its `columns`, and how
-    many `rows` it has, None where it does not say so in advance.
+    """A parquet file, or an Arrow file or stream. `rows` is None if the file does not have it.
 
-    Raises:
-        InputUnreadable: it cannot be read, or is damaged; `read` raises it, too.
+    Opening and reading raise InputUnreadable.
     """
 
     def __init__(self, place: Place, *, parquet: bool) -> None:
@@ -71,7 +71,7 @@ class ArrowTable:
         self.columns, self.rows, self._batches = opened
 
     def read(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows, with the columns that are wanted."""
+        """Yield the rows, with the wanted columns."""
         row = 0
         try:
             for batch in self._batches(wanted):
@@ -82,9 +82,9 @@ class ArrowTable:
             raise self._damaged(error, row) from None
 
     def _damaged(self, error: Exception, row: int = 0) -> InputUnreadable:
-        told = str(error).partition("\n")[0]
+        text = str(error).partition("\n")[0]
         where = f"after row {row}: " if row else ""
-        return InputUnreadable(f"cannot read {self.name}: {where}{told}")
+        return InputUnreadable(f"cannot read {self.name}: {where}{text}")
 
     def close(self) -> None:
         """Close the file."""
@@ -92,22 +92,21 @@ class ArrowTable:
             self._file.close()
 
 
-def _opened(place: Place, how: str) -> Any:
-    """Return a place as pyarrow reads it; `how` names what opens a file of this machine."""
-    arrow, stream = pyarrow(place.name), place.open(in_order=False)  # our words where it cannot be
+def _opened(place: Place, opener: str) -> Any:
+    """Return a place as pyarrow's file; `opener` is pyarrow's function for a local file."""
+    arrow, stream = pyarrow(place.name), place.open(in_order=False)  # raises our own errors
     if not (isinstance(place, FilePlace) and place.size()):
         return arrow.PythonFile(stream, mode="r")
     stream.close()
-    return getattr(arrow, how)(place.name)
+    return getattr(arrow, opener)(place.name)
 
 
 def _parquet(file: Any) -> _Opened:
-    """Open a parquet file; the unwanted columns' bytes are not read."""
     table = pyarrow("a table", "parquet").ParquetFile(
         file,
         buffer_size=_BUFFER,
         pre_buffer=False,
-        coerce_int96_timestamp_unit="us",  # of nanoseconds, 64 bits end in 2262
+        coerce_int96_timestamp_unit="us",  # 64 bits of nanoseconds end in 2262
     )
 
     def batches(wanted: Sequence[str]) -> Iterator[Any]:
@@ -117,15 +116,13 @@ def _parquet(file: Any) -> _Opened:
 
 
 def _arrow(file: Any) -> _Opened:
-    """Open an Arrow file: `.arrow` of a dataset's folder is a stream.
+    """Open an Arrow file, or a stream: `.arrow` in a dataset's folder is a stream.
 
-    A batch of its rows is in memory at a time, as large as the file's writer has made it; of a file
-    here it is mapped.
+    One batch is in memory at a time, as large as the writer made it; a local file is mapped.
     """
     ipc = pyarrow("a table", "ipc")
-    head = file.read(len(_ARROW_FILE))
+    is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
     file.seek(0)
-    is_file = head == _ARROW_FILE
     table = (ipc.open_file if is_file else ipc.open_stream)(file)
 
     def batches(wanted: Sequence[str]) -> Iterator[Any]:
@@ -136,19 +133,8 @@ def _arrow(file: Any) -> _Opened:
     return table.schema.names, None, batches
 
 
-#: How many digits tell two numbers apart (those next to 0 need the fewest), and how struct names
-#: the number.
-_SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
-_JSON = "arrow.json"
-#: Extension types of which Arrow itself makes values; any other is what it stores.
-_KNOWN = ("arrow.uuid", "arrow.bool8")
-_PERIOD = "pandas.period"
-
-_Read = Callable[[Any], Any]
-
-
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as dicts; a cell that cannot be read is a BadCell."""
+    """Yield the rows of a record batch as dicts; an unreadable cell is a BadCell."""
     names = batch.schema.names
     columns = [_cells(batch.schema.field(n), batch.column(n)) for n in range(len(names))]
     if not columns:
@@ -161,7 +147,7 @@ def _cells(field: Any, column: Any) -> list[Any]:
     name, read = field.name, _reader(column.type)
     # Without pandas Arrow does not know the type, and leaves its name.
     if (field.metadata or {}).get(b"ARROW:extension:name") == _PERIOD.encode():
-        read = _period()
+        read = _refuse_period
     if read is None:
         try:
             return list(column.to_pylist())
@@ -176,13 +162,10 @@ def _cell(name: str, scalar: Any, read: _Read) -> Any:
     except UnicodeDecodeError:
         return BadCell(name, "is not UTF-8; convert it to UTF-8")
     except Exception as error:
-        return BadCell(name, f"cannot be read: {_words(error)}; make the column a text")
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, KeyError):  # of an unknown time zone: the name alone
-        return f"this machine does not know {error}"
-    return str(error).partition("\n")[0] or type(error).__name__
+        text = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, KeyError):  # the text is only the name of an unknown time zone
+            text = f"this machine does not know {error}"
+        return BadCell(name, f"cannot be read: {text}; make the column a text")
 
 
 def _as_python(scalar: Any) -> Any:
@@ -190,7 +173,7 @@ def _as_python(scalar: Any) -> Any:
 
 
 def _inner(kind: Any) -> _Read:
-    """Return what reads a value inside a list, map or struct; a null is None."""
+    """Return a reader for values inside a list, map or struct; a null is None."""
     read = _reader(kind) or _as_python
 
     def inner(scalar: Any) -> Any:
@@ -200,7 +183,7 @@ def _inner(kind: Any) -> _Read:
 
 
 def _reader(kind: Any) -> _Read | None:
-    """Return what reads a value of an Arrow type, None where `to_pylist` does."""
+    """Return a reader for values of an Arrow type; None where `to_pylist` is right."""
     types = pyarrow("a table", "types")
     if isinstance(kind, pyarrow("a table").BaseExtensionType):
         return _extension_reader(kind)
@@ -219,29 +202,28 @@ def _extension_reader(kind: Any) -> _Read | None:
     if name in _KNOWN:
         return None
     if name == _JSON:
-        return _json_text
+        return lambda scalar: json_of(scalar.value.as_py())
     if name == _PERIOD:
-        return _period()
+        return _refuse_period
     inner = _inner(kind.storage_type)
     return lambda scalar: inner(scalar.value)
 
 
-def _period() -> _Read:
-    told = "a period of pandas is a bare number in Arrow (astype(str) makes it a text)"
-    return partial(_refuse, told)
+def _refuse_period(_: Any) -> Any:
+    raise ValueError("a period of pandas is a bare number in Arrow (astype(str) makes it a text)")
 
 
-def _refuse(told: str, _: Any) -> Any:
-    raise ValueError(told)
+def _refuse_double_key(_: Any) -> Any:
+    raise ValueError("a key stands twice in its objects")
 
 
 def _nested_reader(types: Any, kind: Any) -> _Read | None:
     if types.is_map(kind):
-        return partial(_object, _inner(kind.key_type), _inner(kind.item_type))
+        return partial(_map, _inner(kind.key_type), _inner(kind.item_type))
     if types.is_struct(kind):
-        if len({kind.field(n).name for n in range(len(kind))}) < len(kind):
-            return partial(_refuse, "a key stands twice in its objects")
         fields = [(kind.field(n).name, n, _inner(kind.field(n).type)) for n in range(len(kind))]
+        if len({name for name, _, _ in fields}) < len(fields):
+            return _refuse_double_key
         return lambda scalar: {
             name: value for name, n, read in fields if (value := read(scalar[n])) is not None
         }
@@ -253,8 +235,7 @@ def _nested_reader(types: Any, kind: Any) -> _Read | None:
     return None
 
 
-def _object(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
-    """Return a map as an object."""
+def _map(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in scalar.values:
         name = key_of(key(pair[0]))
@@ -264,12 +245,8 @@ def _object(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
     return found
 
 
-def _json_text(scalar: Any) -> Any:
-    return json_of(scalar.value.as_py())
-
-
 def _float(width: int, scalar: Any) -> Any:
-    """Return the shortest number that a float of so many bits is; a whole one is an int."""
+    """Return the shortest number equal to a float of `width` bits; an int for a whole one."""
     value = float(scalar.as_py())
     if math.isnan(value):
         return None
@@ -280,16 +257,14 @@ def _float(width: int, scalar: Any) -> Any:
     code, digits = _SHORT_FLOATS.get(width, ("d", range(0)))
     for count in digits:
         short = float(f"{value:.{count}g}")
-        try:
+        with suppress(OverflowError):  # rounded up beyond the largest
             if struct.unpack(code, struct.pack(code, short))[0] == value:
                 return short
-        except OverflowError:  # rounded up beyond the largest
-            continue
     return value
 
 
 def _time_reader(types: Any, kind: Any) -> _Read | None:
-    """Return what reads nanoseconds, for which Python has no type of its own."""
+    """Return a reader for nanoseconds, for which Python has no type."""
     if getattr(kind, "unit", "") != "ns":
         return None
     arrow = pyarrow("a table")
@@ -303,7 +278,7 @@ def _time_reader(types: Any, kind: Any) -> _Read | None:
 
 
 def _nanoseconds(arrow: Any, micro: Any, scalar: Any) -> dt.datetime | dt.time | str:
-    """Return a moment; as a text where it has more than Python's microseconds."""
+    """Return a time; as text if it has more digits than Python's microseconds."""
     whole, rest = divmod(scalar.value, 1000)
     moment: dt.datetime | dt.time = arrow.scalar(whole, micro).as_py()
     if not rest:

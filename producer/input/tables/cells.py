@@ -1,8 +1,4 @@
-"""What a table's cell is in a request: a text in a template, or a JSON value.
-
-A value of pandas or numpy, in rows as `df.to_dict("records")` gives them, becomes what the same
-value of a table becomes (`as_cells`).
-"""
+"""Converts a table's cells to texts and JSON values; also those of pandas and numpy."""
 
 from __future__ import annotations
 
@@ -20,17 +16,19 @@ from typing import Any
 
 import orjson
 
-#: Whole floats below it are each one integer.
+#: Below it, each whole float is one integer.
 _EXACT = 2**53
-#: How cells are written. orjson itself writes 00:00:14.010000 as 00:00:14.10000.
+#: orjson itself would write 00:00:14.010000 as 00:00:14.10000.
 JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
 _TIMES = (dt.datetime, dt.date, dt.time)
-#: Of JSON with fewer digits in a row no integer has more than 64 bits.
+#: Only JSON with so many digits in a row can have an integer of more than 64 bits.
 _MANY_DIGITS = re.compile(r"\d{20}")
+#: pandas' types of missing values; NA supports no comparison.
+_MISSING = ("NAType", "NaTType")
 
 
 class BadCell(Exception):
-    """A cell that nothing can be made of; `problem` ends with what to do about it."""
+    """A cell that cannot be converted; `problem` ends with the remedy."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(problem)
@@ -39,15 +37,10 @@ class BadCell(Exception):
 
 
 class Duration:
-    """A duration of nanoseconds, which Python's own has not."""
+    """A duration in nanoseconds, more precise than Python's own."""
 
     def __init__(self, nanoseconds: int) -> None:
         self.nanoseconds = nanoseconds
-
-    @property
-    def seconds(self) -> decimal.Decimal:
-        """Its seconds."""
-        return decimal.Decimal(self.nanoseconds).scaleb(-9)
 
     def __str__(self) -> str:
         whole, rest = divmod(self.nanoseconds, 1000)
@@ -58,22 +51,18 @@ class Duration:
 
 
 def duration_of(nanoseconds: int) -> dt.timedelta | Duration:
-    """Return a duration, as Python's own where that has no less."""
+    """Return a duration; Python's own type where that is exact."""
     whole, rest = divmod(nanoseconds, 1000)
     return Duration(nanoseconds) if rest else dt.timedelta(microseconds=whole)
 
 
 def empty(column: str) -> BadCell:
-    """Return the error for a cell without a value where one is needed."""
+    """Return the error for an empty cell where a value is required."""
     return BadCell(column, "is empty; fill it, or leave the row out")
 
 
 def text_of(column: str, value: Any) -> str:
-    """Return a cell as text.
-
-    Raises:
-        BadCell: it has no value, or bytes.
-    """
+    """Return a cell as text; raise BadCell for an empty one or bytes."""
     if isinstance(value, str):
         return value
     value = value_of(column, value)
@@ -87,16 +76,15 @@ def text_of(column: str, value: Any) -> str:
         return format(value, "f")
     if isinstance(value, int | float | uuid.UUID | dt.timedelta | Duration):
         return str(value)
-    written = _json(column, value)  # of what is nothing in JSON, str() would be Python's own words
+    written = _json(column, value)  # refuses what JSON does not have, which str() would not
     text = orjson.loads(written)
     return text if isinstance(text, str) else written.decode()
 
 
 def value_of(column: str, value: Any) -> Any:
-    """Return a cell as a value that can be written as JSON: None for NaN, an int for 16.0.
+    """Return a cell as a JSON value: None for NaN, an int for 16.0.
 
-    Raises:
-        BadCell: it has bytes or an infinite number, or could not be read.
+    Raises BadCell for bytes, infinite numbers and unreadable cells.
     """
     if isinstance(value, BadCell):
         raise value
@@ -112,11 +100,7 @@ def value_of(column: str, value: Any) -> Any:
 
 
 def key_of(value: Any) -> str:
-    """Return the key of an object that a value is.
-
-    Raises:
-        ValueError: it is bytes.
-    """
+    """Return a value as an object's key; raise ValueError for bytes."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -129,11 +113,7 @@ def key_of(value: Any) -> str:
 
 
 def json_of(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is none, or has an integer that would become another number.
-    """
+    """Decode JSON; raise ValueError if it is invalid or has an integer of more than 64 bits."""
     found = orjson.loads(text)
     if _MANY_DIGITS.search(text):
         json.loads(text, parse_int=_within_64_bits)
@@ -146,17 +126,13 @@ def _within_64_bits(digits: str) -> None:
 
 
 def list_or_object(column: str, value: Any) -> Any:
-    """Return the list or object that a text holds as JSON; the text itself if it holds none."""
+    """Return the list or object that a text has as JSON; otherwise the text."""
     found = parsed(column, value)
     return found if isinstance(found, list | dict) else value
 
 
 def texts_or_json(column: str, value: Any) -> Any:
-    """Return the same for a field whose texts are no lists, as one that pandas writes into CSV.
-
-    Raises:
-        BadCell: it holds a list as Python writes it.
-    """
+    """Return the same; raise BadCell for a list in Python's syntax, as pandas writes into CSV."""
     found = list_or_object(column, value)
     if isinstance(found, str) and found[:1] == "[" and found[-1:] == "]":
         try:
@@ -169,10 +145,9 @@ def texts_or_json(column: str, value: Any) -> Any:
 
 
 def parsed(column: str, value: Any) -> Any:
-    """Return the JSON value that a text holds; the text itself if it holds none.
+    """Return the JSON value that a text has; otherwise the text.
 
-    Raises:
-        BadCell: it has an integer that would become another number.
+    Raises BadCell for an integer of more than 64 bits.
     """
     if not isinstance(value, str):
         return value
@@ -185,9 +160,9 @@ def parsed(column: str, value: Any) -> Any:
 
 
 def plain(value: object) -> Any:
-    """Return what JSON has for a value of a table that it does not know."""
+    """Return the JSON value of a type that orjson does not know; raise TypeError for others."""
     if isinstance(value, Duration):
-        value = value.seconds
+        value = decimal.Decimal(value.nanoseconds).scaleb(-9)
     if isinstance(value, decimal.Decimal):
         if value == value.to_integral_value():
             return int(value)
@@ -202,7 +177,7 @@ def plain(value: object) -> Any:
 
 
 def not_json(row: Mapping[str, Any]) -> BadCell:
-    """Return the error for the first of a row's cells that JSON does not have."""
+    """Return the error for the first cell of a row that JSON does not have."""
     for column, value in row.items():
         try:
             _json(column, value)
@@ -221,12 +196,8 @@ def _json(column: str, value: Any) -> bytes:
         raise BadCell(column, problem) from None
 
 
-#: Types of what is missing; nothing else can be asked of pandas' NA.
-_MISSING = ("NAType", "NaTType")
-
-
 def as_cells(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """Return the cells of some columns; one that JSON cannot have is a BadCell."""
+    """Return the cells of some columns of a row of Python values; a bad one as a BadCell."""
     return {column: _cell(column, row.get(column)) for column in columns}
 
 
@@ -258,7 +229,7 @@ def _plain(column: str, value: Any) -> Any:
 
 
 def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return an object; what is missing, and not None, is left out, as of a struct."""
+    """Return an object without its missing values; None is kept."""
     found: dict[str, Any] = {}
     for key, one in value.items():
         name, inner = key_of(key), _plain(column, one)
@@ -270,7 +241,7 @@ def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _of_numpy(column: str, value: Any) -> Any:
-    """Return what a number, an array or a column of pandas holds."""
+    """Return the value of a number, an array or a column of pandas."""
     if value.ndim:
         return [_plain(column, one) for one in value]
     kind, text = value.dtype.kind, str(value)

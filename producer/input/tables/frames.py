@@ -1,9 +1,4 @@
-"""What a Python program has instead of a file: data frames and tables, which give their columns as
-Arrow does, and data sets of Hugging Face's datasets.
-
-A struct of a data set has the keys of all rows, with nulls, also within a row of Python's dicts.
-What is JSON in a column of that type has its own keys, and keeps them.
-"""
+"""Sources over data frames and tables (through Arrow), and over Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -16,51 +11,46 @@ from producer.input.reader import InputUnreadable
 from producer.input.tables.arrow import pieces, pyarrow, rows_of
 from producer.input.tables.mapping import RowMapping
 
-#: pandas keeps an index that is no plain numbering in columns of such names.
+#: Prefix of the columns in which pandas keeps an index that is no plain numbering.
 _INDEX = "__index_level_"
 
 
 def is_frame(given: object) -> bool:
-    """Whether it is a data frame or table: it gives an Arrow stream, as pandas' and polars' do."""
+    """Whether an object exports an Arrow stream, as pandas' and polars' frames do."""
     return hasattr(given, "__arrow_c_stream__")
 
 
 def frame_source(frame: Any, pairs: Mapping[str, str]) -> IterableSource:
-    """Return a frame as a source of lines.
-
-    Raises:
-        BadOption: as RowMapping does.
-        ExtraMissing: pyarrow is not installed.
-    """
+    """Return a source over a frame. Raises BadOption as RowMapping does, and ExtraMissing."""
     rows = _Rows(frame)
     mapping = RowMapping(pairs, rows.columns)
     rows.wanted = mapping.wanted
     return IterableSource(
-        rows, mapping.line, name=f"a {type(frame).__name__}", what="row", columns=mapping.columns,
-        once=not hasattr(frame, "__len__"),
+        rows, mapping.line, name=rows.name, what="row", columns=mapping.columns,
+        one_pass=not hasattr(frame, "__len__"),
     )  # fmt: skip
 
 
 class _Rows:
-    """The rows of a frame as dicts of the columns that are wanted."""
+    """The rows of a frame, as dicts of the wanted columns."""
 
     def __init__(self, frame: Any) -> None:
+        self.name = f"a {type(frame).__name__}"
         self._frame = frame
-        self._arrow = pyarrow(f"a {type(frame).__name__}")
+        self._arrow = pyarrow(self.name)
         self._errors = (self._arrow.ArrowException, OverflowError, TypeError, ValueError)
         self._first: Any = self._opened()
         self.columns = [n for n in self._first.schema.names if not n.startswith(_INDEX)]
         self.wanted: list[str] = self.columns
 
     def _opened(self) -> Any:
-        kind = type(self._frame).__name__
         try:
             return self._arrow.RecordBatchReader.from_stream(self._frame)
         except self._errors as error:
-            told = str(error).partition("\n")[0]
+            text = str(error).partition("\n")[0]
             raise BadOption(
-                f"requests: a {kind} is not taken: {told}; give a data frame with named columns of "
-                "one type each (of a series, series.to_frame('prompt'))"
+                f"requests: {self.name} is not accepted: {text}; give a data frame with named "
+                "columns of one type each (of a series, series.to_frame('prompt'))"
             ) from None
 
     def __len__(self) -> int:
@@ -75,38 +65,39 @@ class _Rows:
             row += batch.num_rows
 
     def _next(self, stream: Any, row: int) -> Any:
-        """Return the next batch of rows, None at the end; `row` is the last that was read."""
+        """Return the next batch of rows, None at the end; `row` is the last one read."""
         try:
             return next(stream, None)
         except self._errors as error:
-            told = str(error).partition("\n")[0]
-            kind = type(self._frame).__name__
-            raise InputUnreadable(f"a {kind}, after row {row}: {told}; mend its rows") from None
+            text = str(error).partition("\n")[0]
+            raise InputUnreadable(f"{self.name}, after row {row}: {text}; fix its rows") from None
 
 
 def is_data_set(given: object) -> bool:
-    """Whether it is such a data set, in memory or streamed."""
+    """Whether an object is a Hugging Face data set, in memory or streamed."""
     return hasattr(given, "features") and hasattr(given, "column_names")
 
 
 def unpadded(data_set: Any, to_line: ToLine) -> ToLine:
-    """Return what makes the line of a data set's row, in which keys without a value are left out at
-    any depth."""
+    """Return a `to_line` that first removes the keys without a value, at any depth.
+
+    A struct of a data set has the keys of all rows, with nulls; a JSON column keeps its own nulls.
+    """
     features = data_set.features
 
     def line_of_row(row: Any) -> bytes:
-        return to_line(_without(row, features) if isinstance(row, dict) else row)
+        return to_line(_without_nulls(row, features) if isinstance(row, dict) else row)
 
     return line_of_row
 
 
-def _without(value: Any, feature: Any) -> Any:
-    """Return a value without padding; where no features are known, all nulls of objects are."""
+def _without_nulls(value: Any, feature: Any) -> Any:
+    """Remove padding; where no features are known, all nulls of objects."""
     if isinstance(value, dict) and (feature is None or isinstance(feature, Mapping)):
         inner = feature or {}
-        return {k: _without(v, inner.get(k)) for k, v in value.items() if v is not None}
+        return {k: _without_nulls(v, inner.get(k)) for k, v in value.items() if v is not None}
     if isinstance(value, list):
         kind = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
         if feature is None or kind is not None:
-            return [_without(one, kind) for one in value]
+            return [_without_nulls(one, kind) for one in value]
     return value

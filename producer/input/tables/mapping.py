@@ -1,9 +1,9 @@
-"""How a row becomes a request: which column, or which template over columns, each field gets."""
+"""Maps a table's rows to requests: a column, or a template over columns, for each field."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,8 +37,22 @@ Row = Mapping[str, Any]
 #: Returns a field's value in one row, None to leave the field out; raises BadCell.
 _Get = Callable[[Row], Any]
 
-#: `{{` and `}}` are braces, `{name}` is a column, whatever its name; any other brace is a mistake.
+#: `{{` and `}}` are braces, `{name}` is a column; any other brace is an error.
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+_MESSAGES = "messages."
+_ROLES = ("system", "developer", "user", "assistant")
+#: Fields of a line that has its request in `body`.
+_LINE_FIELDS = ("custom_id", "method", "url", "body")
+_TEXTS = frozenset(("custom_id", "method", "url"))
+#: A plain text, or JSON of a list or object: `["a", "b"]` are two stops. A prompt that begins with
+#: a bracket stays a text.
+_TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
+#: A row without its one of these is no request; any other field may be empty.
+_NEEDED = frozenset(("prompt", "messages", "input", "body"))
+_EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
+_SHOWN = 12
+#: Separators of other forms of CSV, and their names.
+_SEPARATORS = {";": ";", "|": "|", "\t": "tabs"}
 
 
 def is_template(text: str) -> bool:
@@ -48,18 +62,14 @@ def is_template(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Texts and, each after the text of its place, the columns between them."""
+    """Texts, and the columns between them."""
 
     texts: tuple[str, ...]
     columns: tuple[str, ...]
 
     @classmethod
     def parse(cls, field: str, text: str) -> Template:
-        """Take a template apart.
-
-        Raises:
-            BadOption: a brace stands alone.
-        """
+        """Parse the template of a field; raise BadOption for a single brace."""
         texts, columns, at = [""], [], 0
         for found in _PART.finditer(text):
             texts[-1] += text[at : found.start()]
@@ -77,45 +87,23 @@ class Template:
         texts[-1] += text[at:]
         return cls(tuple(texts), tuple(columns))
 
-    def fill(self, row: Mapping[str, Any]) -> str:
-        """Return the text of one row.
-
-        Raises:
-            BadCell: a column has no value there.
-        """
+    def fill(self, row: Row) -> str:
+        """Return the text of one row; raise BadCell for an empty column."""
         parts = [self.texts[0]]
         for column, text in zip(self.columns, self.texts[1:], strict=True):
             parts += (text_of(column, row.get(column)), text)
         return "".join(parts)
 
 
-_MESSAGES = "messages."
-_ROLES = ("system", "developer", "user", "assistant")
-#: Of a line that has its request in `body`.
-_LINE_FIELDS = ("custom_id", "method", "url", "body")
-_TEXTS = frozenset(("custom_id", "method", "url"))
-#: A text as it stands, or lists and objects as JSON in one: `["a", "b"]` is two ends. A prompt that
-#: begins with a bracket stays a text.
-_TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
-#: A row without them is no request; any other field may be empty in some rows.
-_NEEDED = frozenset(("prompt", "messages", "input", "body"))
-_EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
-_SHOWN = 12
-#: What separates cells in other forms of CSV, in words.
-_SEPARATORS = {";": ";", "|": "|", "\t": "tabs"}
-
-
 class RowMapping:
-    """Makes lines of rows. `pairs` gives fields their columns or templates; without any, each
-    column is the field of its name. `columns` are those of the table, None where they are not
-    known.
+    """Makes lines of rows.
 
-    A field is one of a request's body, `custom_id`, or `messages.user` (`.system`, `.assistant`)
-    for a chat's message of that role; those follow each other as they stand. Without prompt or
-    messages, `input` makes an embedding.
+    `pairs` maps each field to a column or template; without pairs, each column is the field of its
+    name. `columns` are the table's, None if unknown. A field is one of a request's body,
+    `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat, in the
+    order of `pairs`. With `input` alone the request is an embedding.
 
-    Raises:
-        BadOption: naming the field or the column that is not there.
+    Raises BadOption, naming the field or the missing column.
     """
 
     def __init__(self, pairs: Mapping[str, str], columns: Sequence[str] | None = None) -> None:
@@ -144,16 +132,19 @@ class RowMapping:
             raise BadOption("field messages: given as a whole and by roles; give it one way")
         if len(whole := sorted(WHOLE_REQUESTS & self.columns.keys())) > 1:
             raise BadOption(f"fields {' and '.join(whole)}: each is a whole request; give one")
-        self._url = _url(self.columns.keys())
-        #: The columns that are read.
+        needed = _NEEDED & self.columns.keys()
+        if not needed:
+            raise BadOption(f"which column is the request? {_EXAMPLE}")
+        self._url = EMBEDDINGS_URL if needed == {"input"} else ""
+        #: The columns to read.
         self.wanted = list(wanted)
 
     def line_of_values(self, row: Any) -> bytes:
-        """Return the line of a row with Python's values, also pandas' and numpy's."""
+        """Return the line of a row with values of Python, pandas or numpy."""
         return self.line(as_cells(row, self.wanted) if isinstance(row, Mapping) else row)
 
     def line(self, row: Any) -> bytes:
-        """Return the line of a row; of one that is no request, that of its error."""
+        """Return the line of a row; for a bad row, the line of its error."""
         if not isinstance(row, Mapping):
             return bad_row(f"is of type {type(row).__name__}; give a dict with the columns")
         request: dict[str, Any] = {}
@@ -178,32 +169,20 @@ class RowMapping:
             return bad_row(cell.problem, cell.column, request.get("custom_id"))
 
 
-def _url(fields: Iterable[str]) -> str:
-    """Return the url that the lines name, '' where they need not.
-
-    Raises:
-        BadOption: the fields make no request.
-    """
-    found = _NEEDED.intersection(fields)
-    if not found:
-        raise BadOption(f"which column is the request? {_EXAMPLE}")
-    return EMBEDDINGS_URL if found == {"input"} else ""
-
-
 def _same_names(columns: Sequence[str]) -> dict[str, str]:
     """Map each column to the field of its name."""
     fields = _body_fields().union(_LINE_FIELDS)
-    strange = [column for column in columns if column not in fields]
-    if strange or not columns:
+    unknown = [column for column in columns if column not in fields]
+    if unknown or not columns:
         raise BadOption(
-            f"which column is the request? {_listed('', strange)} is no field of one; {_EXAMPLE}"
-            f"{_other_form(columns)}"
+            f"which column is the request? {_listed('', unknown)} is no field of one; {_EXAMPLE}"
+            f"{_csv_remedy(columns)}"
         )
     return {column: column for column in columns}
 
 
 def _get_of(field: str, given: str, columns: Sequence[str] | None) -> tuple[_Get, tuple[str, ...]]:
-    """Return what gives a field's value, and the columns that it reads."""
+    """Return the getter of a field's value, and the columns that it reads."""
     if not field.startswith(_MESSAGES) and field not in _LINE_FIELDS:
         fields = _body_fields()
         if field not in fields:
@@ -212,25 +191,27 @@ def _get_of(field: str, given: str, columns: Sequence[str] | None) -> tuple[_Get
     if (columns is None or given not in columns) and is_template(given):
         template = Template.parse(field, given)
         for column in template.columns:
-            _check(field, column, columns)
+            _check_column(field, column, columns)
         return template.fill, template.columns
-    _check(field, given, columns)
+    _check_column(field, given, columns)
     return _column(field, given), (given,)
 
 
-def _check(field: str, column: str, columns: Sequence[str] | None) -> None:
-    if columns is not None and column not in columns:
+def _check_column(field: str, column: str, columns: Sequence[str] | None) -> None:
+    if columns is None:
+        return
+    if column not in columns:
         near = did_you_mean(column, columns)
         raise BadOption(
             f"field {field}: there is no column {column!r}{near}; there are {_listed('', columns)}"
-            f"{_other_form(columns)}"
+            f"{_csv_remedy(columns)}"
         )
-    if columns is not None and columns.count(column) > 1:
+    if columns.count(column) > 1:
         raise BadOption(f"field {field}: there are two columns {column!r}; rename one")
 
 
-def _other_form(columns: Sequence[str]) -> str:
-    """Return what to do about a header of another form of CSV; '' if it seems fine."""
+def _csv_remedy(columns: Sequence[str]) -> str:
+    """Return the remedy for a header in another form of CSV; otherwise ''."""
     first = columns[0] if columns else ""
     if first.startswith("sep="):
         mark = first[len("sep=") :] or ","
@@ -240,37 +221,35 @@ def _other_form(columns: Sequence[str]) -> str:
 
 
 def _column(field: str, column: str) -> _Get:
-    """Return what gives a field the cell of a column."""
+    """Return the getter of a field from a column."""
     convert = _converter(field, column)
     needed = field in _NEEDED or field.startswith(_MESSAGES)
 
     def get(row: Row) -> Any:
         value = row.get(column)
         found = None if value is None or value_of(column, value) is None else convert(value)
-        if found is not None:
-            return found
-        if needed:
+        if found is None and needed:
             raise empty(column)
-        return None
+        return found
 
     return get
 
 
 def _converter(field: str, column: str) -> Callable[[Any], Any]:
-    """Return what makes a field's value of a cell."""
+    """Return the conversion of a cell to a field's value."""
     if field in _TEXTS or field.startswith(_MESSAGES):
         return partial(text_of, column)
     if field in _TEXTS_OR_JSON:
         # An input may be any text, also a program's.
         as_json = list_or_object if field == "input" else texts_or_json
         return lambda value: as_json(column, value_of(column, value))
-    if _takes_text(field):
+    if _accepts_text(field):
         return partial(value_of, column)
     return lambda value: parsed(column, value_of(column, value))
 
 
-def _takes_text(field: str) -> bool:
-    """Whether a text is a value of the field as it stands, and not JSON of another value."""
+def _accepts_text(field: str) -> bool:
+    """Whether a plain text is a valid value of the field."""
     for url in BODY_TYPES:
         if field in known_names(url):
             try:

@@ -207,7 +207,7 @@ def test_a_url_that_is_signed_is_read_by_ranges_and_its_signature_is_shown_to_no
     assert "Signature=" in url
     source = open_source(url, {"prompt": "text"})
     assert sum(len(chunk.lines) for chunk in source.chunks(None, 10**6)) == 1200
-    assert source.fingerprint() == source.again().fingerprint()
+    assert source.fingerprint() == source.reopen().fingerprint()
     done = run_producer("submit", url, *MAP, "--batch-id", "b1", redis_url=redis_url)
     assert done.returncode == 0, done.stderr
     assert state(store, "b1").fields["input"].endswith("/warmq/in.parquet")

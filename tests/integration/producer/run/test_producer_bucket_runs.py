@@ -119,7 +119,7 @@ def test_of_two_runs_into_one_object_the_second_keeps_its_lines(
             delivery.gathered[0].write_bytes(content[name])
             delivery.deliver("seed")  # as after a kill before the journal said so
         else:
-            with pytest.raises(BatchConflict, match="was written by somebody else"):
+            with pytest.raises(BatchConflict, match="was written by another process"):
                 delivery.deliver("seed")
             assert delivery.gathered[0].read_bytes() == content[name]
     assert read(bucket, "out.jsonl") == content["a"]
@@ -157,7 +157,7 @@ def test_of_two_deliveries_at_once_one_is_refused_and_keeps_its_lines(
     if lines > 1:
         first._file = Late()
     first.__exit__(None)
-    with pytest.raises(BatchConflict, match="was written by somebody else"):
+    with pytest.raises(BatchConflict, match="was written by another process"):
         second()
     assert read(bucket, "out.jsonl") == content["a"]
     assert (unfinished(s3), there(s3)) == (0, ["out.jsonl"])

@@ -48,7 +48,7 @@ def errors(source: Source) -> list[str]:
     "series", [pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]])], ids=type
 )
 def test_a_series_is_refused_with_what_to_give(series: Any) -> None:
-    with pytest.raises(BadOption, match=r"is not taken.*give a data frame"):
+    with pytest.raises(BadOption, match=r"is not accepted.*give a data frame"):
         _source(series, {"prompt": "x"})
 
 
@@ -66,7 +66,7 @@ def test_a_stream_that_breaks_names_the_row() -> None:
 
 def test_an_object_of_pandas_that_arrow_cannot_hold_is_refused() -> None:
     frame = pd.DataFrame({"prompt": ["a", 5, object()]})
-    with pytest.raises(WarmqError, match="is not taken"):
+    with pytest.raises(WarmqError, match="is not accepted"):
         _source(frame, {})
 
 
@@ -100,7 +100,7 @@ def test_rows_of_a_data_set_have_their_own_keys(streamed: bool, columns: Any) ->
     assert [line["tools"] for line in lines(source)] == [row["tools"] for row in TOOLS]
     assert source.size == (None if streamed else 2)
     if not columns:
-        assert lines(source.again())[0]["stop"] == ["a", None]
+        assert lines(source.reopen())[0]["stop"] == ["a", None]
 
 
 @pytest.mark.skipif(not hasattr(datasets, "Json"), reason="an older release of datasets")

@@ -84,7 +84,7 @@ def test_an_input_alone_makes_an_embedding(tmp_path: Path):
     assert requests_of(source)[0] == {
         "custom_id": "1", "url": "/v1/embeddings", "body": {"input": "a", "dimensions": 1}
     }  # fmt: skip
-    (error,) = errors_of(source.again()).values()
+    (error,) = errors_of(source.reopen()).values()
     assert error.message == "row 2, column text: is empty; fill it, or leave the row out"
 
 
@@ -158,7 +158,7 @@ def test_a_table_gives_the_same_chunks_each_time_it_is_read(tmp_path: Path):
     texts = [f"question {n}" for n in range(count)]
     name = parquet(tmp_path / "in.parquet", {"text": texts}, row_group_size=170)
     source = open_source(name, PROMPT)
-    first, again = chunks_of(source), chunks_of(source.again())
+    first, again = chunks_of(source), chunks_of(source.reopen())
     assert [(c.cursor, c.digest) for c in first] == [(c.cursor, c.digest) for c in again]
     assert [c.cursor for c in first] == [CHUNK_LINES, 2 * CHUNK_LINES, count]
     assert source.fingerprint() == open_source(name, PROMPT).fingerprint()

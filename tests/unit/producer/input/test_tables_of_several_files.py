@@ -124,7 +124,7 @@ def test_a_later_file_without_a_column_is_named(tmp_path: Path):
 def test_a_folder_or_pattern_without_tables_is_told(tmp_path: Path):
     with pytest.raises(InputUnreadable, match="it is a folder without"):
         open_source(str(tmp_path))
-    with pytest.raises(InputUnreadable, match="no file is named like that"):
+    with pytest.raises(InputUnreadable, match="no file matches it"):
         open_source(str(tmp_path / "*.parquet"))
     text_file(tmp_path / "in.jsonl", "{}")
     with pytest.raises(BadOption, match="lines of JSON"):
@@ -188,7 +188,7 @@ def test_a_relative_pattern_and_hidden_files(
     written(tmp_path / "d", ["a1.parquet", ".a2.parquet"])
     monkeypatch.chdir(tmp_path)
     assert prompts("d/*.parquet") == prompts("./d/a*.parquet") == prompts("*/*.parquet") == ["0"]
-    with pytest.raises(InputUnreadable, match="no file is named like that"):
+    with pytest.raises(InputUnreadable, match="no file matches it"):
         open_source("e/*.parquet")
 
 
@@ -229,7 +229,7 @@ def test_the_rows_of_a_frame_are_requests(frame: Any):
     assert requests_of(source) == [{"prompt": "a1"}, {"prompt": "b2"}]
     if source.repeatable:
         assert source.size == 2
-        assert requests_of(source.again()) == [{"prompt": "a1"}, {"prompt": "b2"}]
+        assert requests_of(source.reopen()) == [{"prompt": "a1"}, {"prompt": "b2"}]
 
 
 def test_rows_that_are_dicts_are_mapped_without_knowing_the_columns():

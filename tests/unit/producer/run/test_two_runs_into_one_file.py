@@ -96,7 +96,7 @@ def test_a_file_that_appeared_meanwhile_is_left_and_the_lines_stay(
         return real(self)
 
     monkeypatch.setattr(ResultFile, "sync", late)
-    with pytest.raises(BatchConflict, match=f"{taken} was written by somebody else meanwhile"):
+    with pytest.raises(BatchConflict, match=f"{taken} was written by another process meanwhile"):
         delivery.deliver("seed")
     assert (tmp_path / taken).read_bytes() == b"of another run"
     assert all(path.exists() for path in delivery.gathered)
