@@ -1,7 +1,4 @@
-"""Looks at one batch again and again, and notices if it is deleted, replaced or set back.
-
-Also what a submit may find in Redis instead of what it expects.
-"""
+"""Watches one batch for deletion, replacement and lost writes; errors of submits that find them."""
 
 import time
 
@@ -17,7 +14,7 @@ _EXPIRY_TAKES_S = 1.0
 
 
 class BatchChanged(WarmqError):
-    """A batch was deleted, replaced, retried or set back while somebody read or followed it."""
+    """A batch was deleted, replaced, retried or set back while it was read or followed."""
 
     code = "batch_changed"
 
@@ -31,10 +28,10 @@ class WritesLost(BatchChanged):
 
 
 class BatchWatch:
-    """A batch as the caller has found it, and what has become of it since.
+    """A batch as first read and as last read.
 
-    `doing` is what is done meanwhile, for messages: "its results were read". With `may_reopen`
-    it may be open again after it was sealed, as a failover leaves it.
+    `doing` completes messages: "deleted while {doing}". With `may_reopen` it may be open again
+    after it was sealed, as a failover leaves it.
     """
 
     def __init__(
@@ -47,16 +44,12 @@ class BatchWatch:
         self._expires_at: float | None = None
 
     def state(self) -> Batch:
-        """Return the batch as it is now.
-
-        Raises:
-            BatchChanged: if it is gone, another one, or not sealed any more.
-        """
+        """Read the batch; raise BatchChanged if it is gone, another one, or no longer sealed."""
         asked_at = time.monotonic()
         batch = self._store.batch(self.first.id)
         if batch is None or batch.status == "deleting":
             raise self._gone()
-        # Another batch under the same id has another of both; of one millisecond, another `life`.
+        # `life` tells two batches with one id apart that were created in the same millisecond.
         if any(batch.fields.get(n) != self.first.fields.get(n) for n in ("created_at", "life")):
             raise self._changed(
                 f"was deleted, and submitted anew, while {self._doing}", "read_new_batch"
@@ -101,28 +94,24 @@ class BatchWatch:
         return BatchChanged(f"batch {batch_id} {what}", remedy=remedy, batch_id=batch_id)
 
 
-def find_batch(store: BatchStore, settings: Settings, batch_id: str, otherwise: str = "") -> Batch:
-    """Return a batch.
-
-    Raises:
-        BatchConflict: there is none of that id; `otherwise` is said where none has one like it.
-    """
+def find_batch(store: BatchStore, settings: Settings, batch_id: str, hint: str = "") -> Batch:
+    """Return a batch; raise BatchConflict, with `hint` if no id is similar, if there is none."""
     batch = store.batch(batch_id)
     if batch is None:
         where = masked(settings.redis_url.get_secret_value())
-        near = did_you_mean(batch_id, store.newest_ids()) or otherwise
+        near = did_you_mean(batch_id, store.newest_ids()) or hint
         raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
     return batch
 
 
-def differs(batch_id: str, where: str) -> BatchConflict:
-    """Return the error for a batch that another file has made."""
+def different_file(batch_id: str, where: str) -> BatchConflict:
+    """Return the error for a batch that was submitted from another file."""
     return BatchConflict(
         f"batch {batch_id} was submitted from a different file: {where}", remedy="new_batch_id"
     )
 
 
-def closed(batch_id: str, before: str) -> BatchConflict:
+def batch_closed(batch_id: str, before: str) -> BatchConflict:
     """Return the error for a batch that takes no more lines."""
     return BatchConflict(
         f"batch {batch_id} was closed before {before} (cancelled, or submitted from a shorter "
@@ -131,7 +120,7 @@ def closed(batch_id: str, before: str) -> BatchConflict:
     )
 
 
-def deleted(batch_id: str) -> BatchChanged:
+def batch_deleted(batch_id: str) -> BatchChanged:
     """Return the error for a batch that is gone."""
     return BatchChanged(
         f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
@@ -140,7 +129,9 @@ def deleted(batch_id: str) -> BatchChanged:
     )
 
 
-def lost(batch_id: str, answer: Enqueued) -> WritesLost:
+def writes_lost(batch_id: str, answer: Enqueued) -> WritesLost:
     """Return the error for a batch of which Redis has less than it had confirmed."""
-    kept = "the lines up to" if answer.answer == "moved" else "so many requests queued:"
-    return WritesLost(batch_id, f"of batch {batch_id} it has {kept} {answer.cursor} only")
+    has = f"only {answer.cursor} of its requests queued"
+    if answer.answer == "moved":
+        has = f"only its lines up to {answer.cursor}"
+    return WritesLost(batch_id, f"batch {batch_id} has {has}")

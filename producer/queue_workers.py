@@ -1,4 +1,4 @@
-"""The workers of a queue: whether they take what is queued, and what they are doing."""
+"""The workers of a queue: their states, versions and protocols."""
 
 import time
 from collections import Counter
@@ -9,17 +9,17 @@ from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
 
-#: Workers announce themselves every second; one that was silent for longer is named.
+#: Workers announce themselves every second; a worker silent for longer is named.
 _NOTABLE_S = 5.0
-#: Most characters of why a worker runs nothing; workers keep to it too.
+#: Most characters of the reason why a worker runs nothing; workers have the same limit.
 _WHY_CHARACTERS = 300
 
 
 class QueueWorkers:
-    """The workers of one queue, looked at again and again.
+    """The workers of one queue, read repeatedly.
 
-    Redis drops a dead worker's announcement after a minute if any other worker lives; this
-    remembers the last one for longer.
+    Redis drops a dead worker's announcement after a minute if another worker lives; this keeps the
+    last one.
     """
 
     def __init__(self, store: BatchStore, queue: str) -> None:
@@ -30,9 +30,9 @@ class QueueWorkers:
 
     def text(self) -> str:
         """Return one clause: the workers' states, or that none is alive and whose log to read."""
-        heard = self._store.announcements(self._queue)
-        alive = [worker for worker in heard if is_alive(worker)]
-        for worker in heard:
+        announced = self._store.announcements(self._queue)
+        alive = [worker for worker in announced if is_alive(worker)]
+        for worker in announced:
             at = time.monotonic() - worker["silent_s"]
             if self._last is None or at > self._last_at:
                 self._last, self._last_at = worker, at
@@ -43,25 +43,25 @@ class QueueWorkers:
         silent = clock_text(time.monotonic() - self._last_at)
         return (
             f"no worker serves queue {self._queue} any more: the last one, {_name(self._last)}, "
-            f"was heard {silent} ago ({': '.join(_doing(self._last))}); its log says why"
+            f"was seen {silent} ago ({': '.join(_doing(self._last))}); see its log"
         )
 
 
 def _state(worker: dict[str, Any]) -> str:
     state, *notes = _doing(worker)
     if worker["silent_s"] >= _NOTABLE_S:
-        notes.append(f"{_name(worker)} was last heard {clock_text(worker['silent_s'])} ago")
+        notes.append(f"{_name(worker)} was last seen {clock_text(worker['silent_s'])} ago")
     return f"{state} ({'; '.join(notes)})" if notes else state
 
 
 def _doing(worker: dict[str, Any]) -> list[str]:
-    """Return its state, and if it told why it runs nothing, that."""
+    """Return its state, and the reason why it runs nothing, if any."""
     why = "".join(c if c.isprintable() else " " for c in str(worker.get("why", "")))
     return [str(worker.get("state", "unknown")), *([why[:_WHY_CHARACTERS]] if why else [])]
 
 
 def _name(worker: dict[str, Any]) -> str:
-    """Return Celery's name of a worker and its process, which its id is made of."""
+    """Return Celery's name of a worker and its process, from its id."""
     name, _, rest = str(worker["id"]).rpartition(".")[0].rpartition(".")
     return f"{name} (process {rest})" if name else str(worker["id"])
 
@@ -73,10 +73,9 @@ def clock_text(seconds: float) -> str:
 
 
 def refuse_older_workers(store: BatchStore, queue: str) -> None:
-    """Refuse to queue for workers of an older protocol: they would not find it, or not end it.
+    """Raise ProtocolMismatch if a living worker of the queue has an older protocol.
 
-    Raises:
-        ProtocolMismatch: if any living worker of the queue is one (contract/version.py).
+    It would not find what is queued, or not end it (contract/version.py).
     """
     if older := older_workers(store.workers(queue)):
         raise ProtocolMismatch(
@@ -87,18 +86,20 @@ def refuse_older_workers(store: BatchStore, queue: str) -> None:
 
 
 def older_workers(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the announcements that are of an older protocol than this producer's."""
+    """Return the announcements with an older protocol than this producer's."""
     return [worker for worker in workers if protocol_of(worker) < PROTOCOL]
 
 
 def describe_workers(workers: list[dict[str, Any]]) -> str:
-    """Return them with version and protocol, as a message tells them."""
-    told = ((worker["id"], _version_of(worker), protocol_of(worker)) for worker in workers)
-    return ", ".join(f"{name} ({version}, protocol {protocol})" for name, version, protocol in told)
+    """Return names, versions and protocols."""
+    return ", ".join(
+        f"{worker['id']} ({_version_of(worker)}, protocol {protocol_of(worker)})"
+        for worker in workers
+    )
 
 
 def count_versions(workers: list[dict[str, Any]]) -> str:
-    """Return how many there are of each version: what anybody may know who sees no machines."""
+    """Return the number of workers of each version, for readers who may see no machine's name."""
     found = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
     return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))
 

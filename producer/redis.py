@@ -1,9 +1,4 @@
-"""What only producers do in Redis.
-
-They read results ahead: Redis looks the next ones up while the caller uses the last ones. They find
-out by trying what a user may do; docs/how-to/security.md lists what each side needs. And an
-operator sees and removes what tenants of gateways keep in Redis.
-"""
+"""Redis access of producers alone: prefetched results, permissions, and tenants' records."""
 
 from __future__ import annotations
 
@@ -27,10 +22,10 @@ from contract.redis.records import Record, Records
 
 
 class ResultPrefetch:
-    """Asks for one set of results at a time, on a connection of its own.
+    """Asks Redis for the next results, on a connection of its own, while the last ones are used.
 
-    If that connection fails, the same results are read through the store, which waits a few
-    seconds for a Redis that is away and raises its errors.
+    If that connection fails, the results are read through the store, which waits a few seconds for
+    an unreachable Redis and raises its errors.
     """
 
     def __init__(self, store: BatchStore) -> None:
@@ -40,7 +35,7 @@ class ResultPrefetch:
         self._connection: Any = None
 
     def ask(self, request_ids: Sequence[str]) -> None:
-        """Ask for the results of these requests; the `answer` before must have been taken."""
+        """Ask for results; the `answer` to the last call must have been taken."""
         self._asked = request_ids
         try:
             if self._connection is None:
@@ -50,11 +45,7 @@ class ResultPrefetch:
             self.close()
 
     def answer(self) -> list[bytes | None]:
-        """Return the stored results, None where there is none (yet).
-
-        Raises:
-            StoreUnavailable: Redis cannot be used.
-        """
+        """Return the stored results, None for each that does not exist (yet)."""
         asked = self._asked
         if self._connection is not None:
             try:
@@ -66,7 +57,7 @@ class ResultPrefetch:
         return self._store.results(asked)
 
     def close(self) -> None:
-        """Give the connection back to the pool; one with an unread reply is closed first."""
+        """Return the connection to the pool; with an unread reply, disconnected."""
         if self._connection is not None:
             if self._asked:
                 self._connection.disconnect()
@@ -76,97 +67,57 @@ class ResultPrefetch:
 
 _KEY = keys.SCRATCH
 _RESULT = f"{RESULT_PREFIX}warmq-scratch"
-#: What a producer runs, in forms that change nothing: see permissions.lua.
-PRODUCER_COMMANDS = tuple(
-    line.format(key=_KEY).split()
-    for line in """
-    set {key} 1
-    get {key}
-    getrange {key} 0 0
-    mget {key}
-    incr {key}
-    exists {key}
-    pexpire {key} 60000
-    pttl {key}
-    persist {key}
-    hget {key} f
-    hset {key} f v
-    hdel {key} f
-    hexists {key} f
-    hgetall {key}
-    hmget {key} f
-    hscan {key} 0
-    hincrby {key} f 1
-    lindex {key} 0
-    llen {key}
-    lrange {key} 0 0
-    lpop {key}
-    lpush {key} v
-    rpush {key} v
-    lmove {key} {key} LEFT LEFT
-    lset {key} 0 v
-    sadd {key} m
-    smembers {key}
-    zadd {key} 1 m
-    zrange {key} 0 0
-    zrem {key} m
-    zrevrange {key} 0 0
-    zscore {key} m
-    publish {key} v
-    del {key}
-    unlink {key}
-    """.strip().splitlines()
-)
-#: What only a worker runs, as far as a script may run it.
-WORKER_SETTINGS = tuple(
-    line.format(key=_KEY).split()
-    for line in """
-    set {key} 1
-    incrby {key} 1
-    rename {key} {key}
-    hkeys {key}
-    hrandfield {key} 1
-    ltrim {key} 0 0
-    sismember {key} m
-    srandmember {key} 1
-    srem {key} m
-    zcard {key}
-    zincrby {key} 1 m
-    zmscore {key} m
-    zrandmember {key} 1
-    zrangebyscore {key} 0 0
-    zremrangebyscore {key} 0 0
-    """.strip().splitlines()
-)
-#: How long to wait for what Redis says to SUBSCRIBE, in seconds.
+
+
+def _commands(table: str) -> tuple[list[str], ...]:
+    return tuple(command.format(key=_KEY).split() for command in table.split(";"))
+
+
+#: Commands of a producer, in forms that change nothing (permissions.lua).
+PRODUCER_COMMANDS = _commands("""
+    set {key} 1; get {key}; getrange {key} 0 0; mget {key}; incr {key}; exists {key};
+    pexpire {key} 60000; pttl {key}; persist {key};
+    hget {key} f; hset {key} f v; hdel {key} f; hexists {key} f; hgetall {key}; hmget {key} f;
+    hscan {key} 0; hincrby {key} f 1;
+    lindex {key} 0; llen {key}; lrange {key} 0 0; lpop {key}; lpush {key} v; rpush {key} v;
+    lmove {key} {key} LEFT LEFT; lset {key} 0 v;
+    sadd {key} m; smembers {key};
+    zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrevrange {key} 0 0; zscore {key} m;
+    publish {key} v; del {key}; unlink {key}
+""")
+#: Further commands of a worker, those that a script may run.
+WORKER_COMMANDS = _commands("""
+    set {key} 1; incrby {key} 1; rename {key} {key};
+    hkeys {key}; hrandfield {key} 1; ltrim {key} 0 0;
+    sismember {key} m; srandmember {key} 1; srem {key} m;
+    zcard {key}; zincrby {key} 1 m; zmscore {key} m; zrandmember {key} 1;
+    zrangebyscore {key} 0 0; zremrangebyscore {key} 0 0
+""")
+#: Seconds to wait for Redis' answer to SUBSCRIBE.
 ANSWER_S = 5.0
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
-#: How Redis 6.2 and later, and Valkey, refuse a command, key or channel within a script.
+#: Errors of Redis 6.2 and later, and Valkey, for a forbidden command, key or channel in a script.
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)
 
 
 def missing_permissions(store: Reads, queue: str, *, worker: bool) -> list[str]:
-    """Return what a producer with this queue needs and is not allowed; with `worker` also for one.
+    """Return what this user lacks for producing to a queue; with `worker`, also for a worker.
 
-    Commands are told by their names, keys as `~key`, channels as `&channel`. Redis notes each
-    refusal in its ACL LOG.
-
-    Raises:
-        StoreUnavailable: Redis cannot be used.
+    Commands by name, keys as `~key`, channels as `&channel`. Redis logs each refusal in ACL LOG.
     """
     tried = [*PRODUCER_COMMANDS, ["exists", queue], ["exists", _RESULT], ["publish", _RESULT, ""]]
     if worker:
-        tried += [*WORKER_SETTINGS, *(["exists", name] for name in _KEYS_OF_CELERY)]
+        tried += [*WORKER_COMMANDS, *(["exists", name] for name in _KEYS_OF_CELERY)]
     try:
-        said = store._client.run_script("permissions", orjson.dumps(tried))
+        errors = store._client.run_script("permissions", orjson.dumps(tried))
     except StoreForbidden:
         return ["evalsha", "script|load"]
     found = [] if _may_subscribe(store) else ["subscribe"]
-    for words, text in zip(tried, map(bytes.decode, said), strict=True):
+    for words, text in zip(tried, map(bytes.decode, errors), strict=True):
         command, name = words[:2]
         if _REFUSED.search(text) and command not in found:
             sign = "&" if command == "publish" else "~"
-            # One for a key or channel only if the command may be used on others.
+            # A key or channel only if the command is allowed for the scratch key.
             found.append(command if name == _KEY else sign + name)
     return found
 
@@ -182,18 +133,18 @@ def _may_subscribe(store: Reads) -> bool:
     return True
 
 
-#: Records looked at to say which kinds a tenant has: a bound on what the doctor asks of Redis.
+#: Most records of a tenant whose kinds are counted.
 SAMPLED = 1000
-#: A file's content goes so long after its record: a batch may still read it.
+#: Time between deleting a file's record and its content, which a batch may still read.
 CONTENT_MS = 600_000
 _ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """What one tenant has: bytes in all, and how many of each kind, the most frequent first.
+    """A tenant's bytes, and its number of records of each kind, the most frequent first.
 
-    With `sampled` the kinds are those of SAMPLED records only.
+    With `sampled` the numbers are those of SAMPLED records.
     """
 
     tenant: str
@@ -203,11 +154,11 @@ class TenantUsage:
 
 
 def tenant_usage(redis: Reads) -> Iterator[TenantUsage]:
-    """Yield what each tenant has, the largest first."""
+    """Yield each tenant's usage, the largest first."""
     records = Records.using(redis)
-    for tenant, held in sorted(records.owners().items(), key=lambda pair: -pair[1]):
+    for tenant, size in sorted(records.owners().items(), key=lambda pair: -pair[1]):
         kinds = records.kinds_of(tenant, SAMPLED)
-        yield TenantUsage(tenant, held, dict(kinds.most_common()), kinds.total() >= SAMPLED)
+        yield TenantUsage(tenant, size, dict(kinds.most_common()), kinds.total() >= SAMPLED)
 
 
 def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
@@ -216,39 +167,30 @@ def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
 
 
 def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
-    """Remove a tenant's batch that has ended, with its results, or a file, whose content a gateway
-    then removes.
+    """Delete a tenant's ended batch with its results, or a file; return its kind, None if unknown.
 
-    Returns:
-        What it was; None if there is no such object.
-
-    Raises:
-        BatchConflict: it is a batch that has not ended.
+    A gateway then deletes the file's content. Raises BatchConflict for a batch that has not ended.
     """
     objects, kind = Objects.using(redis), _kind_of(object_id)
     owner = objects.owner_of(kind, object_id) if kind is not None else None
     if kind is None or owner is None:
         return None
-    parts: list[str] = []
+    batch_ids: list[str] = []
     if kind == "file":
         Due.using(redis).add("file", object_id, CONTENT_MS)  # first: else its content would stay
     else:
         stored = objects.get(kind, owner, object_id)
         record = orjson.loads(stored.document) if stored else {}
-        status, parts = record.get("status", "validating"), _parts(record)
+        status = record.get("status", "validating")
+        batch_ids = [part["batch_id"] for part in record.get("parts", ())]
         if stored is not None and status not in _ENDED:
             raise BatchConflict(
                 f"batch {object_id} of tenant {owner} is {status}; its tenant must cancel it first"
             )
-    for batch_id in parts:  # first: killed in between, the same call ends it
+    for batch_id in batch_ids:  # first: after a kill, the same call completes the deletion
         redis.delete(batch_id, force=True)
     objects.delete(kind, owner, object_id)
     return kind
-
-
-def _parts(record: dict[str, Any]) -> list[str]:
-    """Return the queues' batches of a gateway's batch."""
-    return [part["batch_id"] for part in record.get("parts", ())]
 
 
 def _kind_of(object_id: str) -> Kind | None:

@@ -1,8 +1,7 @@
-"""What a user can do about an error, by kind of remedy: in the words of the library, and of the
-command line where those are others.
+"""Remedies of errors by kind, for the library and for the command line.
 
-A finding of `producer doctor` has its remedy beside its text (producer/cli/commands/doctor.py), a
-failed request in the page that shows it (gateway/page/requests.py).
+Those of `producer doctor` are in producer/cli/commands/doctor.py, those of failed requests in
+gateway/page/requests.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ LIBRARY_REMEDIES: dict[Remedy, str] = {
     "name_error_file": "give the error file {errors_file}, or {start_anew}",
     "new_batch_id": "use another batch_id",
     "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub",
-    "read_new_batch": "what was read is not from one batch: begin again with the new one",
+    "read_new_batch": "the results are of two batches: begin again with the new one",
     "report": "if nothing else removes keys there, please report it; submit it again under another "
     "batch_id",
     "resume_submit": "the same submit with batch_id={batch_id!r} goes on where it stopped",
@@ -45,7 +44,7 @@ COMMAND_REMEDIES: dict[Remedy, str] = LIBRARY_REMEDIES | {
 
 
 def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = COMMAND_REMEDIES) -> str:
-    """Return what is wrong and what to do about it, for the command line."""
+    """Return an error's message with its remedy."""
     if error.remedy is None:
         return error.message
     return f"{error.message}; {phrases[error.remedy].format_map(error.facts)}"
@@ -53,7 +52,7 @@ def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = COMMAND_REMEDIES
 
 @contextmanager
 def add_remedies() -> Iterator[None]:
-    """Add to an error what a program can do about it."""
+    """Add the library's remedy to the message of an error."""
     try:
         yield
     except WarmqError as error:

@@ -1,4 +1,4 @@
-"""How long tokens take: at the rate of the last minutes in which a queue's workers had work."""
+"""Time left, at the rate of the last minutes in which a queue's workers had work."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from contract.batch import Batch
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.reads import Reads
 
-#: So many minutes with work are counted, the latest of the last day.
+#: Minutes with work that count, the latest of the last day.
 MINUTES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Tokens, read and written, that one slot does in a second, and how many slots there are."""
+    """Tokens, read and written, a second and slot; and the number of slots."""
 
     of_slot: float
     slots: float
 
     @property
     def tokens_per_s(self) -> float:
-        """What all slots do together."""
+        """Tokens a second of all slots."""
         return self.of_slot * self.slots
 
     def seconds(self, tokens: float, requests: int) -> float:
-        """Return how long these tokens take. A request has one slot: few requests use few."""
+        """Return the time for these tokens. Few requests use few slots: each takes one."""
         return tokens / (self.of_slot * max(1.0, min(self.slots, requests)))
 
 
 def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
-    """Return the pace of these minutes, the oldest first; None where none of them had work.
+    """Return the pace of these minutes, oldest first; None if none of them had work.
 
-    `slots` are those that there are now; 0 takes as many as there were.
+    `slots` is the present number; 0 for the number at that time.
     """
     worked = [m for m in minutes if m.busy_s and m.prompt_tokens + m.completion_tokens][-MINUTES:]
     if not worked:
@@ -45,15 +45,15 @@ def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
 
 
 def pace_of_queue(reads: Reads, queue: str, workers: Iterable[Mapping[str, Any]]) -> Pace | None:
-    """Return the pace of a queue on these workers; None where none has noted any in a day."""
+    """Return the pace of a queue on these workers; None without work in the last day."""
     slots = sum(n for one in workers if isinstance(n := one.get("slots"), int))
     return pace_of(HistoryReads.using(reads).day([queue]), slots) if slots else None
 
 
 def seconds_left(pace: Pace | None, total: int, done: int, tokens: int) -> float | None:
-    """Return how long a batch takes to its end, if nothing else runs; None while nobody knows.
+    """Return the time to a batch's end, if nothing else runs; None if unknown.
 
-    Its other requests are taken for as long as those that are done, which had so many tokens.
+    `tokens` are those of the `done` requests, from which the rest is extrapolated.
     """
     if pace is None or not done or not tokens:
         return None
@@ -61,6 +61,6 @@ def seconds_left(pace: Pace | None, total: int, done: int, tokens: int) -> float
 
 
 def batch_seconds_left(batch: Batch, pace: Pace | None) -> float | None:
-    """Return how long a batch of `producer submit` still takes at its queue's pace."""
+    """Return the time to the end of a batch of `producer submit`; None if unknown."""
     tokens = batch.number("prompt_tokens") + batch.number("completion_tokens")
     return seconds_left(pace, batch.number("total"), batch.terminal, tokens)

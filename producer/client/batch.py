@@ -20,7 +20,7 @@ from producer.batch_watch import BatchWatch
 from producer.collect.collect import Collector
 from producer.collect.parquet import text_of
 from producer.remedies import add_remedies
-from producer.submit.resumable import ResumableSubmit
+from producer.submit.submit import ResumableSubmit
 
 Order = Literal["completion", "input"]
 Retried = Literal["failed", "cancelled", "expired"]

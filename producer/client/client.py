@@ -20,8 +20,8 @@ from producer.input.tables.frames import frame_source, is_data_set, is_frame, un
 from producer.input.tables.mapping import RowMapping
 from producer.queue_workers import refuse_older_workers
 from producer.remedies import add_remedies
-from producer.submit.resumable import ResumableSubmit
 from producer.submit.submission import OrderOption, Submission, new_batch_id
+from producer.submit.submit import ResumableSubmit
 
 
 class SupportsArrow(Protocol):

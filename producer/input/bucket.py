@@ -255,7 +255,7 @@ class ObjectPlace:
         return copy
 
     def read(self, start: int, end: int) -> bytes:
-        """Return some bytes; raise InputUnreadable if the object has changed since it was opened."""
+        """Return some bytes; raise InputUnreadable if the object has changed meanwhile."""
         options: dict[str, Any] = {"range": (start, end)}
         tag = self._meta.get("e_tag")
         if tag and not tag.startswith("W/"):  # a weak tag never matches (RFC 9110)

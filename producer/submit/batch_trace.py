@@ -1,8 +1,7 @@
-"""The trace of a batch: its submission, the plan of its order, and the writing of its results.
+"""The trace of a batch: spans of its submission, its ordering, and the writing of its results.
 
-The batch keeps the context of its first span, so that whoever goes on with it, in another process
-or after a crash, adds to the same trace; those of its requests are linked to it. A batch's trace
-is few spans, so it is exported whatever the ratio, unless whoever asked for it says otherwise.
+The batch keeps the context of its first span: other processes add to the same trace, and spans of
+its requests link to it. It is always exported, unless the caller's trace is not sampled.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ FIELD = "traceparent"
 
 
 def new_batch_fields(parent_traceparent: str) -> dict[str, str]:
-    """Return what a new batch keeps; `parent_traceparent` is the caller's, or ''."""
+    """Return the trace's field of a new batch; `parent_traceparent` is the caller's, or ''."""
     if tracer() is None:
         return {}
     parent = read_context(parent_traceparent)
@@ -25,14 +24,13 @@ def new_batch_fields(parent_traceparent: str) -> dict[str, str]:
     return {FIELD: context.traceparent}
 
 
-def batch_context(batch: Batch) -> SpanContext | None:
-    """Return where a batch's trace begins; None if whoever made it did not trace."""
-    return read_context(batch.fields.get(FIELD))
+def _context(batch: Batch | None) -> SpanContext | None:
+    return read_context(batch.fields.get(FIELD)) if batch is not None else None
 
 
 def submitted(batch: Batch, queue: str, parent_traceparent: str) -> None:
-    """Export the first span: from the batch's creation until it was sealed, which is now."""
-    tracing, context = tracer(), batch_context(batch)
+    """Export the first span: from the batch's creation until now."""
+    tracing, context = tracer(), _context(batch)
     if tracing is None or context is None:
         return
     attributes = _attributes(batch, queue) | {
@@ -48,8 +46,8 @@ def submitted(batch: Batch, queue: str, parent_traceparent: str) -> None:
 
 @contextmanager
 def step(name: str, batch: Batch | None, queue: str) -> Iterator[None]:
-    """Export a span for what the block does for a batch; it fails with the block."""
-    tracing, context = tracer(), batch_context(batch) if batch is not None else None
+    """Export a span for the block; the span fails with the block."""
+    tracing, context = tracer(), _context(batch)
     if tracing is None or context is None or batch is None:
         yield
         return
@@ -60,9 +58,13 @@ def step(name: str, batch: Batch | None, queue: str) -> Iterator[None]:
         error = type(raised).__name__
         raise
     finally:
-        named, own = f"{name} {queue}", context.child()
         attributes = _attributes(batch, queue)
-        tracing.record(Span(named, "internal", own, began, now(), context, attributes, (), error))
+        tracing.record(
+            Span(
+                f"{name} {queue}", "internal", context.child(), began, now(), context, attributes,
+                (), error,
+            )
+        )  # fmt: skip
 
 
 def _attributes(batch: Batch, queue: str) -> dict[str, Value]:

@@ -1,7 +1,4 @@
-"""Turns a file's lines into messages, and each bad line into an error result of its own.
-
-With `once`, lines of a batch that ask the same question have one message, the first line's.
-"""
+"""Turns lines into messages, and each bad line into an error result; with deduplication."""
 
 from __future__ import annotations
 
@@ -29,25 +26,23 @@ from producer.input.seen import IN_MEMORY, KeyTable, SeenIds
 
 @dataclass(slots=True)
 class PreparedChunk:
-    """One chunk, ready to send: `before` is the cursor and digest it follows.
-
-    `identical` of its requests have no message, for an earlier line's answers them;
-    `without_limit` of its requests name no max_tokens; `ignored` counts the lines with each field
-    that means nothing here; `first_error` is its first bad line's. Where the order is planned,
-    `bodies` has the url and body of each message until the messages are taken out: then they are
-    `announced`.
-    """
+    """A chunk ready to send, which follows the cursor and digest `before`."""
 
     ordinal: int
     first: int
     before: tuple[int, str]
     index: IndexChunk
     messages: list[bytes] = field(default_factory=list)
+    #: Url and body of each message, with `keep_bodies`.
     bodies: list[tuple[str, bytes]] = field(default_factory=list)
+    #: Number of messages that will be queued later, in another order.
     announced: int = 0
     rejects: list[tuple[str, bytes]] = field(default_factory=list)
+    #: Requests without a message: an earlier line's result answers them.
     identical: int = 0
+    #: Requests without max_tokens.
     without_limit: int = 0
+    #: Lines with each ignored field.
     ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
 
@@ -56,10 +51,9 @@ class PreparedChunk:
 class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
-    custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
-    this one is a part; without `seen` it is known that none is repeated. With `leaders`, a body
-    that was met before gets no message. With `keep_bodies` the chunks have their messages' bodies,
-    too. `check` may refuse a valid request by raising RequestRejected.
+    `seen` remembers custom_ids as requests of this batch, or of the batch `whole` of which it is a
+    window; None if none is repeated. With `leaders`, a repeated body gets no message. `check` may
+    raise RequestRejected for a valid request.
     """
 
     batch_id: str
@@ -73,14 +67,14 @@ class LinesToMessages:
     check: Callable[[Request], None] | None = None
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
-        """Remember a custom_id; return whether no earlier line had it."""
+        """Add a custom_id; return whether it is new."""
         if self.seen is None:
             return True
         whole = self.whole
         return self.seen.add(naming.request_id(whole, custom_id) if whole else request_id)
 
     def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
-        """Validate a chunk's lines and write their messages; takes the lines out of it."""
+        """Validate a chunk's lines and write their messages; removes the lines from it."""
         batch_id, overrides = self.batch_id, self.overrides
         entries: list[IndexEntry] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
@@ -89,11 +83,11 @@ class LinesToMessages:
         check = self.check
         raw.lines.reverse()
         while raw.lines:
-            number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
+            number, line = raw.lines.pop()  # frees a line's bytes when its message is written
             custom_id = None
             try:
                 if number in raw.too_long:
-                    raise self._too_long(raw.too_long[number])
+                    raise _too_long(raw.too_long[number], self.max_line_bytes)
                 request = parse_line(line, overrides)
                 custom_id = request.custom_id
                 if check is not None:
@@ -126,20 +120,20 @@ class LinesToMessages:
         return chunk
 
     def take_stored(self, raw: RawChunk, kept: IndexChunk) -> None:
-        """Remember the custom_ids of a chunk that was queued before, and its leaders."""
+        """Add the custom_ids and leaders of a chunk that was queued before."""
         lines = zip(raw.lines, kept.entries, kept.request_ids(self.batch_id), strict=True)
         for (_, line), entry, request_id in lines:
             _, custom_id, by_line = entry[:3]
             if not by_line:
                 self.first_use(custom_id, request_id)
             if self.leaders and not leader_of(entry):
-                with suppress(RequestRejected):  # a bad line leads nobody
+                with suppress(RequestRejected):  # a bad line is no leader
                     request = parse_line(line, self.overrides)
                     if by_line == (request.custom_id is None):  # else its custom_id was repeated
                         self.leaders.of(request, request_id)
 
     def _reject(self, chunk: PreparedChunk, number: int, error: RequestRejected) -> None:
-        """Give a bad line its error result."""
+        """Add the error result of a bad line."""
         batch_id, custom_id = self.batch_id, error.custom_id
         by_line, request_id = True, naming.line_request_id(batch_id, number)
         if custom_id is None:
@@ -153,12 +147,12 @@ class LinesToMessages:
         chunk.rejects.append((request_id, meta))
         chunk.first_error = chunk.first_error or error.message
 
-    def _too_long(self, size: int) -> RequestRejected:
-        limit = self.max_line_bytes
-        return RequestRejected(
-            f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
-            code="line_too_long",
-        )
+
+def _too_long(size: int, limit: int) -> RequestRejected:
+    return RequestRejected(
+        f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
+        code="line_too_long",
+    )
 
 
 def in_line(number: int, _: bytes, error: RequestRejected) -> RequestRejected:
@@ -181,52 +175,50 @@ def _duplicate(custom_id: str) -> RequestRejected:
 
 
 _KEY_BYTES = 16
-#: Fields that change when an answer comes, or under whose name, and never the answer.
-_NOT_ASKED = frozenset(("user", "session_id", "priority", "stream"))
-#: Fields that let an answer depend on more than the body where they are neither null nor false: a
-#: search over several texts, a mark drawn from a key, arguments of plugins, and key-value caches
-#: that another engine holds and may give only once.
-_DEPENDS = (
+#: Fields that never change an answer.
+_IRRELEVANT = frozenset(("user", "session_id", "priority", "stream"))
+#: Fields with which an answer may depend on more than the body, unless null or false: a search
+#: over several texts, a mark drawn from a key, arguments of plugins, and key-value caches that
+#: another engine holds and may give only once.
+_NOT_REPEATABLE = (
     "use_beam_search", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"
 )  # fmt: skip
 
 
 def dedupe_key(url: str, text: bytes) -> bytes | None:
-    """Return a key that two requests share if one's answer answers the other; None for a request
-    whose answer may differ when it is asked again.
+    """Return a key that is equal for requests with the same answer; None if it may vary.
 
     `text` is a valid body's JSON. An answer is repeatable where the body alone decides it:
 
-    - A generated text must be greedy, which is temperature 0, in the line or set for all: without
-      a temperature the model's own default counts, which mostly samples. vLLM then looks neither
-      at `seed` nor at `top_p`, `top_k` and `min_p` (SamplingParams.__post_init__).
-    - One text, n = 1; vLLM refuses more that are greedy.
-    - Nothing else it depends on may be asked for (_DEPENDS), nor media by address: what is there
-      may change, and uuids of media name what an engine has seen before.
+    - A generated text must be greedy: temperature 0, in the line or set for all. Without a
+      temperature the model's default counts, which mostly samples. At 0 vLLM ignores `seed`,
+      `top_p`, `top_k` and `min_p` (SamplingParams.__post_init__).
+    - One text, n = 1; vLLM refuses several greedy ones.
+    - None of _NOT_REPEATABLE, nor media by address: its content may change, and uuids of media
+      name what an engine has seen before.
     - Pooling models (embeddings, scores, rerankings) draw nothing at random.
 
-    Bodies are the same with the same fields, whatever their order. What a field holds is compared
-    as it is written: a template or a grammar may follow the order of a tool's or a schema's
-    properties.
+    The order of the body's fields does not matter. A field's value is compared as it is written: a
+    template or a grammar may follow the order of properties.
     """
     try:
         body: dict[str, Any] = decode(text)
-    except RequestRejected:  # the worker decodes it so, too, and says what is wrong
+    except RequestRejected:  # the worker decodes it in the same way, and reports the error
         return None
     if url in LIMITS and (body.get("temperature") != 0 or body.get("n") not in (None, 1)):
         return None
-    if any(body.get(name) not in (None, False) for name in _DEPENDS):
+    if any(body.get(name) not in (None, False) for name in _NOT_REPEATABLE):
         return None
-    asked = {name: body[name] for name in sorted(body.keys() - _NOT_ASKED)}
-    canonical = orjson.dumps(asked)
-    if b'_url"' in canonical and _by_address(asked):
+    relevant = {name: body[name] for name in sorted(body.keys() - _IRRELEVANT)}
+    canonical = orjson.dumps(relevant)
+    if b'_url"' in canonical and _has_media_by_address(relevant):
         return None
     return hashlib.blake2b(url.encode() + b"\0" + canonical, digest_size=_KEY_BYTES).digest()
 
 
-def _by_address(asked: dict[str, Any]) -> bool:
-    """Whether a part of a body gives a medium by anything but its content (a `data:` URL)."""
-    waiting: list[Any] = [asked]
+def _has_media_by_address(body: dict[str, Any]) -> bool:
+    """Whether any part of a body has a medium with a URL other than `data:`."""
+    waiting: list[Any] = [body]
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
@@ -242,17 +234,15 @@ def _by_address(asked: dict[str, Any]) -> bool:
 
 
 class Leaders:
-    """The first line of each question of one batch, in constant memory."""
+    """The request ids of the first lines with each dedupe key, in bounded memory."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        self._first = KeyTable(_KEY_BYTES, in_memory, "questions")
+        self._first = KeyTable(_KEY_BYTES, in_memory, "request bodies")
 
     def of(self, request: Request, request_id: str) -> str:
-        """Return the request id of the line that asked the same before, '' for the first one,
-        which is remembered, and for one that is not repeatable.
+        """Return the leader of a request; '' for a new leader, and where answers may vary.
 
-        Raises:
-            WriteFailed: there is no room for it on disk.
+        Raises WriteFailed if the temporary file cannot grow.
         """
         key = dedupe_key(request.url, request.body)
         if key is None:
@@ -261,5 +251,5 @@ class Leaders:
         return str(uuid.UUID(bytes=first)) if first is not None else ""
 
     def close(self) -> None:
-        """Give memory and file back."""
+        """Free memory and file."""
         self._first.close()

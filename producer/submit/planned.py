@@ -1,13 +1,11 @@
-"""Queues a batch, or a run's lines, in an order that is known only when the whole file was read.
+"""Queues a batch, or a run's lines, in an order that depends on the whole file.
 
-Meanwhile a batch's messages, or a run's lines, are in a temporary file. Of a batch Redis has the
-index of all lines by then, and the number of messages that are to come. It counts those that have
-come, in the order of the plan; every submit of the file makes the same plan, so each can go on
-where another one stopped.
+Until the file is read, the messages or lines are in a temporary file. Redis then has the index of
+all lines of the batch, and counts the messages pushed in the order. Every submit of the file
+computes the same order, so each can continue another one.
 """
 
 import hashlib
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,7 +18,7 @@ from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
-from producer.batch_watch import closed, deleted, differs, lost
+from producer.batch_watch import batch_closed, batch_deleted, different_file, writes_lost
 from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, ExplainError, RawChunk
 from producer.input.seen import SeenIds
 from producer.submit.lines import PreparedChunk
@@ -28,41 +26,37 @@ from producer.submit.order.keys import keys_of, text_of
 from producer.submit.order.prefix import OrderChoice, cache_tokens, choose_order
 from producer.submit.order.records import Records, Spool
 from producer.submit.submission import OrderOption
+from producer.submit.submit import wait_while_full
 
-#: Waits between looks at a Redis that is full, in seconds.
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
-#: Called with how many messages are queued, and what is waited for ('' if nothing).
+#: Called with the number of messages pushed, and the reason while Redis is full ('' otherwise).
 Report = Callable[[int, str], None]
 
 
 @dataclass(slots=True)
 class PlannedMessages:
-    """The messages of one batch whose order is planned.
+    """The messages of one batch, before they are in order.
 
-    `keep` is called for each chunk of the file, then `push` once. `list_key` is where they go.
+    Call `keep` for each chunk of the file, then `push` once. Both raise WriteFailed or Redis'
+    errors. `list_key` is the list that the messages go to.
     """
 
     store: BatchStore
     settings: Settings
     batch: Batch
     list_key: str
-    wish: OrderOption
+    option: OrderOption
     _spool: Spool = field(default_factory=Spool)
     _records: Records = field(default_factory=Records)
 
     def keep(self, chunk: PreparedChunk) -> None:
-        """Take the messages out of a chunk.
-
-        Raises:
-            WriteFailed: there is no room for them on disk.
-        """
+        """Move the messages of a chunk to the temporary file."""
         self._spool.add(chunk.messages)
         self._records.add(*keys_of([text_of(url, body) for url, body in chunk.bodies]))
         chunk.announced = len(chunk.messages)
         chunk.messages, chunk.bodies = [], []
 
     def close(self) -> None:
-        """Give memory and disk back."""
+        """Free memory and disk."""
         self._records.close()
         self._spool.close()
 
@@ -73,17 +67,17 @@ class PlannedMessages:
             The order, and how many messages were queued now.
 
         Raises:
-            BatchConflict: if the batch is closed, or its messages are queued by another plan.
-            BatchChanged: if it was deleted meanwhile; WritesLost if Redis has lost messages.
-            StoreUnavailable: if Redis is gone or refuses; the batch stays open.
+            BatchConflict: the batch is closed, or its messages are queued in another order.
+            BatchChanged: it was deleted meanwhile; WritesLost if Redis has lost messages.
+            StoreUnavailable: the batch stays open.
         """
         state = self.store.batch(self.batch.id) or self.batch
         cache = cache_tokens(self.store, self.batch.fields.get("queue", ""))
-        choice = choose_order(self.wish, self._records, cache, state.fields.get("plan", ""))
+        choice = choose_order(self.option, self._records, cache, state.fields.get("plan", ""))
         position = confirmed = pushed = 0
         while position < len(self._spool):
             messages = self._read(choice, position)
-            answer = self._sent(choice, end, position, messages, report)
+            answer = self._send(choice, end, position, messages, report)
             if answer.answer == "ok":
                 position += len(messages)
                 pushed += len(messages)
@@ -91,9 +85,9 @@ class PlannedMessages:
                 position = answer.cursor
             elif answer.answer == "plan" and not confirmed:
                 earlier = choice.name
-                choice = choose_order(self.wish, self._records, cache, answer.text)
+                choice = choose_order(self.option, self._records, cache, answer.text)
                 if choice.name != answer.text:
-                    raise self._other_plan(answer.text, earlier)
+                    raise self._other_order(answer.text, earlier)
                 continue
             else:
                 raise self._refused(answer, end)
@@ -102,7 +96,7 @@ class PlannedMessages:
         return choice, pushed
 
     def _read(self, choice: OrderChoice, position: int) -> list[bytes]:
-        """Return the messages from a position of the order on, as many as one script takes."""
+        """Return the messages from a position of the order, as many as one script takes."""
         end = min(position + CHUNK_LINES, len(self._spool))
         numbers = range(position, end) if choice.order is None else choice.order[position:end]
         found: list[bytes] = []
@@ -114,18 +108,12 @@ class PlannedMessages:
                 break
         return found
 
-    def _sent(
-        self,
-        choice: OrderChoice,
-        end: tuple[int, str],
-        position: int,
-        messages: list[bytes],
+    def _send(
+        self, choice: OrderChoice, end: tuple[int, str], position: int, messages: list[bytes],
         report: Report,
-    ) -> Enqueued:
-        """Send messages; while Redis is full, wait and say so."""
-        wait_s = _FIRST_WAIT_S
-        while True:
-            answer = self.store.enqueue_planned(
+    ) -> Enqueued:  # fmt: skip
+        def enqueue() -> Enqueued:
+            return self.store.enqueue_planned(
                 self.batch,
                 self.list_key,
                 end,
@@ -135,83 +123,85 @@ class PlannedMessages:
                 high_water=self.settings.high_water,
                 high_water_requests=self.settings.high_water_requests,
             )
-            if answer.answer != "full":
-                return answer
-            report(position, answer.text)
-            time.sleep(wait_s)
-            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+
+        return wait_while_full(enqueue, lambda text: report(position, text))
 
     def _refused(self, answer: Enqueued, end: tuple[int, str]) -> Exception:
         batch_id = self.batch.id
         if answer.answer == "gone":
-            return deleted(batch_id)
+            return batch_deleted(batch_id)
         if answer.answer == "sealed":
-            return closed(batch_id, "all its requests were queued")
+            return batch_closed(batch_id, "all its requests were queued")
         if answer.answer == "moved" and answer.cursor > end[0]:
-            return differs(batch_id, f"this one ends at line {end[0]}")
-        return lost(batch_id, answer)
+            return different_file(batch_id, f"this one ends at line {end[0]}")
+        return writes_lost(batch_id, answer)
 
-    def _other_plan(self, theirs: str, ours: str) -> BatchConflict:
+    def _other_order(self, theirs: str, ours: str) -> BatchConflict:
         return BatchConflict(
             f"batch {self.batch.id} is being queued in an order ({theirs}) that this version of "
-            f"warmq does not plan for the same file (it plans {ours}); go on with the version that "
-            "began it",
+            f"warmq does not compute for the same file (it computes {ours}); continue with the "
+            "version that began it",
             remedy="new_batch_id",
         )
 
 
 class PlannedLines:
-    """A whole file's lines for a run. `seed` (hex) is the digest that the first chunk follows.
+    """All lines of a run's file. `seed` (hex) is the digest that the first chunk follows.
 
-    Each keeps its number in the input, so its request and its result are what they would be without
-    an order; a chunk's cursor counts lines in the new order.
+    Each line keeps its number, so that requests and results do not depend on the order; a chunk's
+    cursor counts lines in the new order.
     """
 
     def __init__(self, raws: Iterator[RawChunk], seed: str, overrides: dict[str, Any]) -> None:
-        self._seed = seed
-        self._told: ExplainError | None = None
+        self._seed, self._overrides = seed, overrides
+        self._explain: ExplainError | None = None
         self._spool, self._records = Spool(), Records()
         self._numbers, self._too_long = array("Q"), dict[int, int]()
-        #: Places of lines whose custom_id an earlier line has. They come last: as in any batch, the
-        #: first line of the file with an id is the one that runs.
+        #: Positions of lines with a repeated custom_id. They come last: as in any batch, the first
+        #: line of the file with an id runs.
         self._repeated: dict[int, None] = {}
         with closing(SeenIds()) as seen:
             for raw in raws:
-                self._take(raw, overrides, seen)
+                self._keep(raw, seen)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def close(self) -> None:
-        """Give memory and disk back."""
+        """Free memory and disk."""
         self._records.close()
         self._spool.close()
 
-    def _take(self, raw: RawChunk, overrides: dict[str, Any], seen: SeenIds) -> None:
+    def _keep(self, raw: RawChunk, seen: SeenIds) -> None:
         texts = []
-        for place, (_, line) in enumerate(raw.lines, len(self)):
-            custom_id, text = _read(line, overrides)
+        for position, (_, line) in enumerate(raw.lines, len(self)):
+            text: list[bytes] = []  # a bad line has none
+            try:
+                request = parse_line(line, self._overrides)
+                custom_id, text = request.custom_id, text_of(request.url, request.body)
+            except RequestRejected as error:
+                custom_id = error.custom_id
             texts.append(text)
             if custom_id is not None and not seen.add(naming.request_id("", custom_id)):
-                self._repeated[place] = None
+                self._repeated[position] = None
         self._too_long |= raw.too_long
-        self._told = raw.explain
+        self._explain = raw.explain
         self._spool.add(line for _, line in raw.lines)
         self._numbers.extend(number for number, _ in raw.lines)
         self._records.add(*keys_of(texts))
 
-    def choose(self, wish: OrderOption, cache: int, earlier: str) -> OrderChoice:
-        """Decide on an order, as `prefix.choose_order` does."""
-        return choose_order(wish, self._records, cache, earlier)
+    def choose(self, option: OrderOption, cache: int, earlier: str) -> OrderChoice:
+        """Return the order, as `choose_order` does."""
+        return choose_order(option, self._records, cache, earlier)
 
     def chunks(self, choice: OrderChoice) -> Iterator[RawChunk]:
-        """Yield the chunks in the order of the choice."""
-        order = self._places(choice)
+        """Yield the chunks in this order."""
+        order = self._positions(choice)
         left = len(self)
         running = hashlib.sha256(bytes.fromhex(self._seed) + choice.name.encode())
         ordinal = 0
         while left:
-            raw = RawChunk(ordinal, len(self) - left + 1, explain=self._told)
+            raw = RawChunk(ordinal, len(self) - left + 1, explain=self._explain)
             while left and len(raw.lines) < CHUNK_LINES and raw.size < CHUNK_BYTES:
                 self._add(raw, next(order), running)
                 left -= 1
@@ -219,24 +209,15 @@ class PlannedLines:
             yield raw
             ordinal += 1
 
-    def _places(self, choice: OrderChoice) -> Iterator[int]:
-        wanted = range(len(self)) if choice.order is None else map(int, choice.order)
-        yield from (place for place in wanted if place not in self._repeated)
+    def _positions(self, choice: OrderChoice) -> Iterator[int]:
+        positions = range(len(self)) if choice.order is None else map(int, choice.order)
+        yield from (position for position in positions if position not in self._repeated)
         yield from self._repeated
 
-    def _add(self, raw: RawChunk, at: int, running: "hashlib._Hash") -> None:
-        number, line = self._numbers[at], self._spool.read(at)
+    def _add(self, raw: RawChunk, position: int, running: "hashlib._Hash") -> None:
+        number, line = self._numbers[position], self._spool.read(position)
         if number in self._too_long:
             raw.too_long[number] = self._too_long[number]
         raw.lines.append((number, line))
         raw.size += len(line)
         running.update(b"%d %d " % (number, self._too_long.get(number, len(line))) + line)
-
-
-def _read(line: bytes, overrides: dict[str, Any]) -> tuple[str | None, list[bytes]]:
-    """Return a line's custom_id and what the engine will see of it: nothing of a bad line."""
-    try:
-        request = parse_line(line, overrides)
-    except RequestRejected as error:
-        return error.custom_id, []
-    return request.custom_id, text_of(request.url, request.body)

@@ -1,7 +1,7 @@
-"""Counts the tokens of prompts as vLLM counts them: with the model's tokenizer and chat template.
+"""Counts prompt tokens as vLLM counts them, with the model's tokenizer and chat template.
 
-Without a tokenizer a prompt counts a token for four characters, which is an estimate. Of some
-requests even the tokenizer knows too little (images, scores): these are estimated, too.
+Without a tokenizer, and for requests that it cannot count (images, scores), the number is an
+estimate from characters.
 """
 
 import logging
@@ -19,40 +19,38 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL
 
 Json = dict[str, Any]
+#: Renders a chat as the model reads it; None if it cannot.
 Template = Callable[[Json], str | None]
 
-#: Characters of a token where no tokenizer says better, and tokens of what a chat template adds to
-#: each message.
-CHARACTERS, MESSAGE_TOKENS = 4, 4
+#: For estimates: characters a token, and tokens that a chat template adds to each message.
+CHARACTERS_PER_TOKEN, _MESSAGE_TOKENS = 4, 4
 #: A template with a loop over the parts of a message gets them apart (vLLM's
 #: `--chat-template-content-format auto`).
-_TAKES_PARTS = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b")
+_LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b")
+_MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
 
 
 @dataclass(slots=True)
 class Prompt:
-    """What a request asks: `texts` to be tokenized, with special tokens around each or not, and
-    `ids`, a number of tokens that come as such. `exact` says whether that is all; `most` is where
-    the request cuts it."""
+    """What to count of a request: `texts`, and a number of token `ids`."""
 
     texts: list[str] = field(default_factory=list)
     ids: int = 0
-    special: bool = True
-    exact: bool = True
+    special: bool = True  # whether each text gets special tokens
+    exact: bool = True  # whether nothing else is in the prompt
     messages: int = 0
-    most: int | None = None
+    most: int | None = None  # where the request truncates it
 
 
 def prompt_of(url: str, body: Json, chat: Template) -> Prompt:
-    """Return what a checked request asks; `chat` writes a chat as the model reads it, or returns
-    None where only its texts are known."""
+    """Return what to count of a checked request."""
     if body.get("messages") is not None and url in (CHAT_URL, EMBEDDINGS_URL):
         prompt = _chat(body, chat)
     elif url in (COMPLETION_URL, EMBEDDINGS_URL):
         prompt = Prompt(special=body.get("add_special_tokens") is not False)
         prompt.exact = body.get("prompt_embeds") is None
-        _take(prompt, body["prompt" if url == COMPLETION_URL else "input"])
-    else:  # scores: which side goes with which, and what stands between them, is the model's
+        _add(prompt, body["prompt" if url == COMPLETION_URL else "input"])
+    else:  # scores: the model decides how the two sides are combined
         prompt = Prompt(list(_texts(body)), exact=False)
     kept = body.get("truncate_prompt_tokens")
     if kept is not None and kept >= 0:
@@ -73,7 +71,7 @@ def _chat(body: Json, chat: Template) -> Prompt:
     return prompt
 
 
-def _take(prompt: Prompt, value: Any) -> None:
+def _add(prompt: Prompt, value: Any) -> None:
     """Add a text, token ids, or a list of either."""
     if isinstance(value, str):
         prompt.texts.append(value)
@@ -81,14 +79,14 @@ def _take(prompt: Prompt, value: Any) -> None:
         prompt.ids += 1
     elif isinstance(value, list):
         for part in value:
-            _take(prompt, part)
+            _add(prompt, part)
     else:
         prompt.exact = False
         prompt.texts += _texts(value)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value, images left out."""
+    """Yield the texts in a JSON value, without media."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -96,7 +94,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
     elif isinstance(value, dict):
         for name, part in value.items():
-            if name not in ("image_url", "input_audio", "audio_url", "video_url", "type"):
+            if name not in (*_MEDIA, "type"):
                 yield from _texts(part)
 
 
@@ -106,35 +104,39 @@ def _has_media(message: Json) -> bool:
 
 
 class NoTokenizer(WarmqError):
-    """The tokenizer that was named cannot be used."""
+    """The named tokenizer cannot be used."""
 
     code = "no_tokenizer"
 
 
 class CharacterCounter:
-    """Counts characters."""
+    """Estimates tokens from characters."""
 
-    #: Whose tokenizer it is; '' for none.
+    #: The tokenizer's model; '' for none.
     name = ""
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the tokens of each prompt."""
-        return [_cut(_estimated(prompt), prompt) for prompt in prompts]
+        found = []
+        for prompt in prompts:
+            characters = sum(map(len, prompt.texts))
+            tokens = -(-characters // CHARACTERS_PER_TOKEN) + _MESSAGE_TOKENS * prompt.messages
+            found.append(_truncated(prompt.ids + tokens, prompt))
+        return found
 
     def chat(self, body: Json) -> str | None:
-        """Return a chat as the model reads it; None where only its texts are known."""
+        """Render a chat as the model reads it; None if that is unknown."""
         return None
 
     def exact(self, prompt: Prompt) -> bool:
-        """Whether `count` is what vLLM will count."""
+        """Whether `count` is exact."""
         return not prompt.texts and prompt.exact
 
 
 class Tokenizer(CharacterCounter):
     """Counts with the tokenizer of `model`, a folder or a name of the Hugging Face hub.
 
-    Raises:
-        NoTokenizer: transformers is not installed, or finds no tokenizer there.
+    Raises NoTokenizer if transformers is not installed, or finds no tokenizer.
     """
 
     def __init__(self, model: str) -> None:
@@ -146,15 +148,15 @@ class Tokenizer(CharacterCounter):
 
             self._tokenizer = AutoTokenizer.from_pretrained(model)
         except ImportError as error:
-            raise NoTokenizer(
-                f"the tokenizer of {model} cannot be read: {error}; install transformers beside "
-                "warmq (it comes with vLLM)",
-                remedy="other_tokenizer",
-            ) from None
-        except Exception as error:  # a broken file raises whatever transformers meets in it
+            text = (
+                f"the tokenizer of {model} cannot be read: {error}; install transformers with "
+                "warmq (it comes with vLLM)"
+            )
+            raise NoTokenizer(text, remedy="other_tokenizer") from None
+        except Exception as error:  # transformers raises any type for a broken file
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            told = f"there is no tokenizer that can be read in {model}: {first}"
-            raise NoTokenizer(told, remedy="other_tokenizer") from None
+            text = f"there is no tokenizer that can be read in {model}: {first}"
+            raise NoTokenizer(text, remedy="other_tokenizer") from None
         logging.getLogger("transformers").setLevel(logging.ERROR)
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
@@ -165,7 +167,7 @@ class Tokenizer(CharacterCounter):
             texts = [text for p in prompts if p.special is special for text in p.texts]
             for i, tokens in zip(which, self._lengths(texts, special), strict=True):
                 counts[i] += tokens
-        return [_cut(count, prompt) for count, prompt in zip(counts, prompts, strict=True)]
+        return [_truncated(count, prompt) for count, prompt in zip(counts, prompts, strict=True)]
 
     def _lengths(self, texts: list[str], special: bool) -> list[int]:
         if not texts:
@@ -177,8 +179,8 @@ class Tokenizer(CharacterCounter):
         return list(map(len, ids))
 
     def chat(self, body: Json) -> str | None:
-        """Return a chat as the model's template writes it; None where that refuses it."""
-        going_on = bool(body.get("continue_final_message"))
+        """Render a chat with the model's template; None if the template fails."""
+        continues = bool(body.get("continue_final_message"))
         generate = body.get("add_generation_prompt")
         options = dict(body.get("chat_template_kwargs") or {})
         if body.get("reasoning_effort"):
@@ -190,20 +192,22 @@ class Tokenizer(CharacterCounter):
                 documents=body.get("documents"),
                 chat_template=body.get("chat_template"),
                 tokenize=False,
-                continue_final_message=going_on,
-                add_generation_prompt=not going_on if generate is None else generate,
+                continue_final_message=continues,
+                add_generation_prompt=not continues if generate is None else generate,
                 **options,
             )
-        except Exception:  # templates are programs of the model's author; vLLM says what is wrong
+        except Exception:  # templates are programs of the model's author; vLLM reports the error
             return None
         return text
 
     def _message(self, message: Json, body: Json) -> Json:
-        """Return a message as vLLM hands it to a template: arguments of tools decoded, and texts
-        in one unless the template goes through them by itself."""
+        """Return a message as vLLM passes it to a template.
+
+        Arguments of tools are decoded; texts are joined unless the template loops over them.
+        """
         content = message.get("content")
         template = body.get("chat_template") or self._tokenizer.chat_template
-        if isinstance(content, list) and not _TAKES_PARTS.search(str(template)):
+        if isinstance(content, list) and not _LOOPS_OVER_PARTS.search(str(template)):
             parts = (part.get("text") for part in content)
             joined = "\n".join(part for part in parts if isinstance(part, str))
             message = message | {"content": joined}
@@ -212,16 +216,14 @@ class Tokenizer(CharacterCounter):
         return message
 
     def exact(self, prompt: Prompt) -> bool:
-        """Whether `count` is what vLLM will count."""
+        """Whether `count` is exact."""
         return prompt.exact
 
 
 def choose_counter(named: str, announced: Sequence[str]) -> CharacterCounter:
-    """Return what counts: the tokenizer that was named, else that of the one announced model whose
-    folder is on this machine, else an estimate.
+    """Return the named tokenizer; else that of the one announced model, if its folder is here.
 
-    Raises:
-        NoTokenizer: the one that was named cannot be used.
+    Raises NoTokenizer if the named one cannot be used.
     """
     if named:
         return Tokenizer(named)
@@ -230,7 +232,7 @@ def choose_counter(named: str, announced: Sequence[str]) -> CharacterCounter:
         try:
             return Tokenizer(folders.pop())
         except NoTokenizer:
-            return CharacterCounter()
+            pass
     return CharacterCounter()
 
 
@@ -242,10 +244,5 @@ def _call(call: Json) -> Json:
     return call | {"function": function | {"arguments": arguments}}
 
 
-def _estimated(prompt: Prompt) -> int:
-    characters = sum(map(len, prompt.texts))
-    return prompt.ids + -(-characters // CHARACTERS) + MESSAGE_TOKENS * prompt.messages
-
-
-def _cut(count: int, prompt: Prompt) -> int:
+def _truncated(count: int, prompt: Prompt) -> int:
     return count if prompt.most is None else min(count, prompt.most)

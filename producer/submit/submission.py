@@ -1,4 +1,4 @@
-"""What a submit takes besides the file, checked before anything is read."""
+"""The options of a submit, and the batch that they create."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from producer.input.options import BadOption, check_name
 from producer.input.seen import SeenIds
 from producer.submit import batch_trace
 
-#: Part of every digest; a change of chunk boundaries or of the message's form changes it.
+#: Part of every digest; changes with chunk boundaries or the form of messages.
 _FORMAT = 2
-#: In which order the lines are queued; `auto` is one of the others (producer/submit/order).
+#: Order in which the lines are queued; `auto` chooses one (producer/submit/order).
 OrderOption = Literal["input", "prefix", "auto"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def new_batch_id() -> str:
-    """Return an id for a batch that its submitter does not name."""
+    """Return a new batch id."""
     return f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """What a batch of some lines of a longer file shares with the others (producer/run/windows.py).
+    """State that the windows of a run share (producer/run/windows.py).
 
-    `digest` is that of the file before it; custom_ids are remembered in `seen` as requests of
-    the batch `name`, whichever part they are in.
+    `digest` covers the file before the window. custom_ids are in `seen` as requests of the batch
+    `name`, whichever window they are in.
     """
 
     digest: str
@@ -47,7 +47,7 @@ class WindowContext:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Everything besides the file that shapes a batch's messages."""
+    """All options that shape a batch's messages."""
 
     batch_id: str
     queue: str
@@ -57,11 +57,10 @@ class Submission:
     deadline: str = ""  # ms since 1970, or `+` and ms after the batch's creation; '' for never
     window: WindowContext | None = None
     tenant: str = naming.DEFAULT_TENANT
-    #: Whether it waits for the batches that its tenant submitted so before, instead of sharing.
-    in_order: bool = False
+    in_order: bool = False  # after its tenant's earlier batches with this option
     dedupe: bool = False  # lines with the same repeatable body run once (lines.py)
     order: OrderOption = "input"
-    parent_traceparent: str = ""  # the traceparent of who wants it, if that is traced
+    parent_traceparent: str = ""  # the caller's, if it traces
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -71,9 +70,9 @@ class Submission:
             raise BadOption(f"model {self.model!r}: control characters are not allowed")
 
     def check_deadline(self, store: BatchStore) -> None:
-        """Raise BadOption for a moment that has passed on Redis' clock, which decides.
+        """Raise BadOption for a deadline that has passed on Redis' clock.
 
-        Not for a batch that is there: whoever resumes a submit late may complete it.
+        An existing batch may still be completed.
         """
         if not self.deadline or self.deadline.startswith("+"):
             return
@@ -92,7 +91,7 @@ class Submission:
     def options(self) -> str:
         """The options as JSON; equal for equal messages."""
         shaping = {"queue": self.queue, "priority": self.priority, "set": self.overrides}
-        # What is not asked for is not named: the digest stays what it was before there was such.
+        # Defaults are left out, so that digests of earlier versions stay valid.
         if self.deadline:
             shaping["deadline"] = self.deadline
         if self.tenant != naming.DEFAULT_TENANT:
@@ -118,14 +117,14 @@ class Submission:
     def create(
         self, store: BatchStore, input_name: str, *, planned: bool = False, ends: bool = False
     ) -> Batch:
-        """Make the batch, or find the one that an earlier submit has made.
+        """Create the batch, or return the one that an earlier submit has created.
 
-        A `planned` one gets its messages when all its lines were read (planned.py). One that
-        `ends` is made so that nobody fills it any more: it is sealed.
+        A `planned` one gets its messages when all lines have been read (planned.py). With `ends`
+        it is created sealed, so that no submit fills it.
 
         Raises:
-            BatchConflict: if the batch has other options.
-            ProtocolMismatch: if a newer warmq has made it, or 0.1.0.
+            BatchConflict: the batch has other options.
+            ProtocolMismatch: it was created by a newer warmq, or by 0.1.0.
         """
         fields: dict[str, str | int] = {
             "model": self.model,
@@ -137,7 +136,7 @@ class Submission:
             **batch_trace.new_batch_fields(self.parent_traceparent),
         }
         if self.dedupe:
-            fields["identical"] = 0  # there at all, it tells the scripts to look for followers
+            fields["identical"] = 0  # makes the scripts search for followers
         if planned:
             fields["planned"] = 0
         if ends:
@@ -153,15 +152,15 @@ class Submission:
 
     @property
     def _new_list(self) -> str:
-        # The parts of a run follow each other: they share a list, and a batch's turns.
+        # The windows of a run share a list, and the turns of one batch.
         name = self.window.name if self.window else self.batch_id
         batch = "" if self.in_order else name
         return naming.turn_list(self.queue, self.priority, self.tenant, batch)
 
     def writer(self, batch: Batch) -> MessageWriter:
-        """Return what writes the batch's messages."""
-        # The deadline is the option's, not the batch's: a retry may have lifted the batch's own
-        # while this submit was interrupted, and all messages of a batch must agree.
+        """Return the writer of the batch's messages."""
+        # The deadline is the option's: a retry may have removed the batch's own while this submit
+        # was interrupted, and all messages of a batch must have the same.
         created, deadline, trace = int(batch.created), None, batch.fields.get(batch_trace.FIELD, "")
         if self.deadline:
             after = created if self.deadline.startswith("+") else 0

@@ -1,8 +1,8 @@
 """Submits a file as one batch: validates line by line and queues a chunk at a time.
 
-While chunks are on their way to Redis the next one is parsed. Every chunk names
-the cursor and digest it follows, so that repeated, resumed and concurrent
-submits of the same file queue every request once, and another file is refused.
+The next chunk is parsed while others are being sent. Each chunk names the cursor and digest that it
+follows: repeated, resumed and concurrent submits of the same file queue every request once, and
+another file is refused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from contract.openai.lines import Request
 from contract.redis.batches import BatchStore, Enqueued
 from contract.results import error_of
 from contract.settings import Settings
-from producer.batch_watch import closed, deleted, differs, lost
+from producer.batch_watch import (
+    WritesLost,
+    batch_closed,
+    batch_deleted,
+    different_file,
+    writes_lost,
+)
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
+from producer.input.source import Source
 from producer.submit import batch_trace
 from producer.submit.expected import expected
 from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
@@ -35,20 +42,41 @@ if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
     from producer.submit.order.prefix import OrderChoice
     from producer.submit.planned import PlannedMessages
 
-#: Waits between looks at a Redis that is full, in seconds.
+#: Seconds to wait before asking a full Redis again; doubled each time.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
-_WAKE_S = 0.1
-#: Chunks on their way at once: with one, Redis would wait for each until the next is parsed.
+#: Seconds between two checks of the sender's thread.
+_POLL_S = 0.1
+#: With one chunk in flight, Redis would wait for each until the next is parsed.
 CHUNKS_IN_FLIGHT = 2
+#: Times that a source is read again after Redis lost writes.
+_RETRIES = 5
+
+
+def wait_while_full(
+    enqueue: Callable[[], Enqueued],
+    report: Callable[[str], None],
+    stop: threading.Event | None = None,
+) -> Enqueued:
+    """Call `enqueue` until Redis is not full, or `stop` is set; report the reason of each wait."""
+    wait_s = _FIRST_WAIT_S
+    stop = stop or threading.Event()
+    while (answer := enqueue()).answer == "full":
+        report(answer.text)
+        if stop.wait(wait_s):
+            break
+        wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+    return answer
 
 
 @dataclass(slots=True)
 class Summary:
-    """What one submit did. `found` requests were there before it, `queued` were not;
-    `without_limit` of those have no max_tokens; `ignored` counts those with each field that means
-    nothing here. `lines` of the file were read, with requests of `size` bytes; `waiting` says what
-    for, while Redis is full. Of a planned batch `pushed` messages are in the queue, in the order
-    `choice`."""
+    """Counts of one submit.
+
+    `found` requests were in the batch before it, `queued` were not; `without_limit` of those have
+    no max_tokens. `ignored` counts lines with each ignored field. `lines` were read, with requests
+    of `size` bytes. `waiting` is the reason while Redis is full. Of a planned batch `pushed`
+    messages are in the queue, in the order of `choice`.
+    """
 
     batch: Batch
     lines: int = 0
@@ -64,20 +92,11 @@ class Summary:
     choice: OrderChoice | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """What became of the requests of one chunk; `found` ones were in the batch already."""
-
-    queued: int = 0
-    rejected: int = 0
-    found: int = 0
-
-
 class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
-    A thread sends the chunks; the caller's alone counts, and `report`s. `check` may refuse lines.
-    `unique` says that the caller has seen that no custom_id is repeated.
+    One thread sends chunks; the caller's thread counts, and calls `report`. `check` may refuse
+    lines. With `unique`, the caller has checked that no custom_id is repeated.
     """
 
     def __init__(
@@ -92,17 +111,16 @@ class Submitter:
         unique: bool = False,
     ) -> None:
         self._id = batch.id
-        self._store = store
-        self._settings = settings
+        self._store, self._settings = store, settings
         self._submission = submission
-        self._report = report
-        self._check = check
+        self._report, self._check = report, check
         self._unique = unique
         self._writer = submission.writer(batch)
         self._list_key = batch.fields["list"]
         self._summary = Summary(batch)
         self._end = (0, submission.start)
-        self._sending: deque[tuple[Future[_Sent], SimpleQueue[str]]] = deque()
+        #: Chunks in flight: (queued, rejected, found) once done, and the reasons of waits.
+        self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
         self._stop = threading.Event()
         self._planned: PlannedMessages | None = None
 
@@ -111,19 +129,18 @@ class Submitter:
 
         Raises:
             BatchConflict: at the first chunk that differs from what was submitted.
-            BatchChanged: if the batch is deleted meanwhile; WritesLost if Redis has lost chunks
-                of it, which submitting again puts back.
+            BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost chunks of
+                it, which submitting again restores.
             InputUnreadable: for damaged input; the batch stays open.
-            StoreUnavailable: if Redis is gone or refuses; the batch stays open.
-            WriteFailed: if there is no room on disk for a planned batch's messages.
+            StoreUnavailable: the batch stays open.
+            WriteFailed: the disk cannot hold a planned batch's messages.
         """
         summary = self._summary
         if summary.batch.planned and not summary.batch.sealed:
             from producer.submit.planned import PlannedMessages  # noqa: PLC0415 - loads numpy
 
-            batch, wish = summary.batch, self._submission.order
             self._planned = PlannedMessages(
-                self._store, self._settings, batch, self._list_key, wish
+                self._store, self._settings, summary.batch, self._list_key, self._submission.order
             )
         with closing(self._planned) if self._planned else nullcontext():
             self._read(raw_chunks)
@@ -138,20 +155,20 @@ class Submitter:
         return summary
 
     def _read(self, raw_chunks: Iterator[RawChunk]) -> None:
-        """Check all lines, and bring to Redis what it does not have of them."""
-        summary, part = self._summary, self._submission.window
+        """Check all lines, and send the chunks that Redis does not have."""
+        summary, window = self._summary, self._submission.window
         stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
-        own = nullcontext() if self._unique else closing(SeenIds())
-        ids = nullcontext(part.seen) if part else own
-        once = closing(Leaders()) if self._submission.dedupe else nullcontext()
-        with ids as seen, once as leaders, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
+        own_ids = nullcontext() if self._unique else closing(SeenIds())
+        ids = nullcontext(window.seen) if window else own_ids
+        dedupe = closing(Leaders()) if self._submission.dedupe else nullcontext()
+        with ids as seen, dedupe as leaders, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(
                 self._id,
                 self._writer,
                 self._submission.overrides,
                 self._settings.max_line_bytes,
                 seen,
-                part.name if part else "",
+                window.name if window else "",
                 leaders,
                 keep_bodies=self._planned is not None,
                 check=self._check,
@@ -172,7 +189,6 @@ class Submitter:
                 self._stop.set()
 
     def _push(self, planned: PlannedMessages) -> None:
-        """Queue a planned batch's messages."""
         summary = self._summary
 
         def report(pushed: int, waiting: str) -> None:
@@ -182,7 +198,7 @@ class Submitter:
         summary.choice, summary.queued = planned.push(self._end, report)
 
     def _queue(self, sender: ThreadPoolExecutor, lines: LinesToMessages, raw: RawChunk) -> None:
-        """Give the sender a chunk, as soon as it has room for one."""
+        """Give the sender a chunk, when it has few enough."""
         prepared = lines.prepare(raw, self._end)
         if self._planned:
             self._planned.keep(prepared)
@@ -197,37 +213,37 @@ class Submitter:
             self._settle(0)  # it holds a huge line: one such in memory at a time
 
     def _settle(self, most: int) -> None:
-        """Wait until at most so many chunks are on their way; count what became of the others."""
+        """Wait until at most `most` chunks are in flight; count the results of the rest."""
         summary = self._summary
         while len(self._sending) > most:
             future, waits = self._sending[0]
             # In turns: a Ctrl-C that comes just before an endless wait would not end it.
-            while not wait([future], _WAKE_S).done:
+            while not wait([future], _POLL_S).done:
                 if not waits.empty():
                     summary.waiting = waits.get()
                     self._report(summary)
             self._sending.popleft()
-            sent = future.result()
-            summary.queued += sent.queued
-            summary.rejected += sent.rejected
-            summary.found += sent.found
+            queued, rejected, found = future.result()
+            summary.queued += queued
+            summary.rejected += rejected
+            summary.found += found
             summary.waiting = ""
 
     def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
         """Take a chunk as submitted before, if it is the same."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
-            raise differs(self._id, f"it differs within lines {raw.first} to {raw.cursor}")
+            raise different_file(self._id, f"it differs within lines {raw.first} to {raw.cursor}")
         self._summary.found += len(kept.entries)
         if self._planned:
             self._planned.keep(lines.prepare(raw, self._end))
         else:
             lines.take_stored(raw, kept)
 
-    def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> _Sent:
-        """Enqueue one chunk; while Redis is full, wait and say so. Runs in the sender's thread."""
-        wait_s = _FIRST_WAIT_S
-        while True:
-            answer = self._store.enqueue(
+    def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> tuple[int, int, int]:
+        """Enqueue one chunk, in the sender's thread; return requests queued, rejected and found."""
+
+        def enqueue() -> Enqueued:
+            return self._store.enqueue(
                 self._summary.batch,
                 self._list_key,
                 chunk.before,
@@ -238,36 +254,37 @@ class Submitter:
                 high_water_requests=self._settings.high_water_requests,
                 announced=chunk.announced,
             )
-            if answer.answer == "ok":
-                return _Sent(len(chunk.messages) + chunk.identical, len(chunk.rejects))
-            if answer.answer != "full":
-                return _Sent(found=self._already_there(answer, chunk))
-            waits.put(answer.text)
-            if self._stop.wait(wait_s):
-                return _Sent()
-            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 
-    def _already_there(self, answer: Enqueued, chunk: PreparedChunk) -> int:
-        """Return how many requests of a chunk another submit has stored, or the first try of a
-        script whose reply was lost."""
+        answer = wait_while_full(enqueue, waits.put, self._stop)
+        if answer.answer == "full":
+            return 0, 0, 0
+        if answer.answer == "ok":
+            return len(chunk.messages) + chunk.identical, len(chunk.rejects), 0
+        return 0, 0, self._stored_before(answer, chunk)
+
+    def _stored_before(self, answer: Enqueued, chunk: PreparedChunk) -> int:
+        """Return how many requests of a chunk are stored already.
+
+        By another submit, or by a script whose reply was lost.
+        """
         if answer.answer == "gone":
-            raise deleted(self._id)
+            raise batch_deleted(self._id)
         kept = next(self._store.index(self._id, chunk.ordinal), None)
         if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
-            raise lost(self._id, answer)
+            raise writes_lost(self._id, answer)
         if kept is None:
-            raise closed(self._id, f"line {chunk.first}")
+            raise batch_closed(self._id, f"line {chunk.first}")
         if (kept.cursor, kept.digest) != (chunk.index.cursor, chunk.index.digest):
-            raise differs(
+            raise different_file(
                 self._id, f"it differs within lines {chunk.first} to {chunk.index.cursor}"
             )
         return len(kept.entries)
 
     def seal(self) -> Summary:
-        """Mark the batch as submitted to its end; may be called again if Redis has lost that.
+        """Mark the batch as completely submitted; may be repeated if Redis has lost that.
 
         Raises:
-            BatchConflict: if the batch has more lines than this file.
+            BatchConflict: the batch has more lines than this file.
             BatchChanged: as `run` does.
         """
         summary = self._summary
@@ -277,20 +294,19 @@ class Submitter:
             reason = self._why_nothing_runs(batch)
         answer = self._store.seal(summary.batch, self._end, reason, self._expected(batch))
         if answer.answer == "at" or (answer.answer == "moved" and answer.cursor < self._end[0]):
-            raise lost(self._id, answer)
+            raise writes_lost(self._id, answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
-            raise differs(
+            raise different_file(
                 self._id, f"this one ends at line {self._end[0]}, the batch has {answer.cursor}"
             )
         after = self._store.batch(self._id)
         if answer.answer == "gone" or after is None or after.created != summary.batch.created:
-            raise deleted(self._id)
+            raise batch_deleted(self._id)
         summary.batch = after
         return summary
 
     def _expected(self, batch: Batch | None) -> bytes:
-        """Return what is expected of the batch, as `status` shows it beside what came; nothing
-        for a part of a longer file, which nobody looks at."""
+        """Return the expected tokens and time, which `status` shows; b'' for a run's window."""
         requests = batch.number("valid") if batch is not None else 0
         if not requests or self._submission.window is not None:
             return b""
@@ -309,3 +325,66 @@ class Submitter:
             for raw in filter(None, self._store.results(first_id)):
                 first = error_of(raw).message
         return f"no valid line: all {total} are wrong; the first: {first}"
+
+
+@dataclass
+class ResumableSubmit:
+    """A submit that reads its source again if Redis has lost writes (a failover).
+
+    Redis then has a beginning of the batch, up to its cursor; the rest is queued again. `source`
+    is closed after each reading.
+    """
+
+    store: BatchStore
+    settings: Settings
+    submission: Submission
+    source: Source
+    _submitter: Submitter = field(init=False)
+    _retries_left: int = _RETRIES
+
+    def submit(self) -> Summary:
+        """Queue what is not queued yet, and seal the batch. Raises as Submitter does."""
+        while True:
+            try:
+                return self._submit_once()
+            except WritesLost as error:
+                self._read_again(error)
+
+    def follow(self, batch: Batch, follow: Callable[[Batch], Batch]) -> Batch:
+        """Return `follow(batch)`; after lost writes, submit what is missing and follow again.
+
+        Raises BatchChanged if the batch is deleted or replaced, or lost lines cannot be read again.
+        """
+        while True:
+            try:
+                return follow(batch)
+            except WritesLost as error:
+                self._notify(f"{error.message}; sealing the batch again")
+            try:
+                batch = self._submitter.seal().batch
+            except WritesLost as error:
+                self._read_again(error)
+                batch = self.submit().batch
+
+    def _read_again(self, error: WritesLost) -> None:
+        if not (self.source.repeatable and self._retries_left):  # a pipe's lines are gone
+            raise error
+        self._retries_left -= 1
+        self._notify(f"{error.message}; submitting the rest again")
+        self.source = self.source.reopen()
+
+    def _notify(self, text: str) -> None:
+        """Show a notice; for user interfaces."""
+
+    def _report(self, summary: Summary) -> None:
+        """Show progress; for user interfaces."""
+
+    def _submit_once(self) -> Summary:
+        source, submission = self.source, self.submission
+        try:
+            planned = submission.order != "input" and source.repeatable
+            batch = submission.create(self.store, source.name, planned=planned)
+            self._submitter = Submitter(self.store, self.settings, submission, batch, self._report)
+            return self._submitter.run(source.chunks(submission.seed, self.settings.max_line_bytes))
+        finally:
+            source.close()

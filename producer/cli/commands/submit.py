@@ -17,9 +17,8 @@ from producer.cli.submitting import make_submission, queued, shaping_options, te
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers, refuse_older_workers
-from producer.submit.resumable import ResumableSubmit
 from producer.submit.submission import OrderOption, new_batch_id
-from producer.submit.submit import Summary
+from producer.submit.submit import ResumableSubmit, Summary
 
 
 @click.command("submit")

@@ -1,11 +1,11 @@
-"""From checked request bodies to keys of their prompts' beginnings.
+"""Computes keys of the prefixes of request bodies.
 
-What the engine will see is written as one text a request, in the order in which chat templates
-render it: what shapes the whole prompt (model, template, tools), the system message, the turns. A
-key stands for the text up to one depth. Depths lie close (64 bytes, later an eighth of what is
-before), because what two requests share may end anywhere; they begin anew with each message, so
-that a short document after a long system message is found too. Which depths a text has up to some
-byte depends on its bytes up to there alone: texts that share a beginning share its keys.
+The engine's input is written as one text a request, in the order in which chat templates render
+it: the head (model, template, tools), the system message, the turns. A key stands for the text up
+to one depth. Depths are close together (64 bytes, later an eighth of the text before), because a
+shared prefix may end anywhere; they start anew with each message, so that a short document after a
+long system message is found too. The depths of a text up to a byte depend only on its bytes up to
+there: texts that share a prefix share its keys.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ import orjson
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 
-#: Bytes of text that are about one token, in English; of Korean or Chinese it is a character.
+#: Bytes of about one token in English, or of a character in Korean or Chinese.
 BYTES_PER_TOKEN = 4
-#: One block of vLLM's prefix cache (16 tokens) in bytes: less than it is never shared.
+#: One block of vLLM's prefix cache (16 tokens) in bytes, the smallest unit shared.
 BLOCK_BYTES = 64
-#: What follows is not looked at: 64,000 tokens that agree are agreement enough.
+#: Bytes of a text that are compared (64,000 tokens).
 MOST_BYTES = 2**18
 #: Most keys of one text.
 MOST_KEYS = 64
-#: An image, or another part that is no text, counts as 256 tokens.
+#: Size that stands for an image or other medium: 256 tokens.
 _MEDIA_BYTES = 1024
 _WORD = 8
 _BLOCK = BLOCK_BYTES // _WORD
-#: Texts whose keys are computed together, so that little memory is needed, in bytes.
-_TOGETHER_BYTES = 2**20
+#: Bytes of texts whose keys are computed at a time, to bound memory.
+_STEP_BYTES = 2**20
 
 
 def _ladder() -> np.ndarray:
@@ -43,7 +43,7 @@ def _ladder() -> np.ndarray:
 
 
 def _multipliers() -> np.ndarray:
-    """One odd number for each word of a text: SplitMix64 (Steele, Lea, Flood 2014) of its place."""
+    """Return an odd number for each position: SplitMix64 (Steele, Lea, Flood 2014) of it."""
     z = np.arange(1, MOST_BYTES // _WORD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -54,7 +54,7 @@ _LADDER, _MULTIPLIERS = _ladder(), _multipliers()
 
 
 class _Head(msgspec.Struct):
-    """What templates and the cache put before the first message."""
+    """Fields that templates and the cache put before the first message."""
 
     model: Any = None
     cache_salt: Any = None
@@ -89,8 +89,10 @@ def _written(value: Any) -> bytes:
 
 
 def text_of(url: str, body: bytes) -> list[bytes]:
-    """Return a request's text in sections: the head, then the messages; empty for requests that
-    read no prefix cache (embeddings and scores)."""
+    """Return a request's text in sections: the head, then the messages.
+
+    Empty for requests that use no prefix cache (embeddings and scores).
+    """
     if url == CHAT_URL:
         return _sections(_chat_pieces(_chat(body)))
     if url == COMPLETION_URL:
@@ -131,7 +133,7 @@ def _completion_pieces(body: _Completion) -> Iterator[bytes]:
 
 
 def _sections(pieces: Iterable[bytes]) -> list[bytes]:
-    """Join pieces until each section has a block at least, the last one aside; fill up words."""
+    """Join pieces to sections of at least a block (but the last), padded to whole words."""
     found: list[bytes] = []
     open_, left = b"", MOST_BYTES
     for piece in pieces:
@@ -153,16 +155,15 @@ def _add(found: list[bytes], section: bytes) -> int:
 
 
 def keys_of(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the keys of some texts, and the texts' lengths.
+    """Return the keys of some texts, and the texts' lengths in bytes (uint32).
 
-    Returns:
-        uint64 of shape (texts, most keys of one): depth in words of 8 bytes shifted left by 32,
-        plus a hash of the text up to there; 0 behind a text's last key. And uint32 (texts,): bytes.
+    Keys are uint64 of shape (texts, most keys of one): depth in words of 8 bytes shifted left by
+    32, plus a hash of the text up to there; 0 after a text's last key.
     """
     tables, start, size = [], 0, 0
     for at, text in enumerate(texts):
         size += sum(map(len, text))
-        if size >= _TOGETHER_BYTES or at == len(texts) - 1:
+        if size >= _STEP_BYTES or at == len(texts) - 1:
             tables.append(_keys(texts[start : at + 1]))
             start, size = at + 1, 0
     if len(tables) == 1:
@@ -186,11 +187,11 @@ def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
     owner = np.repeat(np.arange(rows), np.fromiter(map(len, texts), np.int64, rows))
     text_length = np.bincount(owner, weights=length, minlength=rows).astype(np.int64)
     text_start = _starts(text_length)
-    # Hash: the sum of each word times the odd number of its place in the text; its upper half.
+    # Hash: the upper half of the sum of each word times the number of its position.
     place = np.arange(len(words)) - np.repeat(text_start, text_length)
     sums = np.zeros(len(words) + 1, dtype=np.uint64)
     np.cumsum(words * _MULTIPLIERS[place], out=sums[1:])
-    # Depths: the ladder in each section, and its end unless that is near the last of them.
+    # Depths: the ladder in each section, and its end unless the ladder ends near it.
     steps = np.searchsorted(_LADDER, length, side="right")
     last = np.where(steps > 0, _LADDER[np.maximum(steps, 1) - 1], 0)
     count = steps + (length - last >= _BLOCK)
@@ -211,5 +212,5 @@ def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def depth_bytes(keys: np.ndarray) -> np.ndarray:
-    """Return how many bytes of text keys stand for (uint64, any shape)."""
+    """Return the depth in bytes of keys (uint64, any shape)."""
     return (keys >> np.uint64(32)).astype(np.int64) * _WORD

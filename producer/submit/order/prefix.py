@@ -1,9 +1,8 @@
-"""The order of a file's requests in which equal beginnings come together, and what it saves.
+"""Orders a file's requests so that equal prefixes run one after the other, and counts the saving.
 
-The order is the depth-first walk of the tree of beginnings: the best one for a cache that drops
-what was not used for longest (Zheng et al., "SGLang", theorem 3.1). Groups come in the order of
-their first request in the file, requests within one in the file's order. It depends on nothing but
-the records.
+The order is the depth-first walk of the tree of prefixes: the best one for a cache that drops the
+least recently used (Zheng et al., "SGLang", theorem 3.1). Groups are in the order of their first
+request in the file, requests of a group in the file's order.
 """
 
 import hashlib
@@ -18,49 +17,45 @@ from producer.submit.order.keys import BLOCK_BYTES, BYTES_PER_TOKEN, depth_bytes
 from producer.submit.order.records import Records
 from producer.submit.submission import OrderOption
 
-#: Tokens that the prefix cache is taken to hold where no worker tells: small, so that files are
-#: put in order rather than not.
+#: Assumed tokens of an unknown prefix cache: small, so that `auto` tends to order files.
 UNKNOWN_CACHE_TOKENS = 32_768
-#: Of requests and of bytes of one text: half the memory of numpy's own choice.
+#: Least share of prompt tokens saved for which `auto` orders a file.
+LEAST_GAIN = 0.02
+_INPUT, _PREFIX = "input", "prefix"
+#: For numbers of requests and bytes of a text: half the memory of numpy's default.
 _NUMBER = np.int32
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixOrder:
-    """`order` has the numbers of the requests (int64, from 0), the first to be queued first.
+    """An order of requests, and estimates in tokens from the texts' lengths."""
 
-    Tokens are estimates from the texts' lengths. `prompt` is that of all prompts; of these the
-    engine finds `saved_as_is` in its prefix cache in the file's order, `saved` in this order.
-    `distinct` is the size of the shared beginnings, each once. `groups` requests' beginnings are
-    shared by two or more, `group_tokens` long on average.
-    """
-
-    order: np.ndarray
-    prompt: int
-    saved: int
-    saved_as_is: int
-    distinct: int
-    groups: int
-    group_tokens: int
+    order: np.ndarray  # numbers of requests from 0 (int32), the first to be queued first
+    prompt: int  # of all prompts
+    saved: int  # found in the prefix cache in this order
+    saved_as_is: int  # found in it in the file's order
+    distinct: int  # of shared prefixes, each counted once
+    groups: int  # requests' prefixes that two or more share
+    group_tokens: int  # their mean length
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that another order hardly has."""
+        """Digest of the order, 16 hex digits."""
         order = np.ascontiguousarray(self.order, dtype="<i8")
         return hashlib.blake2b(order.data, digest_size=8).hexdigest()
 
     @property
     def gain(self) -> float:
-        """The share of prompt tokens that only this order saves."""
+        """Share of prompt tokens that only this order saves."""
         return (self.saved - self.saved_as_is) / self.prompt if self.prompt else 0.0
 
 
 @dataclass(slots=True)
 class _Groups:
-    """Requests that share a beginning with another one, group after group.
+    """Requests that share a prefix with another one, group after group, lines rising in each.
 
-    `place` is where in the order they stand, `line` which they are; `group` is the index here at
-    which their group begins. Lines rise within a group.
+    For each request: its `place` in the order, its `line`, and the index here at which its `group`
+    begins.
     """
 
     place: np.ndarray
@@ -68,13 +63,13 @@ class _Groups:
     group: np.ndarray
 
 
-def plan(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> PrefixOrder:
-    """Put the requests of a file in order; `cache_tokens` is what the prefix cache holds."""
+def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> PrefixOrder:
+    """Order the requests of a file; `cache_tokens` is the size of the prefix cache."""
     count, sizes = len(records), records.sizes()
     order = np.arange(count, dtype=_NUMBER)
     now = _Groups(order.copy(), order.copy(), np.zeros(count, dtype=_NUMBER))
     saved, as_is = np.zeros(count, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
-    # Of the smallest group that a line is in: its first line, and how much it shares.
+    # Of each line's smallest group: its first line, and the bytes that it shares.
     leaf, leaf_depth = np.full(count, -1, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
     written, distinct = _written(records, sizes), 0
     for level in range(records.levels):
@@ -107,8 +102,10 @@ def plan(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> PrefixOr
 
 
 def _written(records: Records, sizes: np.ndarray) -> np.ndarray:
-    """Return what requests leave in the cache up to each one, in the file's order, in blocks:
-    without what each shares with the one before it, which is there already."""
+    """Return the blocks written to the cache up to each request, in the file's order.
+
+    Without what each shares with the one before it, which is in the cache.
+    """
     new = sizes.astype(_NUMBER)
     same = np.ones(max(0, len(sizes) - 1), dtype=bool)
     for level in range(records.levels):
@@ -121,12 +118,12 @@ def _written(records: Records, sizes: np.ndarray) -> np.ndarray:
 
 
 def _split(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
-    """Put equal keys of each group together, in the order of their first lines."""
+    """Split each group by key, in the order of the new groups' first lines."""
     if not ((keys[1:] != keys[:-1]) & (now.group[1:] == now.group[:-1])).any():
         return now, keys
     by_key = np.lexsort((keys, now.group))  # stable: lines still rise among equal keys
     line, keys, group = now.line[by_key], keys[by_key], now.group[by_key]
-    del by_key  # here the plan needs most memory
+    del by_key  # memory peaks here
     begins = np.ones(len(keys), dtype=bool)
     begins[1:] = (keys[1:] != keys[:-1]) | (group[1:] != group[:-1])
     first = line[begins][np.cumsum(begins, dtype=_NUMBER) - 1]
@@ -139,7 +136,7 @@ def _split(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
 
 
 def _shared(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
-    """Leave out requests that are alone in their group, and those whose text has ended."""
+    """Remove requests that are alone in their group, and those whose text has ended."""
     size = np.bincount(now.group, minlength=len(keys))[now.group]
     stays = (size > 1) & (keys != 0)
     if stays.all():
@@ -148,15 +145,9 @@ def _shared(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
     return _Groups(now.place[stays], now.line[stays], moved[now.group[stays]]), keys[stays]
 
 
-#: `auto` leaves a file as it is for less than this share of its prompt tokens.
-LEAST_GAIN = 0.02
-_INPUT, _PREFIX = "input", "prefix"
-
-
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """`order` has the numbers of the requests, the first to be queued first; None for the file's
-    own. `name` is what the batch keeps of it; an interrupted submit goes on by the same one."""
+    """The chosen order; None for the file's own. An interrupted submit continues by `name`."""
 
     name: str
     order: np.ndarray | None
@@ -164,32 +155,36 @@ class OrderChoice:
 
     @property
     def in_groups(self) -> bool:
-        """Whether it is another order than the file's."""
+        """Whether it differs from the file's order."""
         return self.order is not None
 
 
 def cache_tokens(store: BatchStore, queue: str) -> int:
-    """Return how many tokens the smallest prefix cache of the queue's workers holds, 0 if they
-    have none; UNKNOWN_CACHE_TOKENS where no worker tells."""
+    """Return the tokens of the smallest prefix cache of a queue's workers; 0 if none has one.
+
+    UNKNOWN_CACHE_TOKENS if no worker announces it.
+    """
     return _smallest(store.workers(queue))
 
 
 def _smallest(workers: Sequence[dict[str, Any]]) -> int:
-    told = [w for w in workers if w.get("prefix_caching") is not None or w.get("kv_tokens")]
-    caching = [w for w in told if w.get("prefix_caching") is not False]
-    if told and not caching:
+    known = [w for w in workers if w.get("prefix_caching") is not None or w.get("kv_tokens")]
+    caching = [w for w in known if w.get("prefix_caching") is not False]
+    if known and not caching:
         return 0
     sizes = [w["kv_tokens"] for w in caching if isinstance(w.get("kv_tokens"), int)]
     return min(sizes, default=UNKNOWN_CACHE_TOKENS)
 
 
-def choose_order(wish: OrderOption, records: Records, cache: int, earlier: str = "") -> OrderChoice:
-    """Decide on an order; `earlier` is the name of the choice by which some messages are queued.
+def choose_order(
+    option: OrderOption, records: Records, cache: int, earlier: str = ""
+) -> OrderChoice:
+    """Choose an order; `earlier` is the name of the one by which some messages are queued.
 
-    `cache` is in tokens; 0 says that workers have no prefix cache, and nothing is gained.
+    `cache` is in tokens; with 0, workers have no prefix cache and `auto` keeps the file's order.
     """
-    found = plan(records, cache)
-    wanted = wish == _PREFIX or (cache > 0 and found.gain >= LEAST_GAIN)
+    found = prefix_order(records, cache)
+    wanted = option == _PREFIX or (cache > 0 and found.gain >= LEAST_GAIN)
     if earlier:
         wanted = earlier != _INPUT
     if not wanted:

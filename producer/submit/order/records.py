@@ -1,7 +1,4 @@
-"""A record of fixed size for each request: its keys and its text's length, column by column.
-
-What does not fit into memory is in a temporary file without a name.
-"""
+"""Fixed-size records of requests, column by column, in memory or in a temporary file."""
 
 import os
 import tempfile
@@ -12,23 +9,24 @@ import numpy as np
 
 from producer.input.files import WriteFailed
 
-#: Requests whose keys are kept in memory; beyond, all are on disk and read a column at a time.
+#: Requests whose keys are kept in memory; with more, all keys are on disk.
 IN_MEMORY = 50_000
-#: Requests that are written together.
+#: Requests that are written at a time.
 _GROUP = 8192
 
 
 class Records:
-    """Keys and lengths of the requests of a file, in its order.
+    """Prefix keys and text lengths of a file's requests, in the file's order.
 
-    A plan needs one column (8 bytes a request) at a time, so memory does not grow with the texts.
+    Ordering needs one column (8 bytes a request) at a time.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._in_memory = in_memory
         self._waiting: list[np.ndarray] = []
         self._rows_waiting = 0
-        #: Columns of each group of requests; those on disk are numbers in the spool.
+        #: For each group of requests: its rows and columns; on disk: rows, first number in the
+        #: spool, number of columns.
         self._groups: list[tuple[int, list[np.ndarray]]] = []
         self._on_disk: list[tuple[int, int, int]] = []
         self._spool: Spool | None = None
@@ -40,11 +38,7 @@ class Records:
         return self._rows
 
     def add(self, keys: np.ndarray, sizes: np.ndarray) -> None:
-        """Add what `keys_of` returned for the next requests.
-
-        Raises:
-            WriteFailed: there is no room on disk.
-        """
+        """Add the result of `keys_of` for the next requests; may raise WriteFailed."""
         self._sizes.append(sizes)
         self._rows += len(sizes)
         self.levels = max(self.levels, keys.shape[1])
@@ -70,7 +64,7 @@ class Records:
             self._groups = []
 
     def sizes(self) -> np.ndarray:
-        """Return the lengths of all texts in bytes (uint32)."""
+        """Return the texts' lengths in bytes (uint32)."""
         return np.concatenate(self._sizes) if self._sizes else np.zeros(0, dtype=np.uint32)
 
     def column(self, level: int) -> np.ndarray:
@@ -90,14 +84,14 @@ class Records:
         return found
 
     def close(self) -> None:
-        """Give memory and file back."""
+        """Free memory and file."""
         self._waiting, self._groups, self._sizes = [], [], []
         if self._spool is not None:
             self._spool.close()
 
 
 class Spool:
-    """Byte strings, added one after the other and read in any order. It ends with the process."""
+    """Byte strings in an unnamed temporary file, read by number."""
 
     def __init__(self) -> None:
         try:
@@ -109,16 +103,12 @@ class Spool:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def add(self, items: Iterable[bytes]) -> None:
-        """Append some.
-
-        Raises:
-            WriteFailed: as on a full disk; names the folder and how to choose another.
-        """
-        end, pieces = self._ends[-1], list(items)
+    def add(self, values: Iterable[bytes]) -> None:
+        """Append some; raise WriteFailed, as on a full disk."""
+        end, pieces = self._ends[-1], list(values)
         left = memoryview(b"".join(pieces))
         try:
-            while left:  # a disk that gets full takes a part
+            while left:  # a nearly full disk takes a part
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise self._failed(error) from None
@@ -132,16 +122,16 @@ class Spool:
         return os.pread(self._file.fileno(), self._ends[number + 1] - start, start)
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the disk."""
         self._file.close()
 
     @staticmethod
     def _failed(error: OSError) -> WriteFailed:
         try:
             folder = tempfile.gettempdir()
-        except OSError:  # none of its candidates can be written
+        except OSError:  # no candidate is writable
             folder = "a temporary folder"
         return WriteFailed(
-            f"cannot keep the requests in {folder} until they are in order: {error.strerror}; make "
-            "room there for about the input's size, or name another folder in TMPDIR"
+            f"cannot keep the requests in {folder} until they are in order: {error.strerror}; free "
+            "space there for about the input's size, or name another folder in TMPDIR"
         )

@@ -11,7 +11,7 @@ from kit.commands.support import run_producer
 
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer
-from producer.redis import PRODUCER_COMMANDS, WORKER_SETTINGS
+from producer.redis import PRODUCER_COMMANDS, WORKER_COMMANDS
 
 
 def documented(user: str) -> list[str]:
@@ -132,7 +132,7 @@ def test_every_documented_command_is_tried_that_a_script_can_run_and_subscribe()
 
     tried = {words[0] for words in PRODUCER_COMMANDS} | {"subscribe"}
     assert tried == commands("warmq-producer") - direct - not_in_scripts
-    of_workers = {words[0] for words in WORKER_SETTINGS}
+    of_workers = {words[0] for words in WORKER_COMMANDS}
     assert of_workers - {"set"} == commands("warmq-worker") - direct - not_in_scripts - tried
     of_gateways = {"hlen", "zcard", "expireat", "hvals", "srem", "zrangebyscore",
                    "zremrangebyscore", "zrank", "zrevrank"}  # fmt: skip

@@ -63,7 +63,7 @@ def test_a_submit_whose_first_lines_are_lost_queues_them_again(
     assert_queued_once(store, 1700)
     told = capsys.readouterr().err
     assert (
-        "Redis has lost its last writes (a failover?): of batch b1 it has the lines up to 500"
+        "Redis has lost its last writes (a failover?): batch b1 has only its lines up to 500"
         in told
     )
 

@@ -202,7 +202,7 @@ def test_a_worker_that_has_just_fallen_silent_is_told_by_name(
 ):
     announce(store, "celery@b.c.13.0a1b2c3e", "starting", silent_s=8)
     text = workers.text()
-    assert text.startswith("workers: starting (celery@b.c (process 13) was last heard 0:00:0")
+    assert text.startswith("workers: starting (celery@b.c (process 13) was last seen 0:00:0")
 
 
 def test_why_a_worker_runs_nothing_is_told(store: BatchStore, workers: QueueWorkers):
@@ -218,7 +218,7 @@ def test_a_worker_that_ended_because_it_failed_is_not_alive_and_its_reason_is_to
     announce(store, "celery@a.12.0a1b2c3d", "stopped", why="the engine failed to start: no\x1b GPU")
     text = workers.text()
     assert text.startswith("no worker serves queue warmq any more: the last one, celery@a (process")
-    assert text.endswith("(stopped: the engine failed to start: no  GPU); its log says why")
+    assert text.endswith("(stopped: the engine failed to start: no  GPU); see its log")
     assert store.workers("warmq") == []
 
 
@@ -234,8 +234,8 @@ def test_of_dead_workers_the_last_is_told_with_where_its_last_words_are(
     announce(store, "celery@b.c.13.0a1b2c3e", "starting", silent_s=42)
     text = workers.text()
     assert text.startswith("no worker serves queue warmq any more: the last one, celery@b.c ")
-    assert "(process 13), was heard 0:00:4" in text
-    assert text.endswith("ago (starting); its log says why")
+    assert "(process 13), was seen 0:00:4" in text
+    assert text.endswith("ago (starting); see its log")
 
 
 def test_a_worker_whose_announcement_was_swept_is_remembered(
@@ -248,8 +248,8 @@ def test_a_worker_whose_announcement_was_swept_is_remembered(
     client_of(store).delete(keys.WORKERS)
     now += 75
     text = workers.text()
-    assert "celery@a (process 12), was heard 0:01:1" in text
-    assert "(starting); its log says why" in text
+    assert "celery@a (process 12), was seen 0:01:1" in text
+    assert "(starting); see its log" in text
 
 
 def test_who_watches_a_batch_of_a_dead_worker_is_told_so(redis_url: str, store: BatchStore):

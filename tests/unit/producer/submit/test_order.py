@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import parse_line
 from producer.submit.order.keys import depth_bytes, keys_of, text_of
-from producer.submit.order.prefix import PrefixOrder, choose_order, plan
+from producer.submit.order.prefix import PrefixOrder, choose_order, prefix_order
 from producer.submit.order.records import Records, Spool
 
 
@@ -37,7 +37,7 @@ def records(bodies: list[bytes], url: str = CHAT_URL, **options: int) -> Records
 
 
 def planned(bodies: list[bytes], url: str = CHAT_URL, cache: int = 0) -> PrefixOrder:
-    return plan(records(bodies, url), cache)
+    return prefix_order(records(bodies, url), cache)
 
 
 def shared_bytes(one: bytes, other: bytes, url: str = CHAT_URL) -> int:
@@ -135,7 +135,7 @@ def test_requests_that_read_no_prefix_cache_stay_where_they_are() -> None:
 def test_no_file_is_no_problem() -> None:
     found = Records()
     found.add(*keys_of([]))
-    assert plan(found).order.tolist() == []
+    assert prefix_order(found).order.tolist() == []
 
 
 @pytest.mark.parametrize(("cache", "grouped"), [(100, True), (5_000, False), (0, False)])
@@ -176,7 +176,7 @@ def test_groups_of_every_level_are_adjacent_and_begin_in_the_order_of_the_file(
     texts: list[str],
 ) -> None:
     found = records([chat(text) for text in texts])
-    order = plan(found).order
+    order = prefix_order(found).order
     path = [()] * len(texts)
     for level in range(found.levels):
         path = [(*p, k) for p, k in zip(path, found.column(level).tolist(), strict=True)]
@@ -192,7 +192,7 @@ def test_groups_of_every_level_are_adjacent_and_begin_in_the_order_of_the_file(
 def test_records_on_disk_give_the_same_plan_as_those_in_memory(texts: list[str]) -> None:
     bodies = [chat(text) for text in texts] * 2
     kept, spooled = records(bodies), records(bodies, in_memory=0)
-    assert plan(kept).fingerprint == plan(spooled).fingerprint
+    assert prefix_order(kept).fingerprint == prefix_order(spooled).fingerprint
     spooled.close()
 
 
@@ -207,7 +207,7 @@ def test_many_records_are_written_to_disk_in_groups() -> None:
     for level in range(kept.levels):
         assert (kept.column(level) == spooled.column(level)).all()
     assert len(spooled) == 25_000
-    assert (plan(kept).order == plan(spooled).order).all()
+    assert (prefix_order(kept).order == prefix_order(spooled).order).all()
     spooled.close()
 
 
