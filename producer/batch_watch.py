@@ -1,6 +1,8 @@
-"""Watches one batch for deletion, replacement and lost writes; errors of submits that find them."""
+"""Watches one batch for deletion, replacement and lost writes; errors and waits of submits."""
 
+import threading
 import time
+from collections.abc import Callable
 
 from contract.batch import Batch
 from contract.errors import BatchConflict, Remedy, WarmqError
@@ -11,6 +13,8 @@ from contract.settings import Settings
 
 #: Redis removes a batch's expired keys one after the other, within so many seconds.
 _EXPIRY_TAKES_S = 1.0
+#: Seconds to wait before asking a full Redis again; doubled each time.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
 class BatchChanged(WarmqError):
@@ -135,3 +139,19 @@ def writes_lost(batch_id: str, answer: Enqueued) -> WritesLost:
     if answer.answer == "moved":
         has = f"only its lines up to {answer.cursor}"
     return WritesLost(batch_id, f"batch {batch_id} has {has}")
+
+
+def wait_while_full(
+    enqueue: Callable[[], Enqueued],
+    report: Callable[[str], None],
+    stop: threading.Event | None = None,
+) -> Enqueued:
+    """Call `enqueue` until Redis is not full, or `stop` is set; report the reason of each wait."""
+    wait_s = _FIRST_WAIT_S
+    stop = stop or threading.Event()
+    while (answer := enqueue()).answer == "full":
+        report(answer.text)
+        if stop.wait(wait_s):
+            break
+        wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+    return answer

@@ -18,7 +18,13 @@ from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
-from producer.batch_watch import batch_closed, batch_deleted, different_file, writes_lost
+from producer.batch_watch import (
+    batch_closed,
+    batch_deleted,
+    different_file,
+    wait_while_full,
+    writes_lost,
+)
 from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, ExplainError, RawChunk
 from producer.input.seen import SeenIds
 from producer.submit.lines import PreparedChunk
@@ -26,7 +32,6 @@ from producer.submit.order.keys import keys_of, text_of
 from producer.submit.order.prefix import OrderChoice, cache_tokens, choose_order
 from producer.submit.order.records import Records, Spool
 from producer.submit.submission import OrderOption
-from producer.submit.submit import wait_while_full
 
 #: Called with the number of messages pushed, and the reason while Redis is full ('' otherwise).
 Report = Callable[[int, str], None]
@@ -139,7 +144,7 @@ class PlannedMessages:
     def _other_order(self, theirs: str, ours: str) -> BatchConflict:
         return BatchConflict(
             f"batch {self.batch.id} is being queued in an order ({theirs}) that this version of "
-            f"warmq does not compute for the same file (it computes {ours}); continue with the "
+            f"warmq does not plan for the same file (it plans {ours}); go on with the "
             "version that began it",
             remedy="new_batch_id",
         )

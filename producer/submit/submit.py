@@ -27,6 +27,7 @@ from producer.batch_watch import (
     batch_closed,
     batch_deleted,
     different_file,
+    wait_while_full,
     writes_lost,
 )
 from producer.input.reader import CHUNK_BYTES, RawChunk
@@ -42,30 +43,12 @@ if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
     from producer.submit.order.prefix import OrderChoice
     from producer.submit.planned import PlannedMessages
 
-#: Seconds to wait before asking a full Redis again; doubled each time.
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 #: Seconds between two checks of the sender's thread.
 _POLL_S = 0.1
 #: With one chunk in flight, Redis would wait for each until the next is parsed.
 CHUNKS_IN_FLIGHT = 2
 #: Times that a source is read again after Redis lost writes.
 _RETRIES = 5
-
-
-def wait_while_full(
-    enqueue: Callable[[], Enqueued],
-    report: Callable[[str], None],
-    stop: threading.Event | None = None,
-) -> Enqueued:
-    """Call `enqueue` until Redis is not full, or `stop` is set; report the reason of each wait."""
-    wait_s = _FIRST_WAIT_S
-    stop = stop or threading.Event()
-    while (answer := enqueue()).answer == "full":
-        report(answer.text)
-        if stop.wait(wait_s):
-            break
-        wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
-    return answer
 
 
 @dataclass(slots=True)
@@ -346,7 +329,7 @@ class ResumableSubmit:
         """Queue what is not queued yet, and seal the batch. Raises as Submitter does."""
         while True:
             try:
-                return self._submit_once()
+                return self._once()
             except WritesLost as error:
                 self._read_again(error)
 
@@ -379,7 +362,7 @@ class ResumableSubmit:
     def _report(self, summary: Summary) -> None:
         """Show progress; for user interfaces."""
 
-    def _submit_once(self) -> Summary:
+    def _once(self) -> Summary:
         source, submission = self.source, self.submission
         try:
             planned = submission.order != "input" and source.repeatable
