@@ -1,14 +1,13 @@
-"""Shapes of the request bodies of generating endpoints: vLLM's fields with their ranges.
+"""Body types of the generating and token-counting endpoints: vLLM's fields with their ranges.
 
-Chats, completions, Anthropic's Messages and OpenAI's Responses; and what counts tokens.
 Field names are those of all supported releases of vLLM (tests/unit/worker/engine/vllm/test_drift.py
-compares them with the installed one; a worker refuses what its own does not know).
-Values are checked here without vLLM so that a bad line fails in the producer, by
-name. What only the engine can know (model length, tokens, schema compilation) is
-checked by vLLM's own classes in the worker. What is in a message, a tool or a system text is vLLM's
-to judge, too.
-Left out on purpose: `stream*`, because a batch has no open connection, `request_id`, which warmq
-derives, and of Responses all that needs a server which remembers: `background`, `store`,
+compares them with the installed one; a worker refuses fields that its own vLLM does not know).
+Values are checked without vLLM, so that a bad line fails in the producer. Checks that need the
+model (context length, tokens, schema compilation), and the content of messages and tools, are left
+to vLLM in the worker.
+
+Left out on purpose: `stream*`, because a batch has no open connection; `request_id`, which warmq
+derives; and fields of Responses that need a server with memory: `background`, `store`,
 `previous_response_id`.
 """
 
@@ -44,59 +43,64 @@ Entries = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
-class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that chat and completion requests share."""
+class Generating(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of chats, completions and Responses."""
 
     model: Text | None = None
-    max_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: FromMinusOne | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Int64 | None = None
     stop: StopText | StopTexts | None = None
-    stop_token_ids: FewTokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: NonNegative | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    length_penalty: float | None = None
     logit_bias: LogitBias | None = None
+    watermarking: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: JsonObject | None = None
+    priority: Int64 | None = None
+    user: str | None = None
+    session_id: str | None = None
+    cache_salt: CacheSalt | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+
+
+class Sampling(Generating, forbid_unknown_fields=True, kw_only=True):
+    """Fields of chats and completions."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    top_k: FromMinusOne | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop_token_ids: FewTokens | None = None
+    min_tokens: NonNegative | None = None
+    length_penalty: float | None = None
     prompt_logprobs: FromMinusOne | None = None
     logprob_token_ids: FewTokens | None = None
     allowed_token_ids: AllowedTokens | None = None
     bad_words: BadWords | None = None
     use_beam_search: bool | None = None
-    watermarking: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: FromMinusOne | None = None
     truncation_side: Literal["left", "right"] | None = None
     response_format: JsonObject | None = None
-    structured_outputs: JsonObject | None = None
     repetition_detection: JsonObject | None = None
     thinking_token_budget: Int64 | JsonObject | None = None
-    priority: Int64 | None = None
-    user: str | None = None
-    session_id: str | None = None
-    cache_salt: CacheSalt | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_token_offsets: bool | None = None
     return_weight_versions: bool | None = None
     routed_experts_prompt_start: NonNegative | None = None
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: JsonObject | None = None
     echo: bool | None = None
 
 
 class Message(Struct, kw_only=True):
-    """One chat message; further fields (tool calls, names) are vLLM's to judge."""
+    """One chat message; further fields (tool calls, names) are checked by vLLM."""
 
     role: Text
     content: str | list[JsonObject] | None = None
@@ -135,14 +139,14 @@ class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
 
 
 class AnyMessage(Struct, kw_only=True):
-    """One message of Anthropic's: its content is a text or a list of blocks."""
+    """One message of Anthropic's API."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[JsonObject]
 
 
 class CountTokensBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `/v1/messages/count_tokens`: what the tokens of a prompt are counted of."""
+    """Body of `/v1/messages/count_tokens`."""
 
     messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Text | None = None
@@ -168,11 +172,10 @@ class MessagesBody(CountTokensBody, forbid_unknown_fields=True, kw_only=True):
     vllm_xargs: JsonObject | None = None
 
 
-class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `/v1/responses`; `input` is a text, or messages and other items of a conversation."""
+class ResponsesBody(Generating, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/v1/responses`; `input` is a text, or the entries of a conversation."""
 
     input: Text | Entries
-    model: Text | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: NonNegative | None = None
@@ -187,37 +190,17 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     prompt_cache_key: str | None = None
-    user: str | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     top_logprobs: NonNegative | None = None
-    logit_bias: LogitBias | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    seed: Int64 | None = None
-    stop: StopText | StopTexts | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    watermarking: bool | None = None
-    priority: Int64 | None = None
-    session_id: str | None = None
-    cache_salt: CacheSalt | None = None
-    structured_outputs: JsonObject | None = None
     enable_response_messages: bool | None = None
     previous_input_messages: Entries | None = None
     media_io_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: JsonObject | None = None
 
 
 class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `/tokenize`: a text, or a chat as the model reads it."""
+    """Body of `/tokenize`: a text or a chat."""
 
     model: Text | None = None
     prompt: str | None = None
@@ -233,7 +216,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     tools: Tools | None = None
 
     def __post_init__(self) -> None:
-        """Require a text or a chat, and not both."""
+        """Require exactly one of `prompt` and `messages`."""
         if self.prompt is None and self.messages is None:
             raise ValueError("Object missing required field `prompt`")  # msgspec's words
         if self.prompt is not None and self.messages is not None:
@@ -247,14 +230,14 @@ COUNT_TOKENS_URL = "/v1/messages/count_tokens"
 RESPONSES_URL = "/v1/responses"
 TOKENIZE_URL = "/tokenize"
 GENERATING = (CHAT_URL, COMPLETION_URL)
-#: Of the urls whose answers are generated, the fields that limit how many tokens are.
+#: Fields that limit the tokens of an answer, for each url whose answers are generated.
 LIMITS = {
     CHAT_URL: ("max_tokens", "max_completion_tokens"),
     COMPLETION_URL: ("max_tokens",),
     MESSAGES_URL: ("max_tokens",),
     RESPONSES_URL: ("max_output_tokens",),
 }
-#: Urls whose answers are numbers of tokens; no model computes them.
+#: Urls whose answers are token counts; no model computes them.
 COUNTING = (COUNT_TOKENS_URL, TOKENIZE_URL)
 BODY_TYPES: dict[str, type[Struct]] = {
     CHAT_URL: ChatBody,
@@ -283,17 +266,17 @@ def min_body(url: str) -> dict[str, Any]:
 
 
 def limits_tokens(url: str, body: Mapping[str, Any]) -> bool:
-    """Say whether a body names how many tokens may be written, or writes none."""
+    """Whether a body limits the tokens of its answer, or its answer has none."""
     return url not in LIMITS or any(body.get(name) is not None for name in LIMITS[url])
 
 
 def field_names(url: str) -> set[str]:
-    """Return the field names a body for `url` may have."""
+    """Return the field names of a body for `url`."""
     return {field.name for field in msgspec.structs.fields(BODY_TYPES[url])}
 
 
-#: Fields of which any value but null, false and an empty list asks for more than the text;
-#: 0 logprobs are those of the chosen tokens.
+#: Fields that ask for more than the text, unless null, false or an empty list; 0 logprobs are
+#: those of the chosen tokens.
 MORE = frozenset((
     "logprobs", "echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids",
     "return_token_offsets", "suffix", "top_logprobs",
@@ -301,10 +284,7 @@ MORE = frozenset((
 
 
 def text_is_answer(url: str, body: Mapping[str, Any]) -> bool:
-    """Say whether the text that the model writes is the answer's, word for word.
-
-    A reasoning parser is the engine's, and not asked here.
-    """
+    """Whether the answer is the model's text, word for word; ignores reasoning parsers."""
     if url not in LIMITS:
         return False
     if body.get("tools") and body.get("tool_choice") not in ("none", {"type": "none"}):

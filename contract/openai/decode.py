@@ -1,8 +1,7 @@
 """Decodes untrusted JSON within bounds of memory and depth.
 
-A line of nothing but brackets grows to 30 times its size when decoded (10 MB to
-350 MB), so the values are counted before. That costs nothing for lines under
-half a megabyte and 1 ms per MB above that.
+A line of nothing but brackets grows to 30 times its size when decoded (10 MB to 350 MB), so the
+values are counted first. That costs nothing below half a megabyte and 1 ms per MB above.
 """
 
 from __future__ import annotations
@@ -17,21 +16,17 @@ import orjson
 from contract.errors import RequestRejected
 
 #: Most JSON values in one text; at 125 bytes each in the worst case, 60 MB when decoded.
-#: A prompt of token ids is one value a token.
+#: A prompt of token ids has one value a token.
 MAX_VALUES = 500_000
 #: Deepest nesting; orjson writes 254 levels and reads 1,024.
 MAX_DEPTH = 250
 
-# With the end quote optional an unclosed string is met once, not again at each quote in it.
+# The end quote is optional, so that an unclosed string is matched once, not at each quote in it.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 def decode(raw: bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        RequestRejected: if it is not JSON, or has more than MAX_VALUES values.
-    """
+    """Decode a JSON text; raise RequestRejected if it is invalid or has over MAX_VALUES values."""
     if len(raw) > MAX_VALUES and _marks(raw, 0, len(raw)) > MAX_VALUES and _too_many(raw):
         raise RequestRejected(f"more than {MAX_VALUES} JSON values in one request; split it")
     try:
@@ -45,14 +40,10 @@ def decode(raw: bytes) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Return a decoded value's JSON again.
-
-    Raises:
-        RequestRejected: if it is nested too deep.
-    """
+    """Encode a decoded value again; raise RequestRejected if it is nested too deep."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # orjson.JSONEncodeError; what came from JSON can fail for nothing else
+    except TypeError:  # orjson.JSONEncodeError; a decoded value fails for no other reason
         raise RequestRejected(
             f"nested more than {MAX_DEPTH} levels deep; make it flatter"
         ) from None
@@ -64,7 +55,7 @@ def _marks(raw: bytes, start: int, end: int) -> int:
 
 
 def _too_many(raw: bytes) -> bool:
-    """Count again without the content of strings, which may be full of commas."""
+    """Count without the content of strings, which may be full of commas."""
     marks = at = 0
     for strings, found in enumerate(_STRING.finditer(raw)):
         marks += _marks(raw, at, found.start())
@@ -80,7 +71,7 @@ def printable(text: str, limit: int = 80) -> str:
     return short if short.isprintable() else repr(short)[1:-1]
 
 
-#: What a JSON schema bounds by whole numbers. xgrammar takes no 16.0 there, and JSON Schema does.
+#: Bounds in JSON schemas. JSON Schema allows 16.0 for them, xgrammar does not.
 _BOUNDS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains",
      "minProperties", "maxProperties")
@@ -88,7 +79,7 @@ _BOUNDS = frozenset(
 
 
 def int_if_whole(value: Any) -> Any:
-    """Return a value with ints for floats without a fraction; itself, where it has none of them."""
+    """Return a number, or a list of numbers, with ints for whole floats; itself if unchanged."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -98,10 +89,10 @@ def int_if_whole(value: Any) -> Any:
 
 
 def int_if_whole_at(value: Any, path: Sequence[str]) -> Any:
-    """Return a value with whole numbers at a path of keys; a key may stand for an index."""
+    """Return a value with ints for whole floats at a path of keys or indexes."""
     if isinstance(value, dict) and path and path[0] in value:
         return value | {path[0]: int_if_whole_at(value[path[0]], path[1:])}
-    if isinstance(value, dict) and path:  # an entry, whose key msgspec does not tell
+    if isinstance(value, dict) and path:  # an entry, whose key msgspec does not name
         return {key: int_if_whole_at(one, path[1:]) for key, one in value.items()}
     if isinstance(value, list) and path:
         return [int_if_whole_at(one, path[1:]) for one in value]
@@ -109,14 +100,14 @@ def int_if_whole_at(value: Any, path: Sequence[str]) -> Any:
 
 
 def int_bounds(value: Any) -> Any:
-    """Return schemas with whole numbers as bounds; the value itself, where it has them. Its nesting
-    must be bounded."""
+    """Return a JSON schema with ints as bounds; itself if unchanged. Its depth must be bounded."""
     if isinstance(value, list):
         entries = [int_bounds(one) for one in value]
         return value if all(map(is_, entries, value)) else entries
     if isinstance(value, dict):
         fields = {
-            k: int_if_whole(one) if k in _BOUNDS else int_bounds(one) for k, one in value.items()
+            key: int_if_whole(one) if key in _BOUNDS else int_bounds(one)
+            for key, one in value.items()
         }
         return value if all(map(is_, fields.values(), value.values())) else fields
     return value

@@ -356,7 +356,7 @@ class ObjectFile(_Output):
         return found.meta
 
     def discard(self) -> str:
-        """Abort the upload; return the error text if the bucket could not be told, else ''."""
+        """Abort the upload; return the error text if that failed, else ''."""
         if self._upload is None:
             return ""
         try:

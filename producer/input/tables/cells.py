@@ -160,7 +160,7 @@ def parsed(column: str, value: Any) -> Any:
 
 
 def plain(value: object) -> Any:
-    """Return the JSON value of a type that orjson does not know; raise TypeError for others."""
+    """Return the JSON value of a type that orjson does not know; else raise TypeError."""
     if isinstance(value, Duration):
         value = decimal.Decimal(value.nanoseconds).scaleb(-9)
     if isinstance(value, decimal.Decimal):
