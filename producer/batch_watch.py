@@ -42,9 +42,7 @@ class BatchWatch:
         self, store: BatchStore, batch: Batch, doing: str, *, may_reopen: bool = False
     ) -> None:
         self.first = self.last = batch
-        self._store = store
-        self._doing = doing
-        self._may_reopen = may_reopen
+        self._store, self._doing, self._may_reopen = store, doing, may_reopen
         self._expires_at: float | None = None
 
     def state(self) -> Batch:

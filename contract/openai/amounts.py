@@ -1,14 +1,14 @@
-"""How many sequences an engine runs for a request, and bounds of how many parts it is made of.
+"""Counts a request's sequences, and bounds the number of its parts.
 
 An engine's front end reads a conversation part by part, 40 µs each, on the loop that also renews
-leases and brings others' answers: 100,000 parts stop it for 4 s. So what is made of more parts than
-any client needs is refused, by name and before anything is queued. Texts are not bounded here but
-by the model's context (worker/engine/vllm/limits.py).
+leases and delivers answers: 100,000 parts stop it for 4 s. So a body of more parts than any client
+needs is refused before it is queued. Texts are bounded by the model's context
+(worker/engine/vllm/limits.py).
 
-- OpenAI takes 2,048 inputs of an embedding, 2,048 prompts and 2,048 messages, and 128 tools.
+- OpenAI accepts 2,048 inputs of an embedding, 2,048 prompts and 2,048 messages, and 128 tools.
 - A chat's message costs 4 tokens or more by its template alone: 2,048 of them with a word each
-  are 10,000 tokens; a conversation of so many turns has outgrown most contexts.
-- Each of 2,048 messages may have two parts, or a call of a tool, and be within MAX_OBJECTS.
+  are 10,000 tokens, more than most contexts.
+- Each of 2,048 messages may have two parts, or a call of a tool, within MAX_OBJECTS.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,16 +28,16 @@ MAX_OBJECTS = 8192
 MAX_VALUES = 65_536
 #: Most characters, as JSON in UTF-8, of an option that is an object.
 MAX_OPTION = 65_536
-#: The same of what one engine tells another: ids of the blocks in its KV cache.
+#: The same of what one engine sends to another: ids of the blocks in its KV cache.
 MAX_TRANSFER = 1_048_576
 
-#: Types of what has no parts.
+#: Types without parts.
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-#: What has parts; a union's check takes four times as long as a tuple's.
+#: Types with parts; isinstance takes four times as long with a union as with a tuple.
 _COMPOUND = (list, dict)
-#: As many messages, and fields of each, are not counted where all are plain.
+#: Up to so many messages, and fields of each, are not counted where all are plain.
 _FEW = 32
-#: Fields that hold conversations, or what they are about.
+#: Fields that hold conversations or their subjects.
 _CONVERSATIONS = frozenset((
     "messages", "input", "previous_input_messages", "system", "documents", "items", "queries",
     "query", "text_1", "text_2", "data_1", "data_2",
@@ -52,14 +52,9 @@ _OPTIONS = dict.fromkeys(
 
 
 def refuse_many(body: Mapping[str, Any], where: str) -> None:
-    """Refuse a body of more parts than an engine should be given.
+    """Raise RequestRejected for a body of valid types that has too many parts.
 
-    Args:
-        body: its types are checked.
-        where: precedes field names in errors.
-
-    Raises:
-        RequestRejected: naming the field and the limit.
+    `where` precedes field names in errors.
     """
     several = "n" in body
     for name, value in body.items():
@@ -67,12 +62,12 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
             _refuse_one(name, value, where)
             several = True
     if several and (count := sequences_of(body)) > MAX_PROMPTS:
-        told = f"times the prompts is {count} answers; ask for at most {MAX_PROMPTS} in one request"
-        raise bad_field(where + "n", told)
+        remedy = f"ask for at most {MAX_PROMPTS} in one request"
+        raise bad_field(where + "n", f"times the prompts is {count} answers; {remedy}")
 
 
 def _is_short(messages: Any) -> bool:
-    """Say whether there are few messages, each of few plain values, as in most chats."""
+    """Whether there are few messages, each of few plain values, as in most chats."""
     if len(messages) > _FEW:
         return False
     for message in messages:
@@ -93,7 +88,7 @@ def _refuse_one(name: str, value: Any, where: str) -> None:
 
 
 def _refuse_parts(field: str, value: Any) -> None:
-    """Count what a value is made of, token ids left out, and stop where it is too much."""
+    """Count the parts of a value without token ids; stop at the limit."""
     objects = values = 0
     left = [value]
     while left:
@@ -105,8 +100,8 @@ def _refuse_parts(field: str, value: Any) -> None:
             inside = [one for one in each if type(one) is not int]
         values += len(inside)
         if objects > MAX_OBJECTS:
-            told = f"has more than {MAX_OBJECTS} objects (messages, parts, calls of tools)"
-            raise bad_field(field, f"{told}; give at most so many")
+            what = "objects (messages, parts, calls of tools)"
+            raise bad_field(field, f"has more than {MAX_OBJECTS} {what}; give at most so many")
         if values > MAX_VALUES:
             raise bad_field(field, f"has more than {MAX_VALUES} values; give at most so many")
         left += (one for one in inside if isinstance(one, dict | list))
@@ -115,15 +110,14 @@ def _refuse_parts(field: str, value: Any) -> None:
 def _refuse_option(field: str, value: Any, most: int) -> None:
     try:
         length = len(orjson.dumps(value))
-    except TypeError:  # nested too deep for it; whoever encodes the body says so
+    except TypeError:  # nested too deep; `encode` refuses the body
         return
     if length > most:
         raise bad_field(field, f"has {length} characters; give at most {most}")
 
 
-#: Fields that hold what is run: a list of texts, of lists of token ids, or of objects is so many
-#: prompts; a text, or a list of token ids, is one. Those of rerank and score are each one's
-#: counterpart of the query.
+#: Fields that hold prompts: a list of texts, of lists of token ids, or of objects is so many; a
+#: text, or a list of token ids, is one. In rerank and score each is compared with the query.
 PROMPTS = frozenset(
     ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
 )  # fmt: skip
@@ -131,10 +125,9 @@ _OTHER_PROMPTS = PROMPTS - {"prompt"}
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:
-    """Return `n` × prompts of a body that was checked; at least 1.
+    """Return `n` × prompts of a checked body; at least 1.
 
-    `input` of /v1/responses is a conversation, which is one prompt; `messages` are one, too,
-    whatever `documents` they are about.
+    `input` of /v1/responses and `messages`, with or without `documents`, are one prompt.
     """
     n = body.get("n")
     count = n if isinstance(n, int) and n > 1 else 1
@@ -151,12 +144,10 @@ def sequences_of(body: Mapping[str, Any]) -> int:
 
 
 def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
-    """Return which of a body's fields say how many sequences it is."""
+    """Return the fields of a body that determine the number of its sequences."""
     known = set(names)
-    counted: tuple[str, ...]
-    counted = ("messages", *sorted(PROMPTS))
-    if "messages" in known and "input" not in known:
-        counted = ()  # one conversation
+    one_conversation = "messages" in known and "input" not in known
+    counted = () if one_conversation else ("messages", *sorted(PROMPTS))
     return tuple(name for name in ("n", *counted) if name in known)
 
 

@@ -1,10 +1,8 @@
-"""Fields that a body should not have, or not so: what is wrong, and what to give instead.
+"""Errors and remedies for bad fields, and the fields of OpenAI and Anthropic that vLLM lacks.
 
-Fields that OpenAI's (and Anthropic's) requests have and vLLM's have not, or only seem to have,
-mostly concern their storage, caches and tariffs. They mean nothing here, so they are accepted and
-left out, and whoever submits is told which they were. Those that would change the answer are
-refused. A null is as good as no field. tests/unit/contract/openai/test_openai_fields.py compares
-the names with those of OpenAI's own client.
+Most of those concern storage, caches and tariffs: they are accepted, left out, and reported to the
+submitter. Those that would change the answer are refused. A null counts as no field.
+tests/unit/contract/openai/test_openai_fields.py compares the names with OpenAI's own client.
 """
 
 import re
@@ -44,7 +42,7 @@ _WANT = {
     "array": "a list", "object": "an object", "null": "null",
 }  # fmt: skip
 _GOT = _WANT | {"int": "a number", "float": "a number with a fraction"}
-#: What a number is, and what to give instead.
+#: Problem and remedy of a number, by the sign of its bound.
 _BEYOND = {
     ">=": ("is below", "at least"),
     "<=": ("is above", "at most"),
@@ -52,7 +50,7 @@ _BEYOND = {
     "<": ("is not below", "less than"),
 }
 
-#: What to give for a bad field, where its type and bounds alone do not say it.
+#: Remedies of fields, where type and bounds alone do not suffice.
 REMEDIES = {
     "max_tokens": "give a whole number of at least 1, or leave it out for the worker's default",
     "max_completion_tokens": "give a whole number of at least 1, or leave it out",
@@ -71,7 +69,7 @@ REMEDIES = {
         "and `data_2`; to rerank, `query` and `documents`",
     ),
 }
-#: The same for one endpoint, where the field means something else there.
+#: The same for endpoints where the field means something else.
 _REMEDIES_OF = {
     MESSAGES_URL: {"max_tokens": "give a whole number of at least 1"},
     RESPONSES_URL: {
@@ -82,7 +80,7 @@ _REMEDIES_OF = {
 
 
 def explain(text: str, url: str, where: str) -> RequestRejected:
-    """Return the error for a body that msgspec refuses with `text`; `where` as in `bad_field`."""
+    """Return the error for msgspec's error `text`; `where` precedes the field's name."""
     path_match = _PATH.search(text)
     path = path_match["path"] if path_match else ""
     text = _PATH.sub("", text)
@@ -114,7 +112,7 @@ def _near(name: str, url: str) -> str:
 
 
 def _in_words(text: str, path: str, url: str) -> tuple[str, str]:
-    """Return what is wrong, and what to give."""
+    """Return problem and remedy."""
     if of_type := _TYPE.fullmatch(text):
         wanted = [_WANT.get(word, word) for word in of_type["want"].split(" | ") if word != "null"]
         got = of_type["got"]
@@ -138,7 +136,7 @@ def _beyond(bound: re.Match[str]) -> tuple[str, str]:
 
 
 def _choices(path: str, url: str) -> list[str]:
-    """Return the values of the field of that name, which a Literal lists."""
+    """Return the values of a Literal field."""
     fields = {field.name: field.type for field in msgspec.structs.fields(BODY_TYPES[url])}
     alternatives = typing.get_args(fields.get(path))
     return [value for each in alternatives for value in typing.get_args(each)]
@@ -154,7 +152,7 @@ IGNORED: dict[str, frozenset[str]] = {
         "access_programs", "context_management", "image", "prompt_cache_options",
         "prompt_cache_retention", "safety_identifier",
     )),
-    # How long a model thinks is its template's to say, and its chat_template_kwargs'.
+    # How long a model thinks is set by its template and chat_template_kwargs.
     MESSAGES_URL: frozenset((
         "cache_control", "context_management", "diagnostics", "inference_geo", "service_tier",
         "speed", "thinking",
@@ -164,7 +162,7 @@ IGNORED: dict[str, frozenset[str]] = {
     )),
 }  # fmt: skip
 _FORGETS = "no conversation is kept here; give all of it in `input`"
-#: Refused unless they have the value that changes nothing: that value, and what to do.
+#: Refused unless they have a value without effect: that value, and the remedy.
 REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
     CHAT_URL: {
         "audio": (None, "answers are text here, never audio; remove it"),
@@ -174,7 +172,7 @@ REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
         "moderation": (None, "nothing is moderated here; remove it"),
         "verbosity": (
             "medium",
-            "models are not told this here; remove it, and say in a message how long to write",
+            "models do not get this here; remove it, and ask in a message for the length",
         ),
         "web_search_options": (None, "nothing is searched here; remove it"),
     },
@@ -203,16 +201,12 @@ _ONLY_OPENAI = {
 
 
 def known_names(url: str) -> set[str]:
-    """Return the field names that a body for `url` may have, those that are left out too."""
+    """Return the field names of a body for `url`, with those that are left out."""
     return field_names(url) | _ONLY_OPENAI[url]
 
 
-def without(url: str, body: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the body without the fields that only OpenAI has; `where` precedes names in errors.
-
-    Raises:
-        RequestRejected: for a field that asks for what cannot be given here.
-    """
+def drop_ignored(url: str, body: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the body without fields that vLLM lacks; raise RequestRejected for some of REFUSED."""
     theirs = _ONLY_OPENAI[url]
     if theirs.isdisjoint(body):
         return body

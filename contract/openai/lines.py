@@ -1,7 +1,7 @@
-"""Validation of input lines and bodies, with errors that name field and remedy.
+"""Validates lines and bodies; errors name field and remedy.
 
-A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
-short form: a body at top level with an optional `custom_id`.
+A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the short form: a body at
+top level with an optional `custom_id`.
 """
 
 import re
@@ -24,27 +24,28 @@ from contract.openai.body import (
     min_body,
 )
 from contract.openai.decode import MAX_DEPTH, decode, encode, int_bounds, int_if_whole, printable
-from contract.openai.fields import explain, without
+from contract.openai.fields import drop_ignored, explain
 from contract.openai.pooling import FORMS
 from contract.openai.structured import FIELDS, refuse_large
 
 MAX_CUSTOM_ID = 512
-#: Beside custom_id, which is taken out first.
+#: Fields of a batch line, after custom_id was removed.
 _BATCH_FIELDS = frozenset(("method", "url", "body"))
-#: What msgspec says of 16.0 where a whole number is to be; vLLM takes it, and pandas writes it.
+#: msgspec's error for 16.0 where an int is expected; vLLM accepts it, and pandas writes it.
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
-#: What a request asks; other fields say how, and those of a line may be replaced.
-_ASKED = frozenset(("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one)))
+#: Fields with the request's content; an override must not replace one.
+_CONTENT = frozenset(
+    ("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one))
+)
 _CONSTRAINTS = frozenset(FIELDS)
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One valid request: `body` is its JSON, checked against the url's schema.
+    """A valid request; `body` is JSON.
 
-    `limited` says whether it names how many tokens may be written, or writes none; `ignored` names
-    the fields of the line that mean nothing here, and are not in `body`; `sequences` is how many
-    the engine runs for it.
+    `limited`: it limits the tokens of its answer, or the answer has none. `ignored`: fields of the
+    line that were left out of `body`. `sequences`: how many the engine runs for it.
     """
 
     custom_id: str | None
@@ -56,17 +57,13 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str, Any]:
-    """Check the names, types and ranges of a body; in messages, `where` precedes its field names.
+    """Check the names, types and ranges of a body; return it without ignored fields.
 
-    Returns:
-        The body as engines get it: without the fields that only OpenAI has.
-
-    Raises:
-        RequestRejected: naming the first offending field and its remedy, or an unknown url.
+    Raises RequestRejected, naming the first bad field, after `where`, and its remedy.
     """
     if url not in BODY_TYPES:
         raise _unknown_url(url)
-    kept = without(url, body, where)
+    kept = drop_ignored(url, body, where)
     if not kept.keys().isdisjoint(_STREAM_FIELDS):
         kept = _not_streaming(kept, where)
     checked = {name: kept[name] for name in kept if name != "stream"} if "stream" in kept else kept
@@ -76,9 +73,9 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
         message = str(error)
         if found := _FLOAT.match(message):
             name = found[1]
-            mended = int_if_whole(kept[name])
-            if mended is not kept[name]:
-                return check_body(url, kept | {name: mended}, where)
+            fixed = int_if_whole(kept[name])
+            if fixed is not kept[name]:
+                return check_body(url, kept | {name: fixed}, where)
         raise explain(message, url, where) from None
     for name in () if _CONSTRAINTS.isdisjoint(checked) else _CONSTRAINTS.intersection(checked):
         refuse_large(name, checked[name], where)
@@ -89,7 +86,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
-    """Refuse what asks for a stream; return the body without nulls that say nothing about one."""
+    """Refuse a request for a stream; return the body without nulls of its fields."""
     for name in _STREAM_FIELDS:
         value = body.get(name)
         if value is not None and not (name == "stream" and value is False):
@@ -103,19 +100,16 @@ def _custom_id(value: object) -> str | None:
         return None
     if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
         return value
-    told = f"is {_kind(value)}"
+    problem = f"is {_kind(value)}"
     if isinstance(value, str):
-        told = f"has {len(value)} characters"
-        told = f"{printable(value, 60)!r} {told}" if value else told
-    problem = (
-        f"{told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for "
-        "the line's number"
-    )
-    raise bad_field("custom_id", problem)
+        problem = f"has {len(value)} characters"
+        problem = f"{printable(value, 60)!r} {problem}" if value else problem
+    remedy = f"give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for the"
+    raise bad_field("custom_id", f"{problem}; {remedy} line's number")
 
 
 def infer_url(body: dict[str, Any]) -> str:
-    """Return the endpoint of a body that comes without a url."""
+    """Return the endpoint of a body without a url."""
     if "messages" in body:
         return CHAT_URL
     if "prompt" in body:
@@ -128,7 +122,7 @@ def infer_url(body: dict[str, Any]) -> str:
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """An OpenAI batch line as nearly all are."""
+    """A usual OpenAI batch line."""
 
     url: str
     body: msgspec.Raw
@@ -138,14 +132,16 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
-#: What gives a body's limits of tokens: one, or two where a url has two names for it.
+#: Getters of a body's token limits: one value, or two where a url has two names for it.
 _limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
 
 
 class _Rare:
-    """The fields of a url's bodies that are looked into, of which most bodies have none: what is a
-    constraint, and what says how many sequences are run. `text` is the field that most bodies have,
-    and that is one sequence as a text ('' where there is none)."""
+    """Fields of a url's bodies that need a check of their content; most bodies have none.
+
+    They are constraints, or determine the number of sequences. `text` is the usual field of the
+    latter, '' if none; as a plain text it is one sequence.
+    """
 
     def __init__(self, url: str) -> None:
         names = field_names(url)
@@ -163,26 +159,28 @@ class _Rare:
 
 
 _rare_of = {url: _Rare(url) for url in BODY_TYPES}
-#: Longer lines go through `_any_line`, which counts their values first.
+#: Bytes of a line above which `_any_line` decodes it: it counts the values first.
 _SHORT = 65_536
 
 
 def _plain_line(raw: bytes) -> Request | None:
-    """Return the request of a valid OpenAI batch line without decoding its body; None for any
-    other line, which `_any_line` then accepts or explains."""
+    """Return the request of a usual valid batch line, without decoding its body to a dict.
+
+    None for any other line, which `_any_line` accepts or refuses.
+    """
     if len(raw) > _SHORT or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
         return None
     try:
         line = _decode_line(raw)
         body: Any = _decode_body[line.url](line.body)
         text = bytes(line.body)
-        orjson.loads(text)  # msgspec passes over fields it does not know, whatever they hold
+        orjson.loads(text)  # msgspec does not check the content of unknown fields
         rare, sequences = _rare_of[line.url], 1
         values = rare.values(body)
         if values.count(None) < len(values) or (
             rare.text and type(getattr(body, rare.text)) is not str
         ):
-            sequences = _look_into(body, rare)
+            sequences = _check_rare(body, rare)
     except (
         msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError, RequestRejected
     ):  # fmt: skip
@@ -194,11 +192,10 @@ def _plain_line(raw: bytes) -> Request | None:
     return Request(line.custom_id, line.url, text, limited, (), sequences)
 
 
-def _look_into(body: Any, rare: _Rare) -> int:
-    """Return sequences_of of a decoded body; 0 if its constraints must be written differently.
+def _check_rare(body: Any, rare: _Rare) -> int:
+    """Return the sequences of a decoded body; 0 if its constraints must be rewritten.
 
-    Raises:
-        RequestRejected: a constraint is too large.
+    Raises RequestRejected for a constraint that is too large.
     """
     for name in rare.constraints:
         if (value := getattr(body, name)) is not None:
@@ -209,11 +206,9 @@ def _look_into(body: Any, rare: _Rare) -> int:
 
 
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
-    """Turn one input line into a checked request; `overrides` replace body fields of its own.
+    """Return the checked request of a line; `overrides` replace fields of its body.
 
-    Raises:
-        RequestRejected: saying field and remedy; the caller adds the line number.
-            Its `custom_id` attribute is the line's own where that is usable.
+    Raises RequestRejected without line number; its `custom_id` is the line's, if usable.
     """
     plain = None if overrides else _plain_line(raw)
     return plain or _any_line(raw, overrides or {})
@@ -226,7 +221,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     custom_id = _custom_id(value.pop("custom_id", None))
     try:
         url, body, where = _split_form(value)
-        _refuse_second(body, overrides, where)
+        _refuse_second_content(body, overrides, where)
         body.update(overrides)
         kept = check_body(url, body, where)
         ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
@@ -237,9 +232,9 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
         raise
 
 
-def _refuse_second(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
-    """Refuse what a request asks where it is given for all lines, too: one would be lost."""
-    for name in _ASKED.intersection(overrides):
+def _refuse_second_content(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
+    """Refuse content that is given in the line and for all lines: one would be lost."""
+    for name in _CONTENT.intersection(overrides):
         if overrides[name] is not None and body.get(name) is not None:
             problem = "is in the line, and given for all lines as well; leave one out"
             raise bad_field(where + name, problem)
@@ -254,8 +249,8 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
         raise bad_field(name, problem, code="unknown_field")
     method = value.get("method", "POST")
     if method != "POST":
-        told = printable(repr(method)) if isinstance(method, str) else _kind(method)
-        problem = f"{told} is not served; write POST, or leave it out"
+        text = printable(repr(method)) if isinstance(method, str) else _kind(method)
+        problem = f"{text} is not served; write POST, or leave it out"
         raise bad_field("method", problem, code="unknown_url")
     if "url" not in value:
         problem = (
@@ -275,7 +270,7 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
 
 
 def _kind(value: object) -> str:
-    """Return a JSON value's kind in words; the value may be too large, or too deep, to show."""
+    """Return the name of a JSON value's type; the value may be too large or too deep to print."""
     kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number",
              str: "a text", list: "a list", dict: "an object"}  # fmt: skip
     return kinds[type(value)]
@@ -283,5 +278,5 @@ def _kind(value: object) -> str:
 
 def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
-    told = f"{printable(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
-    return bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")
+    text = f"{printable(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
+    return bad_field("url", f"{text}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")

@@ -1,7 +1,7 @@
-"""Shape of the bodies that pooling models serve: embeddings, scores, rerankings.
+"""Body types of the endpoints of pooling models: embeddings, scores, rerankings.
 
-Field names are vLLM's, as in body.py. vLLM has several forms of most of them; here each has the
-fields of all, and FORMS says which must come together.
+Field names are vLLM's, as in body.py. A body has the fields of all of vLLM's forms of it; FORMS has
+the fields of each form.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from contract.openai.amounts import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
 
-#: Token ids and counts are 32-bit numbers in every engine; a larger one is a slip or an attack.
+#: Largest token id or count: engines use 32-bit numbers.
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -19,11 +19,11 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 JsonObject = dict[str, Any]
-#: What vLLM looks for in each step, or makes tokens of, before others get their turn.
+#: Bounded because vLLM searches for them in each step, or tokenizes them, on its main loop.
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopTexts = Annotated[list[StopText], Meta(max_length=128)]
 BadWords = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
-#: The same of token ids; a list of them may be that of most of a vocabulary, but not longer.
+#: Lists of token ids; AllowedTokens may have most of a vocabulary.
 FewTokens = Annotated[list[NonNegative], Meta(max_length=1024)]
 AllowedTokens = Annotated[list[NonNegative], Meta(max_length=65_536)]
 Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
@@ -31,7 +31,7 @@ LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(m
 
 
 class Pooling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that all requests to pooling models share."""
+    """Fields of all requests to pooling models."""
 
     model: Text | None = None
     user: str | None = None
@@ -45,7 +45,7 @@ class Pooling(Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
 
     def __post_init__(self) -> None:
-        """Require the fields of one form."""
+        """Require all fields of one form."""
         forms = FORMS[type(self)]
         if not any(all(getattr(self, name) is not None for name in form) for form in forms):
             given = (name for form in forms for name in form if getattr(self, name) is None)
@@ -83,7 +83,7 @@ ScoredList = Scored | Annotated[list[Scored], Meta(max_length=MAX_PROMPTS)]
 
 
 class Scoring(Pooling, forbid_unknown_fields=True, kw_only=True):
-    """Fields that scores and rerankings share."""
+    """Fields of scores and rerankings."""
 
     max_tokens_per_query: NonNegative | None = None
     max_tokens_per_doc: NonNegative | None = None
@@ -117,7 +117,7 @@ POOLING_TYPES: dict[str, type[Struct]] = {
     **dict.fromkeys(SCORE_URLS, ScoreBody),
     **dict.fromkeys(RERANK_URLS, RerankBody),
 }
-#: The fields that a body must have one set of.
+#: Sets of fields of which a body must have one.
 FORMS: dict[type[Struct], tuple[tuple[str, ...], ...]] = {
     EmbeddingBody: (("input",), ("messages",)),
     ScoreBody: (

@@ -1,9 +1,9 @@
-"""Bounds of what a text must look like: JSON schemas, regexes, choices, grammars and tools.
+"""Bounds constraints of an answer: JSON schemas, regexes, choices, grammars and tools.
 
-An engine makes an automaton of them, in a time that grows faster than their size. The worker limits
-that time, too (worker/engine/vllm/grammars.py); these bounds refuse, by name and before anything is
-queued, what no engine should be given. At each bound alone a constraint takes xgrammar at most a
-second (docs/reference/requests.md). OpenAI's own are 1,000 values and 120,000 characters.
+An engine compiles them to an automaton, in a time that grows faster than their size. The worker
+limits that time (worker/engine/vllm/grammars.py); these bounds refuse the largest before they are
+queued. At each bound alone a constraint takes xgrammar at most a second
+(docs/reference/requests.md). OpenAI's own are 1,000 values and 120,000 characters.
 """
 
 import re
@@ -14,44 +14,38 @@ import orjson
 
 from contract.errors import bad_field
 
-#: Fields of bodies, of all urls, that have constraints in them.
+#: Fields of all bodies that have constraints.
 FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
 #: Most characters of one constraint, as JSON in UTF-8; of all tools together four times as many.
 MAX_CHARACTERS = 131_072
-#: Most of them in one schema, at all its levels together.
+#: Most in one schema, over all its levels.
 MAX_PROPERTIES = 1000
 MAX_VALUES = 2000
 MAX_BRANCHES = 500
-#: Most levels of JSON; a level of a schema is two or three of them.
+#: Most levels of JSON; a level of a schema takes two or three.
 MAX_LEVELS = 100
-#: What the repetitions of one pattern may come to, `(a{0,10}){5}` to 50; and all of a schema's.
+#: Most repetitions of one pattern (`(a{0,10}){5}` has 50), and of all patterns of a schema.
 MAX_REPETITIONS = 1000
 MAX_ALL_REPETITIONS = 10_000
 
 _BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items", "structures", "tags"))
 _AS_TEXT = ("json", "structural_tag")
 _PROPERTIES = frozenset(("properties", "patternProperties", "dependentSchemas"))
-#: In a pattern: an escape, a class, a group's start and end, a repetition, or anything else.
+#: Parts of a pattern: an escape, a class, a group's start or end, a repetition, or one character.
 _PART = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|(?P<open>\()|(?P<close>\))"
     r"|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]*))?\}|.",
     re.DOTALL,
 )
 
-#: Larger numbers need not be told from each other.
+#: Larger numbers count as this one.
 _MANY = 10**12
 
 
 def refuse_large(name: str, value: Any, where: str) -> None:
-    """Refuse a constraint that no engine should be given.
+    """Raise RequestRejected, naming the limit, for a value of one of FIELDS that is too large.
 
-    Args:
-        name: one of FIELDS.
-        value: the field's.
-        where: precedes the name in errors.
-
-    Raises:
-        RequestRejected: naming the limit.
+    `where` precedes the field's name in errors.
     """
     if not value:
         return
@@ -86,9 +80,9 @@ def _refuse_one(value: Any, limit: int) -> None:
         if level > MAX_LEVELS:
             raise _TooLarge(f"is nested too deep; give at most {MAX_LEVELS} levels")
         _count(key, each, found)
-    for kind, (most, told) in _MOST.items():
+    for kind, (most, name) in _MOST.items():
         if found[kind] > most:
-            raise _TooLarge(f"has {found[kind]} {told} altogether; give at most {most}")
+            raise _TooLarge(f"has {found[kind]} {name} altogether; give at most {most}")
 
 
 _MOST = {
@@ -100,7 +94,7 @@ _MOST = {
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
-    """Yield level, key and value of all that is in an object, also of JSON in its texts."""
+    """Yield level, key and value of each field of an object, also in JSON within its texts."""
     left = [(0, value)]
     while left:
         level, each = left.pop()
@@ -117,7 +111,7 @@ def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
 def _decoded(text: str) -> Any:
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:  # the engine says what is wrong with it
+    except orjson.JSONDecodeError:  # the engine reports the error
         return None
 
 
@@ -147,10 +141,7 @@ def _repetitions(key: str, pattern: str) -> int:
 
 
 def repetitions(pattern: str) -> int:
-    """Return how many parts a regex or a grammar has when its counted repetitions are written out.
-
-    Those within a group count as often as the group does.
-    """
+    """Return how many parts a regex or grammar has with its counted repetitions expanded."""
     if "{" not in pattern:
         return 0
     groups, last = [0], 0

@@ -1,8 +1,8 @@
 """Submits a file as one batch: validates line by line and queues a chunk at a time.
 
-The next chunk is parsed while earlier ones are being sent. Each chunk names the cursor and digest that it
-follows: repeated, resumed and concurrent submits of the same file queue every request once, and
-another file is refused.
+The next chunk is parsed while earlier ones are being sent. Each chunk names the cursor and digest
+that it follows: repeated, resumed and concurrent submits of the same file queue every request once,
+and another file is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,7 @@ class Summary:
     choice: OrderChoice | None = None
 
 
+@dataclass
 class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
@@ -82,26 +83,19 @@ class Submitter:
     lines. With `unique`, the caller has checked that no custom_id is repeated.
     """
 
-    def __init__(
-        self,
-        store: BatchStore,
-        settings: Settings,
-        submission: Submission,
-        batch: Batch,
-        report: Callable[[Summary], None] = lambda summary: None,
-        check: Callable[[Request], None] | None = None,
-        *,
-        unique: bool = False,
-    ) -> None:
-        self._id = batch.id
-        self._store, self._settings = store, settings
-        self._submission = submission
-        self._report, self._check = report, check
-        self._unique = unique
-        self._writer = submission.writer(batch)
-        self._list_key = batch.fields["list"]
+    store: BatchStore
+    settings: Settings
+    submission: Submission
+    batch: InitVar[Batch]
+    report: Callable[[Summary], None] = lambda summary: None
+    check: Callable[[Request], None] | None = None
+    unique: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self, batch: Batch) -> None:
+        self._id, self._list_key = batch.id, batch.fields["list"]
+        self._writer = self.submission.writer(batch)
         self._summary = Summary(batch)
-        self._end = (0, submission.start)
+        self._end = (0, self.submission.start)
         #: Chunks in flight: (queued, rejected, found) once done, and the reasons of waits.
         self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
         self._stop = threading.Event()
@@ -123,38 +117,38 @@ class Submitter:
             from producer.submit.planned import PlannedMessages  # noqa: PLC0415 - loads numpy
 
             self._planned = PlannedMessages(
-                self._store, self._settings, summary.batch, self._list_key, self._submission.order
+                self.store, self.settings, summary.batch, self._list_key, self.submission.order
             )
         with closing(self._planned) if self._planned else nullcontext():
             self._read(raw_chunks)
             if self._planned:
-                with batch_trace.step("plan", summary.batch, self._submission.queue):
+                with batch_trace.step("plan", summary.batch, self.submission.queue):
                     self._push(self._planned)
-        self._report(summary)
+        self.report(summary)
         self.seal()
         batch_trace.submitted(
-            summary.batch, self._submission.queue, self._submission.parent_traceparent
+            summary.batch, self.submission.queue, self.submission.parent_traceparent
         )
         return summary
 
     def _read(self, raw_chunks: Iterator[RawChunk]) -> None:
         """Check all lines, and send the chunks that Redis does not have."""
-        summary, window = self._summary, self._submission.window
-        stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
-        own_ids = nullcontext() if self._unique else closing(SeenIds())
+        summary, window = self._summary, self.submission.window
+        stored = self.store.index(self._id) if summary.batch.number("cursor") else iter(())
+        own_ids = nullcontext() if self.unique else closing(SeenIds())
         ids = nullcontext(window.seen) if window else own_ids
-        dedupe = closing(Leaders()) if self._submission.dedupe else nullcontext()
+        dedupe = closing(Leaders()) if self.submission.dedupe else nullcontext()
         with ids as seen, dedupe as leaders, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(
                 self._id,
                 self._writer,
-                self._submission.overrides,
-                self._settings.max_line_bytes,
+                self.submission.overrides,
+                self.settings.max_line_bytes,
                 seen,
                 window.name if window else "",
                 leaders,
                 keep_bodies=self._planned is not None,
-                check=self._check,
+                check=self.check,
             )
             try:
                 for raw in raw_chunks:
@@ -166,7 +160,7 @@ class Submitter:
                     self._end = (raw.cursor, raw.digest)
                     summary.lines = raw.cursor
                     summary.size += raw.size
-                    self._report(summary)
+                    self.report(summary)
                 self._settle(0)
             finally:
                 self._stop.set()
@@ -176,7 +170,7 @@ class Submitter:
 
         def report(pushed: int, waiting: str) -> None:
             summary.pushed, summary.waiting = pushed, waiting
-            self._report(summary)
+            self.report(summary)
 
         summary.choice, summary.queued = planned.push(self._end, report)
 
@@ -204,7 +198,7 @@ class Submitter:
             while not wait([future], _POLL_S).done:
                 if not waits.empty():
                     summary.waiting = waits.get()
-                    self._report(summary)
+                    self.report(summary)
             self._sending.popleft()
             queued, rejected, found = future.result()
             summary.queued += queued
@@ -226,15 +220,15 @@ class Submitter:
         """Enqueue one chunk, in the sender's thread; return requests queued, rejected and found."""
 
         def enqueue() -> Enqueued:
-            return self._store.enqueue(
+            return self.store.enqueue(
                 self._summary.batch,
                 self._list_key,
                 chunk.before,
                 chunk.index,
                 chunk.messages,
                 chunk.rejects,
-                high_water=self._settings.high_water,
-                high_water_requests=self._settings.high_water_requests,
+                high_water=self.settings.high_water,
+                high_water_requests=self.settings.high_water_requests,
                 announced=chunk.announced,
             )
 
@@ -252,7 +246,7 @@ class Submitter:
         """
         if answer.answer == "gone":
             raise batch_deleted(self._id)
-        kept = next(self._store.index(self._id, chunk.ordinal), None)
+        kept = next(self.store.index(self._id, chunk.ordinal), None)
         if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
             raise writes_lost(self._id, answer)
         if kept is None:
@@ -271,18 +265,18 @@ class Submitter:
             BatchChanged: as `run` does.
         """
         summary = self._summary
-        batch = self._store.batch(self._id)
+        batch = self.store.batch(self._id)
         reason = ""
         if batch is not None and batch.number("valid") == 0:
             reason = self._why_nothing_runs(batch)
-        answer = self._store.seal(summary.batch, self._end, reason, self._expected(batch))
+        answer = self.store.seal(summary.batch, self._end, reason, self._expected(batch))
         if answer.answer == "at" or (answer.answer == "moved" and answer.cursor < self._end[0]):
             raise writes_lost(self._id, answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
             raise different_file(
                 self._id, f"this one ends at line {self._end[0]}, the batch has {answer.cursor}"
             )
-        after = self._store.batch(self._id)
+        after = self.store.batch(self._id)
         if answer.answer == "gone" or after is None or after.created != summary.batch.created:
             raise batch_deleted(self._id)
         summary.batch = after
@@ -291,11 +285,11 @@ class Submitter:
     def _expected(self, batch: Batch | None) -> bytes:
         """Return the expected tokens and time, which `status` shows; b'' for a run's window."""
         requests = batch.number("valid") if batch is not None else 0
-        if not requests or self._submission.window is not None:
+        if not requests or self.submission.window is not None:
             return b""
-        queue = self._submission.queue
-        workers = self._store.workers(queue)
-        pace = pace_of_queue(self._store, queue, workers)
+        queue = self.submission.queue
+        workers = self.store.workers(queue)
+        pace = pace_of_queue(self.store, queue, workers)
         return expected(self._summary.size, requests, workers, pace)
 
     def _why_nothing_runs(self, batch: Batch) -> str:
@@ -304,8 +298,8 @@ class Submitter:
             return "the file has no request lines"
         first = self._summary.first_error or "see the batch's results"
         if not self._summary.first_error:  # an earlier submit has written it
-            first_id = next(self._store.index(self._id)).request_ids(self._id)[:1]
-            for raw in filter(None, self._store.results(first_id)):
+            first_id = next(self.store.index(self._id)).request_ids(self._id)[:1]
+            for raw in filter(None, self.store.results(first_id)):
                 first = error_of(raw).message
         return f"no valid line: all {total} are wrong; the first: {first}"
 
