@@ -29,7 +29,7 @@ class QueueWorkers:
         self._last_at = 0.0
 
     def text(self) -> str:
-        """Return one clause: the workers' states, or that none is alive and whose log to read."""
+        """Return a clause with the workers' states, or with the last worker's."""
         announced = self._store.announcements(self._queue)
         alive = [worker for worker in announced if is_alive(worker)]
         for worker in announced:
@@ -99,7 +99,7 @@ def describe_workers(workers: list[dict[str, Any]]) -> str:
 
 
 def count_versions(workers: list[dict[str, Any]]) -> str:
-    """Return the number of workers of each version, for readers who may see no machine's name."""
+    """Return the number of workers of each version, without their names."""
     found = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
     return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))
 

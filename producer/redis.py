@@ -22,7 +22,7 @@ from contract.redis.records import Record, Records
 
 
 class ResultPrefetch:
-    """Asks Redis for the next results, on a connection of its own, while the last ones are used.
+    """Reads the next results from Redis while the last ones are used, on its own connection.
 
     If that connection fails, the results are read through the store, which waits a few seconds for
     an unreachable Redis and raises its errors.

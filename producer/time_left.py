@@ -1,4 +1,4 @@
-"""Time left, at the rate of the last minutes in which a queue's workers had work."""
+"""Time left, at the rate of the last minutes with work."""
 
 from __future__ import annotations
 

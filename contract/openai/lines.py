@@ -164,7 +164,7 @@ _SHORT = 65_536
 
 
 def _plain_line(raw: bytes) -> Request | None:
-    """Return the request of a usual valid batch line, without decoding its body to a dict.
+    """Return the request of a usual valid batch line without decoding its body.
 
     None for any other line, which `_any_line` accepts or refuses.
     """
@@ -233,7 +233,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
 
 
 def _refuse_second_content(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
-    """Refuse content that is given in the line and for all lines: one would be lost."""
+    """Refuse content given both in the line and for all lines."""
     for name in _CONTENT.intersection(overrides):
         if overrides[name] is not None and body.get(name) is not None:
             problem = "is in the line, and given for all lines as well; leave one out"

@@ -16,7 +16,7 @@ from contract.errors import bad_field
 
 #: Fields of all bodies that have constraints.
 FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
-#: Most characters of one constraint, as JSON in UTF-8; of all tools together four times as many.
+#: Most characters of one constraint, as JSON in UTF-8; of all tools in total four times as many.
 MAX_CHARACTERS = 131_072
 #: Most in one schema, over all its levels.
 MAX_PROPERTIES = 1000
@@ -43,7 +43,7 @@ _MANY = 10**12
 
 
 def refuse_large(name: str, value: Any, where: str) -> None:
-    """Raise RequestRejected, naming the limit, for a value of one of FIELDS that is too large.
+    """Raise RequestRejected, naming the limit, for too large a value of one of FIELDS.
 
     `where` precedes the field's name in errors.
     """
@@ -94,7 +94,7 @@ _MOST = {
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
-    """Yield level, key and value of each field of an object, also in JSON within its texts."""
+    """Yield level, key and value of all fields, also of JSON in texts."""
     left = [(0, value)]
     while left:
         level, each = left.pop()

@@ -218,7 +218,6 @@ class ObjectPlace:
         return ObjectPlace(self._url)
 
     def size(self) -> int:
-        """Return the size in bytes."""
         return int(self._meta["size"])
 
     def fingerprint(self) -> str:

@@ -146,7 +146,6 @@ class AtomicFile(_Output):
             raise unwritable(self.path, error) from None
 
     def write(self, data: bytes) -> None:
-        """Append to the file."""
         try:
             self._file.write(data)
         except OSError as error:
@@ -270,7 +269,6 @@ class ObjectFile(_Output):
         )
 
     def write(self, data: bytes) -> None:
-        """Append to the object."""
         try:
             if self._owner:
                 self._size += len(data)

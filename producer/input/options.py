@@ -45,7 +45,7 @@ def check_field_conflicts(
 
 
 def check_column_conflicts(fields: Mapping[str, Any], source: object, name: str) -> None:
-    """Raise BadOption for a field that option `name` and a table's column of that name both give.
+    """Raise BadOption for a field in both option `name` and a table's columns.
 
     A null removes a field and is no conflict.
     """

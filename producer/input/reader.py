@@ -105,14 +105,12 @@ class FilePlace:
         return self
 
     def open(self, *, in_order: bool) -> Any:
-        """Return the opened file."""
         try:
             return Path(self.name).open("rb", buffering=0)
         except OSError as error:
             raise _unreadable(self.name, error) from None
 
     def size(self) -> int:
-        """Return the size in bytes."""
         try:
             return Path(self.name).stat().st_size
         except OSError as error:
@@ -137,7 +135,7 @@ def _fingerprint(name: str, file: Any, size: int) -> str:
 
 
 class Input:
-    """A source of the lines of a file or object, or of an open unbuffered stream.
+    """The lines of a file, an object, or an open unbuffered stream.
 
     The stream is not closed. `watch` is called during reading; what it raises ends the reading.
     """
@@ -242,7 +240,6 @@ class _BlankLines:
         self._most_bytes += chunk.size
 
     def add(self, size: int) -> None:
-        """Count a blank line."""
         self._lines += 1
         self._bytes += size
         if self._lines > self._most_lines or self._bytes > self._most_bytes:

@@ -70,7 +70,6 @@ class KeyTable:
         return disk
 
     def close(self) -> None:
-        """Free memory and file."""
         self._slots.close()
         if self._disk is not None:
             self._disk.close()

@@ -1,4 +1,4 @@
-"""Opens the input of a submit: a file of lines, a table, or a folder of tables."""
+"""Opens inputs: a file of lines, a table, or a folder of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a batch: spans of its submission, its ordering, and the writing of its results.
+"""The trace of a batch: spans of submission, ordering, and writing of results.
 
 The batch keeps the context of its first span: other processes add to the same trace, and spans of
 its requests link to it. It is always exported, unless the caller's trace is not sampled.

@@ -251,5 +251,4 @@ class Leaders:
         return str(uuid.UUID(bytes=first)) if first is not None else ""
 
     def close(self) -> None:
-        """Free memory and file."""
         self._first.close()

@@ -80,7 +80,7 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class RedisBytes:
-    """Space of a batch in Redis: before the first request runs, and with all results stored."""
+    """Space in Redis before the first request runs, and with all results."""
 
     waiting: int
     finished: int

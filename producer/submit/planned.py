@@ -1,4 +1,4 @@
-"""Queues a batch, or a run's lines, in an order that depends on the whole file.
+"""Queues a batch or a run in an order that depends on the whole file.
 
 Until the file is read, the messages or lines are in a temporary file. Redis then has the index of
 all lines of the batch, and counts the messages pushed in the order. Every submit of the file
@@ -61,7 +61,6 @@ class PlannedMessages:
         chunk.messages, chunk.bodies = [], []
 
     def close(self) -> None:
-        """Free memory and disk."""
         self._records.close()
         self._spool.close()
 
@@ -173,7 +172,6 @@ class PlannedLines:
         return len(self._numbers)
 
     def close(self) -> None:
-        """Free memory and disk."""
         self._records.close()
         self._spool.close()
 
@@ -196,11 +194,9 @@ class PlannedLines:
         self._records.add(*keys_of(texts))
 
     def choose(self, option: OrderOption, cache: int, earlier: str) -> OrderChoice:
-        """Return the order, as `choose_order` does."""
         return choose_order(option, self._records, cache, earlier)
 
     def chunks(self, choice: OrderChoice) -> Iterator[RawChunk]:
-        """Yield the chunks in this order."""
         order = self._positions(choice)
         left = len(self)
         running = hashlib.sha256(bytes.fromhex(self._seed) + choice.name.encode())

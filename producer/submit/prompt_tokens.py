@@ -134,7 +134,7 @@ class CharacterCounter:
 
 
 class Tokenizer(CharacterCounter):
-    """Counts with the tokenizer of `model`, a folder or a name of the Hugging Face hub.
+    """Counts with a model's tokenizer; `model` is a folder, or a name of the hub.
 
     Raises NoTokenizer if transformers is not installed, or finds no tokenizer.
     """
@@ -160,7 +160,6 @@ class Tokenizer(CharacterCounter):
         logging.getLogger("transformers").setLevel(logging.ERROR)
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the tokens of each prompt."""
         counts = [prompt.ids for prompt in prompts]
         for special in (True, False):
             which = [i for i, p in enumerate(prompts) if p.special is special for _ in p.texts]
@@ -216,7 +215,6 @@ class Tokenizer(CharacterCounter):
         return message
 
     def exact(self, prompt: Prompt) -> bool:
-        """Whether `count` is exact."""
         return prompt.exact
 
 

@@ -1,4 +1,4 @@
-"""Submits a file as one batch: validates line by line and queues a chunk at a time.
+"""Submits a file as one batch, a chunk at a time.
 
 The next chunk is parsed while earlier ones are being sent. Each chunk names the cursor and digest
 that it follows: repeated, resumed and concurrent submits of the same file queue every request once,

@@ -1,4 +1,4 @@
-"""Reads parquet and Arrow files a few hundred rows at a time, whatever their size, with pyarrow.
+"""Reads parquet and Arrow files of any size, a few hundred rows at a time, with pyarrow.
 
 Cells are read as a person would write them as JSON, which `to_pylist` does not: it gives every
 struct all keys of its column, maps as lists of pairs, float32 as the nearest double, and fails for
@@ -87,7 +87,6 @@ class ArrowTable:
         return InputUnreadable(f"cannot read {self.name}: {where}{text}")
 
     def close(self) -> None:
-        """Close the file."""
         with suppress(*self._errors):
             self._file.close()
 

@@ -1,4 +1,4 @@
-"""Maps a table's rows to requests: a column, or a template over columns, for each field."""
+"""Maps a table's rows to requests, by columns and templates."""
 
 from __future__ import annotations
 

@@ -71,7 +71,6 @@ class CsvTable:
                 )
 
     def close(self) -> None:
-        """Close the file."""
         while self._opened:
             self._opened.pop().close()
 
@@ -114,7 +113,7 @@ def kind_of(name: str) -> str:
 
 
 class TableSource:
-    """A source over the rows of one or several tables; reads the columns of the first at once.
+    """A source over the rows of one or several tables; reads the columns of the first immediately.
 
     Raises BadOption as RowMapping does, InputUnreadable and ExtraMissing.
     """

@@ -1,1 +1,1 @@
-"""The order in which a batch's requests are queued, so that equal beginnings run together."""
+"""Orders requests so that equal prefixes run one after the other."""

@@ -133,7 +133,7 @@ def _completion_pieces(body: _Completion) -> Iterator[bytes]:
 
 
 def _sections(pieces: Iterable[bytes]) -> list[bytes]:
-    """Join pieces to sections of at least a block (but the last), padded to whole words."""
+    """Join pieces to sections of at least a block, padded to whole words."""
     found: list[bytes] = []
     open_, left = b"", MOST_BYTES
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Orders a file's requests so that equal prefixes run one after the other, and counts the saving.
+"""Orders a file's requests by prefix, and estimates what that saves.
 
 The order is the depth-first walk of the tree of prefixes: the best one for a cache that drops the
 least recently used (Zheng et al., "SGLang", theorem 3.1). Groups are in the order of their first
@@ -6,9 +6,7 @@ request in the file, requests of a group in the file's order.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -164,10 +162,7 @@ def cache_tokens(store: BatchStore, queue: str) -> int:
 
     UNKNOWN_CACHE_TOKENS if no worker announces it.
     """
-    return _smallest(store.workers(queue))
-
-
-def _smallest(workers: Sequence[dict[str, Any]]) -> int:
+    workers = store.workers(queue)
     known = [w for w in workers if w.get("prefix_caching") is not None or w.get("kv_tokens")]
     caching = [w for w in known if w.get("prefix_caching") is not False]
     if known and not caching:

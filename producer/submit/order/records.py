@@ -84,7 +84,6 @@ class Records:
         return found
 
     def close(self) -> None:
-        """Free memory and file."""
         self._waiting, self._groups, self._sizes = [], [], []
         if self._spool is not None:
             self._spool.close()
@@ -117,12 +116,10 @@ class Spool:
             self._ends.append(end)
 
     def read(self, number: int) -> bytes:
-        """Return one."""
         start = self._ends[number]
         return os.pread(self._file.fileno(), self._ends[number + 1] - start, start)
 
     def close(self) -> None:
-        """Free the disk."""
         self._file.close()
 
     @staticmethod
