@@ -101,9 +101,9 @@ def _refuse_parts(field: str, value: Any) -> None:
         values += len(inside)
         if objects > MAX_OBJECTS:
             what = "objects (messages, parts, calls of tools)"
-            raise bad_field(field, f"has more than {MAX_OBJECTS} {what}; give at most so many")
+            raise bad_field(field, f"has more than {MAX_OBJECTS} {what}; send fewer")
         if values > MAX_VALUES:
-            raise bad_field(field, f"has more than {MAX_VALUES} values; give at most so many")
+            raise bad_field(field, f"has more than {MAX_VALUES} values; send fewer")
         left += (one for one in inside if isinstance(one, dict | list))
 
 

@@ -1,7 +1,8 @@
 """Errors and remedies for bad fields, and for fields that vLLM lacks.
 
-Most fields that only OpenAI and Anthropic have concern storage, caches and tariffs: they are accepted, left out, and reported to the
-submitter. Those that would change the answer are refused. A null counts as no field.
+Most fields that only OpenAI and Anthropic have concern storage, caches and tariffs: they are
+accepted, left out, and reported to the submitter. Those that would change the answer are refused. A
+null counts as no field.
 tests/unit/contract/openai/test_openai_fields.py compares the names with OpenAI's own client.
 """
 

@@ -33,7 +33,7 @@ PART = {"type": "text", "text": "x"}
 MESSAGE = {"role": "user", "content": "x"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 ENTRIES = f"above {MAX_MESSAGES}; give at most {MAX_MESSAGES} entries"
-OBJECTS = f"more than {MAX_OBJECTS} objects (messages, parts, calls of tools); give at most so many"
+OBJECTS = f"more than {MAX_OBJECTS} objects (messages, parts, calls of tools); send fewer"
 PROMPTS = f"prompts; give at most {MAX_PROMPTS}"
 OPTION = f"characters; give at most {MAX_OPTION}"
 
