@@ -32,14 +32,14 @@ from producer.batch_watch import (
 )
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
-from producer.input.source import Source
 from producer.submit import batch_trace
 from producer.submit.expected import expected
 from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
 from producer.submit.submission import Submission
 from producer.time_left import pace_of_queue
 
-if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
+if TYPE_CHECKING:  # they load numpy, which takes 0.1 s, and what reads tables
+    from producer.input.source import Source
     from producer.submit.order.prefix import OrderChoice
     from producer.submit.planned import PlannedMessages
 
