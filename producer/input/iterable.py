@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from producer.input.reader import ExplainError, RawChunk, chunks
+from producer.input.reader import ExplainError, LineStream, RawChunk, chunks
 
 #: Makes the line of one row.
 ToLine = Callable[[Any], bytes]
@@ -56,21 +56,6 @@ def explain_by_row(what: str, columns: Mapping[str, str]) -> ExplainError:
         )
 
     return explain
-
-
-class LineStream:
-    """A stream over an iterator of lines."""
-
-    def __init__(self, lines: Iterator[bytes]) -> None:
-        self._lines = lines
-        self._line, self._at = b"", 0
-
-    def readline(self, limit: int, /) -> bytes:
-        """Return the next line, or `limit` bytes of it; b'' at the end."""
-        if self._at >= len(self._line):
-            self._line, self._at = next(self._lines, b""), 0
-        start, self._at = self._at, self._at + limit
-        return self._line[start : self._at]  # not a copy if it is the whole line
 
 
 def line_of(request: Any) -> bytes:

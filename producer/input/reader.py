@@ -69,13 +69,6 @@ class RawChunk:
     explain: ExplainError | None = None
 
 
-class Lines(Protocol):
-    """A stream of lines."""
-
-    def readline(self, limit: int, /) -> bytes:
-        """Return the next line, or `limit` bytes of it; b'' at the end."""
-
-
 class Place(Protocol):
     """A file of this machine, or an object in a bucket. All calls raise InputUnreadable."""
 
@@ -202,6 +195,24 @@ class Input:
         if self._owned:
             self._lines.close()
             self._file.close()
+
+
+class LineStream:
+    """A stream over an iterator of lines."""
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
+        self._lines = lines
+        self._line, self._at = b"", 0
+
+    def readline(self, limit: int, /) -> bytes:
+        """Return the next line, or `limit` bytes of it; b'' at the end."""
+        if self._at >= len(self._line):
+            self._line, self._at = next(self._lines, b""), 0
+        start, self._at = self._at, self._at + limit
+        return self._line[start : self._at]  # not a copy if it is the whole line
+
+
+Lines = io.BufferedIOBase | LineStream
 
 
 def chunks(

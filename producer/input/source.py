@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Protocol, Self
 
 from producer.input.bucket import is_url, is_web, keys_under, place_of, redacted
+from producer.input.iterable import IterableSource
 from producer.input.options import BadOption
-from producer.input.reader import Input, InputUnreadable, RawChunk
+from producer.input.reader import Input, InputUnreadable
 from producer.input.tables.source import TableSource, kind_of
 
-
-class Source(Protocol):
-    """Numbered lines. `chunks` may be called once."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> float | None:
-        """The total, in the unit of `position`; None if unknown."""
-
-    @property
-    def position(self) -> float:
-        """How much of `size` has been read."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether `reopen` works."""
-
-    def reopen(self) -> Self:
-        """Return the source from its start."""
-
-    def fingerprint(self) -> str:
-        """Return a text that changes with the content; '' if unknown before reading."""
-
-    def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield the lines, as `reader.chunks` does."""
-
-    def close(self) -> None: ...
-
+#: Numbered lines, with `name`; `size` and `position` in one unit; `reopen` if `repeatable`;
+#: `fingerprint`, '' if unknown before reading; `chunks`, once; `close`.
+Source = Input | TableSource | IterableSource
 
 #: File endings of a data set's folder; the first one found counts.
 _DATASET = (".parquet", ".arrow")

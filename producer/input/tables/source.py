@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from producer.input.bucket import is_web
-from producer.input.iterable import LineStream, bad_row, explain_by_row
+from producer.input.iterable import bad_row, explain_by_row
 from producer.input.options import BadOption
-from producer.input.reader import Input, InputUnreadable, Place, RawChunk, chunks
+from producer.input.reader import Input, InputUnreadable, LineStream, Place, RawChunk, chunks
 from producer.input.tables.arrow import ArrowTable
 from producer.input.tables.mapping import Row, RowMapping
 
