@@ -136,7 +136,7 @@ def test_of_two_deliveries_at_once_one_is_refused_and_keeps_its_lines(
     content = {name: b'{"id":"%s"}\n' % (name.encode() * 2**20) * lines for name in "ab"}
     first = ObjectFile("s3://warmq/out.jsonl", owner="run_a")
     first.write(content["a"])
-    complete = first._file.close if lines > 1 else None
+    complete = first._upload.close if lines > 1 else None
 
     def second() -> None:
         with ObjectFile("s3://warmq/out.jsonl", owner="run_b") as file:
@@ -155,7 +155,7 @@ def test_of_two_deliveries_at_once_one_is_refused_and_keeps_its_lines(
             raise AssertionError("discarded")
 
     if lines > 1:
-        first._file = Late()
+        first._upload = Late()
     first.__exit__(None)
     with pytest.raises(BatchConflict, match="was written by another process"):
         second()
