@@ -108,7 +108,7 @@ class RequestContext:
         except asyncio.CancelledError:  # uvicorn's timeout at a stop is over
             if "warmq.status" in scope:
                 raise
-            await send_error(scope, receive, send_with_id, gateway_stops(), close=True)
+            await send_error(scope, receive, send_with_id, gateway_stops(close=True))
         except Exception as error:
             # Starlette would answer and raise it again: then uvicorn closes the connection without
             # telling the client, whose next request on it fails. A response that has begun must be

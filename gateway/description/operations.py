@@ -1,4 +1,4 @@
-"""What each route does, in one table; a test compares it with the application's routes."""
+"""A table of what each route does; a test compares it with the application's routes."""
 
 from __future__ import annotations
 
@@ -35,43 +35,28 @@ JSON, FORM, BYTES, LINES, EVENTS = (
 class Operation:
     """One method of one path.
 
-    `body` and `answer` are the types of what goes over the wire, or schemas where there is no
-    type; None for nothing. `query` has the parameters' schemas by name.
+    `body` and `answer` are types, or schemas where there is no type, or None. `query` has
+    parameters' schemas by name. `ranges`: answers ranges too. `open`: needs no key.
     """
 
     route: str
-    does: str
+    summary: str
     answer: Any
-    answers_as: str = JSON
+    answer_type: str = JSON
     body: Any = None
-    body_as: str = JSON
+    body_type: str = JSON
     query: dict[str, Schema] | None = None
     streams: bool = False
-    partial: bool = False  # answers ranges, too
-    open: bool = False  # without a key
+    ranges: bool = False
+    open: bool = False
 
 
 _TEXT: Schema = {"type": "string"}
 _AFTER = _TEXT | {"description": "The id after which the page begins."}
 _FILE_BYTES: Schema = {"type": "string", "contentMediaType": BYTES}
-#: An engine's own answer; OpenAI's schema of the same route holds for it.
+#: OpenAI's schema of the same route holds for an engine's own answer.
 _ENGINES: Schema = {"type": "object", "description": "The engine's answer, as vLLM gives it."}
-_STATUS: Schema = {"type": "object", "properties": {"status": _TEXT}, "required": ["status"]}
-_VERSION: Schema = {"type": "object", "properties": {"version": _TEXT}, "required": ["version"]}
 _SECONDS: Schema = {"type": "integer", "minimum": LEAST_LIFE_S, "maximum": MOST_LIFE_S}
-_FILE_FORM: Schema = {
-    "type": "object",
-    "required": ["file", "purpose"],
-    "properties": {
-        "file": _FILE_BYTES,
-        "purpose": {"enum": list(PURPOSES)},
-        "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": _SECONDS,
-    },
-}
-_PART_FORM: Schema = {
-    "type": "object", "required": ["data"], "properties": {"data": _FILE_BYTES}
-}  # fmt: skip
 _PARTIAL: Schema = {"type": "boolean", "description": "Show the file of what has ended so far."}
 
 
@@ -79,8 +64,34 @@ def _limit(most: int, default: int) -> Schema:
     return {"type": "integer", "minimum": 1, "maximum": most, "default": default}
 
 
-FILES = (
-    Operation("POST /v1/files", "Upload a file.", File, body=_FILE_FORM, body_as=FORM),
+def _object(required: list[str], **properties: Schema) -> Schema:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+_STATUS = _object(["status"], status=_TEXT)
+_FILE_FORM = _object(
+    ["file", "purpose"],
+    **{
+        "file": _FILE_BYTES,
+        "purpose": {"enum": list(PURPOSES)},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": _SECONDS,
+    },
+)
+_PART_FORM = _object(["data"], data=_FILE_BYTES)
+_MESSAGE_REQUEST = _object(["custom_id", "params"], custom_id=_TEXT, params={"type": "object"})
+_MESSAGE_REQUESTS = {"type": "array", "minItems": 1, "items": _MESSAGE_REQUEST}
+_UPLOAD, _MESSAGES = "/v1/uploads/{upload_id}", "/v1/messages/batches"
+
+ONLINE = [
+    Operation(
+        f"POST {url}", "Send a request to a model and wait for its answer.", _ENGINES, body=body,
+        streams=url in LIMITS,
+    )
+    for url, body in ONLINE_BODY_TYPES.items()
+]  # fmt: skip
+OPERATIONS = (
+    Operation("POST /v1/files", "Upload a file.", File, body=_FILE_FORM, body_type=FORM),
     Operation(
         "GET /v1/files", "List files.", FileList,
         query={
@@ -93,19 +104,12 @@ FILES = (
     Operation("DELETE /v1/files/{file_id}", "Delete a file.", Deleted),
     Operation(
         "GET /v1/files/{file_id}/content", "Download a file, or a range of it.", _FILE_BYTES, BYTES,
-        query={"offset": {"type": "integer", "minimum": 0}}, partial=True,
+        query={"offset": {"type": "integer", "minimum": 0}}, ranges=True,
     ),
-)  # fmt: skip
-_UPLOAD = "/v1/uploads/{upload_id}"
-UPLOADS = (
     Operation("POST /v1/uploads", "Begin an upload in parts.", Upload, body=UploadCreate),
-    Operation(
-        f"POST {_UPLOAD}/parts", "Add a part.", UploadPart, body=_PART_FORM, body_as=FORM
-    ),
+    Operation(f"POST {_UPLOAD}/parts", "Add a part.", UploadPart, body=_PART_FORM, body_type=FORM),
     Operation(f"POST {_UPLOAD}/complete", "Make the file.", Upload, body=UploadComplete),
-    Operation(f"POST {_UPLOAD}/cancel", "Give the upload up.", Upload),
-)  # fmt: skip
-BATCHES = (
+    Operation(f"POST {_UPLOAD}/cancel", "Cancel the upload.", Upload),
     Operation("POST /v1/batches", "Create a batch.", Batch, body=BatchCreate),
     Operation(
         "GET /v1/batches", "List batches.", BatchList,
@@ -115,18 +119,9 @@ BATCHES = (
         "GET /v1/batches/{batch_id}", "Retrieve a batch.", Batch, query={"partial": _PARTIAL}
     ),
     Operation("POST /v1/batches/{batch_id}/cancel", "Cancel a batch.", Batch),
-)  # fmt: skip
-_MESSAGES = "/v1/messages/batches"
-MESSAGE_BATCHES = (
     Operation(
         f"POST {_MESSAGES}", "Create a message batch.", MessageBatch,
-        body={
-            "type": "object", "required": ["requests"],
-            "properties": {"requests": {"type": "array", "minItems": 1, "items": {
-                "type": "object", "required": ["custom_id", "params"],
-                "properties": {"custom_id": _TEXT, "params": {"type": "object"}},
-            }}},
-        },
+        body=_object(["requests"], requests=_MESSAGE_REQUESTS),
     ),
     Operation(
         f"GET {_MESSAGES}", "List message batches.", MessageBatchList,
@@ -138,29 +133,18 @@ MESSAGE_BATCHES = (
     Operation(
         f"GET {_MESSAGES}/{{batch_id}}/results", "Download the results, a line each.", _TEXT, LINES
     ),
-)  # fmt: skip
-ONLINE = (
-    *(
-        Operation(
-            f"POST {url}", "Ask a model, and wait for its answer.", _ENGINES, body=body,
-            streams=url in LIMITS,
-        )
-        for url, body in ONLINE_BODY_TYPES.items()
-    ),
-    Operation("GET /v1/models", "List the models that may be asked.", ModelList),
+    *ONLINE,
+    Operation("GET /v1/models", "List the models that are served.", ModelList),
     Operation("GET /v1/models/{model}", "Retrieve a model; its id may have slashes.", Model),
     Operation(
-        "GET /warmq/v1/scale", "Tell an autoscaler what a model's queue holds.", Scale,
-        query={"model": _TEXT | {"description": "Left out: the default queue."}},
+        "GET /warmq/v1/scale", "Return the load of a model's queue, for an autoscaler.", Scale,
+        query={"model": _TEXT | {"description": "Default: the model of the default queue."}},
     ),
-)  # fmt: skip
-OPEN = (
-    Operation("GET /health", "Tell that the gateway runs.", _STATUS, open=True),
-    Operation("GET /ready", "Tell that Redis answers, too.", _STATUS, open=True),
-    Operation("GET /version", "Tell warmq's version.", _VERSION, open=True),
+    Operation("GET /health", "Return 200 while the gateway runs.", _STATUS, open=True),
+    Operation("GET /ready", "Return 200 while Redis answers.", _STATUS, open=True),
     Operation(
-        "GET /metrics", "Tell Prometheus what lies in Redis.", _TEXT, "text/plain", open=True
+        "GET /version", "Return warmq's version.", _object(["version"], version=_TEXT), open=True
     ),
+    Operation("GET /metrics", "Return Prometheus series.", _TEXT, "text/plain", open=True),
     Operation("GET /openapi.json", "Return this document.", {"type": "object"}, open=True),
-)
-ALL = (*FILES, *UPLOADS, *BATCHES, *MESSAGE_BATCHES, *ONLINE, *OPEN)
+)  # fmt: skip

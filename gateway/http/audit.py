@@ -1,4 +1,4 @@
-"""Calls that write, all but online requests: a line of JSON on stdout for each, and their rate."""
+"""Writes, all but online requests: a line of JSON on stdout for each, and their rate."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contract.errors import StoreUnavailable
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, api_error, send_error
-from gateway.http.idempotency import ONLINE_PATHS
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.http.limits import Limits
 
 log = logging.getLogger(__name__)
 
-_WRITES = frozenset(("POST", "DELETE", "PUT", "PATCH"))
-#: Where a path names an object, and where an answer does.
-_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches)/([\w.-]{1,128})")
-_IN_ANSWER = re.compile(rb'"id":\s?"([\w.-]{1,128})"')
-#: An object's id stands at the beginning of its JSON.
-_LOOKED_AT = 512
+_METHODS = frozenset(("POST", "DELETE", "PUT", "PATCH"))
+#: The id of an object in a path, and at the beginning of an answer.
+ID_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches)/([\w.-]{1,128})")
+_ID_IN_ANSWER = re.compile(rb'"id":\s?"([\w.-]{1,128})"')
+_ANSWER_HEAD = 512
 
 
 def to_stdout() -> None:
@@ -36,10 +35,9 @@ def to_stdout() -> None:
 
 
 class WriteAudit:
-    """Takes each call that writes of its key's rate, and writes its line; online requests change
-    nothing, and have rates of their own.
+    """Takes each write from its key's rate and logs it; online requests have their own rates.
 
-    What is refused under an Idempotency-Key is remembered, so a key's refusals have a rate, too.
+    Refusals of calls with an Idempotency-Key are stored, so they have a rate too.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
@@ -48,71 +46,68 @@ class WriteAudit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["method"] not in _WRITES:
+        online = scope["path"] in ONLINE_BODY_TYPES
+        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
+        if scope["method"] not in _METHODS or (online and not keyed):
             await self._app(scope, receive, send)
-        elif scope["path"] not in ONLINE_PATHS:
-            await self._told(scope, receive, send)
-        elif b"idempotency-key" in scope["warmq.headers"] and scope["method"] == "POST":
-            await self._rated(scope, receive, send)
+        elif online:
+            await self._limited(scope, receive, send, online=True, keyed=True)
         else:
-            await self._app(scope, receive, send)
+            await self._logged(scope, receive, send, keyed)
 
-    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _logged(self, scope: Scope, receive: Receive, send: Send, keyed: bool) -> None:
         began, sent, received, head = time.monotonic(), 0, 0, b""
 
-        async def count_in() -> Message:
+        async def counted_receive() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             return message
 
-        async def count_out(message: Message) -> None:
+        async def counted_send(message: Message) -> None:
             nonlocal sent, head
             body = message.get("body", b"")
             sent += len(body)
-            head = head or body[:_LOOKED_AT]
+            head = head or body[:_ANSWER_HEAD]
             await send(message)
 
         try:
-            await self._rated(scope, count_in, count_out)
+            await self._limited(scope, counted_receive, counted_send, online=False, keyed=keyed)
         finally:
             seconds = time.monotonic() - began
             log.info("%s", _line(scope, received, sent, head, seconds))
 
-    async def _rated(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limited(
+        self, scope: Scope, receive: Receive, send: Send, *, online: bool, keyed: bool
+    ) -> None:
         caller: Caller = scope["warmq.caller"]
-        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
-        if caller.key_id or not scope["path"].startswith("/ui"):  # else it may be a login
-            try:
-                if scope["path"] not in ONLINE_PATHS:
-                    await self._limits.check_write(caller)
-                if keyed:
-                    await self._limits.check_refusals(caller)
-            except (ApiError, StoreUnavailable) as error:
-                await send_error(scope, receive, send, api_error(error))
-                return
-            send = self._watched(caller, scope, send) if keyed else send
-        await self._app(scope, receive, send)
+        if not caller.key_id and scope["path"].startswith("/ui"):  # it may be a login
+            await self._app(scope, receive, send)
+            return
 
-    def _watched(self, caller: Caller, scope: Scope, send: Send) -> Send:
-        """Return a `send` that counts an answer which is a refusal."""
-
-        async def sent(message: Message) -> None:
+        async def refusals_counted(message: Message) -> None:
             stored = message["type"] == "http.response.start" and scope.get("warmq.remembered")
-            # 429 and 5xx are not (idempotency.py).
+            # Those of 429 and 5xx are not stored (idempotency.py).
             if stored and 400 <= message["status"] < 500 and message["status"] != 429:
                 self._limits.note_refusal(caller)
             await send(message)
 
-        return sent
+        try:
+            if not online:
+                await self._limits.check_write(caller)
+            if keyed:
+                await self._limits.check_refusals(caller)
+        except (ApiError, StoreUnavailable) as error:
+            await send_error(scope, receive, send, api_error(error))
+            return
+        await self._app(scope, receive, refusals_counted if keyed else send)
 
 
 def _line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -> str:
     status = scope.get("warmq.status", 0)
     caller: Caller = scope["warmq.caller"]
-    route = scope.get("route")
-    found = _IN_PATH.match(scope["path"])
-    made = _IN_ANSWER.search(head) if 200 <= status < 300 else None
+    in_path = ID_IN_PATH.match(scope["path"])
+    in_answer = _ID_IN_ANSWER.search(head) if 200 <= status < 300 else None
     line = {
         "event": "write",
         "time": round(time.time(), 3),
@@ -120,10 +115,11 @@ def _line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -
         "tenant": caller.tenant,
         "key_id": caller.key_id or None,
         "method": scope["method"],
-        # Only what a route says: a path that none has may be anything.
-        "route": getattr(route, "path", None),
-        "object_id": found[1] if found else made[1].decode() if made else None,
-        "status": status,  # 0: the client went before there was an answer
+        # A path without a route may be anything.
+        "route": getattr(scope.get("route"), "path", None),
+        "object_id": in_path[1] if in_path else in_answer[1].decode() if in_answer else None,
+        # 0: the client closed the connection before there was an answer.
+        "status": status,
         "bytes_in": received,
         "bytes_out": sent,
         "ms": round(seconds * 1000),

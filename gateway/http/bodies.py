@@ -1,8 +1,7 @@
-"""Bodies are bounded: each in its size, before anybody is asked who calls; those that are held in
-memory while they come in sum and in their time.
+"""Bounds on bodies: the size of each, before its caller is known; all that are in memory, in sum.
 
-Small bodies are not counted in sum: they are served also while large ones hold all of the budget. A
-body counts until what it asked for is queued, or its request is over.
+A body is counted until its request is queued, or has ended. Small bodies are not counted in sum,
+so they are served even while large ones use up the whole budget.
 """
 
 from __future__ import annotations
@@ -18,22 +17,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, send_error
 
-#: Uploads count what they read against a limit of their own (gateway/files, batches/anthropic).
+#: Uploads have their own limit on what they read (gateway/files, batches/anthropic).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/ui/submit")
-#: A client reads no answer while it is still sending, and loses one if its connection is closed
-#: with bytes of it unread. So much of a body that is too large is taken and dropped before the
-#: answer, as a multiple of the limit; of a larger one nothing more.
-DROPPED = 4
+#: An upload whose lines are kept in memory one by one.
+_KEEPS_LINES = "/v1/messages/batches"
+#: A client reads no answer while it is sending, and loses one if its connection is closed with
+#: unread bytes. So the rest of a body that is too large is read before the answer, if it has at
+#: most this multiple of the limit.
+DISCARDED = 4
+#: Bytes that large bodies of one process may take in sum, and at least two of the largest size. One
+#: key may take half.
+BUDGET = 256 * 2**20
+#: Bytes of each body that are not counted: a chat of 16,000 tokens.
+SMALL = 64 * 1024
+#: A counted body brings so many bytes in so many seconds: 8 KiB/s, half a modem of 128 kbit/s. All
+#: of a body comes within `WHOLE_S` of waiting for its client.
+PIECE_BYTES, PIECE_S = 128 * 1024, 16.0
+WHOLE_S = 300.0
+#: Once so many bytes are freed, memory is returned to the system, but not more often than after so
+#: many seconds: the C library would keep the pieces of bodies for itself.
+TRIM_BYTES, TRIM_S = 16 * 2**20, 5.0
 
 
 def takes_large(path: str) -> bool:
-    """Whether what is posted there is read piece by piece, and may be larger than memory."""
+    """Whether bodies of this path are read piece by piece, and may be larger than memory."""
     return _UPLOADS.fullmatch(path) is not None
 
 
 class BodySizeLimit:
-    """Answers 413 to bodies whose heads tell more than `most` bytes, 404 to paths with control
-    characters."""
+    """Answers 413 to a Content-Length above `most` bytes, 404 to paths with control characters."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -42,31 +54,30 @@ class BodySizeLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if not scope["path"].isprintable():
-            told = ApiError(404, "the path has control characters, as no route has")
-            await send_error(scope, receive, send, told)
+            error = ApiError(404, "the path has control characters; no route has any")
+            await send_error(scope, receive, send, error)
             return
         headers = scope["warmq.headers"]
         length = int(headers.get(b"content-length", 0))
         if length > self._most and not takes_large(scope["path"]):
-            close = length > self._most * DROPPED
+            close = length > self._most * DISCARDED
             if not close and b"expect" not in headers:
-                await _drop(receive, length)
-            await send_error(scope, receive, send, _too_large(self._most), close=close)
+                await _discard(receive, length)
+            await send_error(scope, receive, send, _too_large(self._most, close=close))
             return
         await self._app(scope, receive, send)
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body has more than {most} bytes, the most that this gateway takes "
-        "(twice WARMQ_MAX_LINE_BYTES, 1 MiB at least); send what is large as a file",
-        code="request_too_large",
+def _too_large(most: int, *, close: bool = False) -> ApiError:
+    message = (
+        f"the body has more than {most} bytes, the limit of this gateway (twice "
+        "WARMQ_MAX_LINE_BYTES, at least 1 MiB); upload large content as a file"
     )
+    return ApiError(413, message, code="request_too_large", close=close)
 
 
-async def _drop(receive: Receive, most: int) -> None:
-    """Take the rest of a body, up to about so many bytes."""
+async def _discard(receive: Receive, most: int) -> None:
+    """Read the rest of a body, up to about `most` bytes."""
     while most > 0:
         message = await receive()
         if message["type"] != "http.request" or not message.get("more_body"):
@@ -87,7 +98,7 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` for a body that was read already."""
+    """Return a `receive` for a body that was read already; it does not keep it after that."""
     kept: bytes | None = body
     del body
 
@@ -95,134 +106,114 @@ def replaying(body: bytes, receive: Receive) -> Receive:
         nonlocal kept
         if kept is None:
             return await receive()
-        given, kept = kept, None  # who has read it may drop it
+        given, kept = kept, None
         return {"type": "http.request", "body": given, "more_body": False}
 
     return replay
 
 
-#: What large bodies may hold together in one process, in bytes; at least two of the largest that
-#: are taken. One key may hold half of it.
-BUDGET = 256 * 2**20
-#: So many bytes of each body are not counted: a chat of 16,000 tokens.
-SMALL = 64 * 1024
-#: A body that is counted brings so many bytes in so many seconds: 8 KiB/s, half a modem of 128
-#: kbit/s. Each body has come whole within `WHOLE_S` of waiting for its client.
-PIECE_BYTES, PIECE_S = 128 * 1024, 16.0
-WHOLE_S = 300.0
-#: After so many bytes were given back, and not more often than so, memory is returned to the
-#: system: bodies come in pieces that the C library keeps for itself otherwise.
-TRIM_BYTES, TRIM_S = 16 * 2**20, 5.0
-#: Of these uploads lines are held, up to the longest one; other uploads are written as they come.
-_HOLDS_LINES = "/v1/messages/batches"
-
-
 class Budget:
-    """What bodies hold in this process, in all and by key. For its event loop alone."""
+    """Bytes of bodies in this process, in sum and by key. For its event loop alone."""
 
     def __init__(self, most: int = BUDGET) -> None:
         self._most = most
-        self.held: Counter[str] = Counter()
-        self._returned = 0
-        self._trimmed = 0.0
-        self._trims: asyncio.TimerHandle | None = None
-        self._running: asyncio.Future[None] | None = None
+        self.used: Counter[str] = Counter()
+        self._freed = 0
+        self._trimmed_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._trimming: asyncio.Future[None] | None = None
 
     def take(self, key: str, size: int) -> None:
-        """Hold so many bytes more for a key.
-
-        Raises:
-            ApiError: 503, the key or all together would hold too much; nothing is held then.
-        """
-        of_key = self.held[key] + size > self._most // 2
-        if of_key or self.held.total() + size > self._most:
-            whose = "of this key " if of_key else ""
+        """Count `size` bytes more; raise ApiError (503) and count nothing if they are too many."""
+        of_key = self.used[key] + size > self._most // 2
+        if of_key or self.used.total() + size > self._most:
+            owner = "of this key" if of_key else "of all keys"
             most = self._most // 2 if of_key else self._most
             raise ApiError(
                 503,
-                f"large bodies {whose}that are being read hold {most // 2**20} MiB, the most that "
-                "this gateway takes at a time; try again, or send fewer of them at once",
+                f"large bodies {owner} that are being read take {most // 2**20} MiB, the limit of "
+                "this gateway; try again, or send fewer of them at a time",
                 code="too_many_bodies", after_s=2,
             )  # fmt: skip
-        self.held[key] += size
+        self.used[key] += size
 
     def give_back(self, key: str, size: int) -> None:
-        """Hold so many bytes less."""
-        self.held[key] -= size
-        if self.held[key] <= 0:
-            del self.held[key]
-        self._returned += size
-        if self._returned >= TRIM_BYTES and self._trims is None:
-            after_s = max(0.1, self._trimmed + TRIM_S - time.monotonic())
-            self._trims = asyncio.get_running_loop().call_later(after_s, self._trim)
+        """Count `size` bytes less."""
+        self.used[key] -= size
+        if self.used[key] <= 0:
+            del self.used[key]
+        self._freed += size
+        if self._freed >= TRIM_BYTES and self._timer is None:
+            after_s = max(0.1, self._trimmed_at + TRIM_S - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._trim)
 
     def _trim(self) -> None:
-        self._returned, self._trims, self._trimmed = 0, None, time.monotonic()
-        self._running = asyncio.get_running_loop().run_in_executor(None, _return_memory)
+        self._freed, self._timer, self._trimmed_at = 0, None, time.monotonic()
+        self._trimming = asyncio.get_running_loop().run_in_executor(None, _return_memory)
 
 
 def _return_memory() -> None:
-    """Give free memory back to the system, where the C library can (glibc)."""
+    """Return free memory to the system, if the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Body:
-    """What one body holds; `queued` ends it before its request ends.
+    """The bytes of one body that are counted, until `queued` is called or its request ends.
 
-    At most `longest_line` of it is held at a time where that is given; else it may have `most`
-    bytes.
+    With `longest_line` at most that much of it is in memory; else it may have `most` bytes.
     """
 
     def __init__(self, budget: Budget, key: str, longest_line: int | None, most: int) -> None:
         self._budget, self._key, self._longest_line, self._most = budget, key, longest_line, most
-        self.come = self._held = 0
+        self.received = self._counted = 0
         self._waited = self._piece_waited = 0.0
         self._piece = 0
         self.more = True
 
     @property
     def too_large(self) -> bool:
-        """Whether more has come than may."""
-        return self._longest_line is None and self.come > self._most
+        """Whether more bytes than allowed were received."""
+        return self._longest_line is None and self.received > self._most
 
-    def patience(self) -> float:
-        """Return how many seconds the next bytes may take."""
-        left = PIECE_S - self._piece_waited if self.come > SMALL else WHOLE_S
-        whole = self._longest_line is None
-        return max(0.0, min(left, WHOLE_S - self._waited) if whole else left)
+    def timeout(self) -> float:
+        """Return the seconds within which the next bytes must come."""
+        left = PIECE_S - self._piece_waited if self.received > SMALL else WHOLE_S
+        if self._longest_line is None:
+            left = min(left, WHOLE_S - self._waited)
+        return max(0.0, left)
 
-    def took(self, message: Message, waited_s: float) -> None:
-        """Count a message, which was waited for so long."""
+    def count(self, message: Message, waited_s: float) -> None:
+        """Count a message that came after `waited_s` seconds; raise ApiError above the bounds."""
         size = len(message.get("body", b""))
         self.more = bool(message.get("more_body", False))
-        self.come += size
-        if self.too_large:  # whoever reads raises it; it becomes the answer
+        self.received += size
+        if self.too_large:
             raise _too_large(self._most)
         self._piece += size
         self._waited += waited_s
         self._piece_waited += waited_s
         if self._piece >= PIECE_BYTES:
             self._piece, self._piece_waited = 0, 0.0
-        counted = max(0, self.come - SMALL)
+        counted = max(0, self.received - SMALL)
         if self._longest_line is not None:
             counted = min(counted, self._longest_line)
-        if counted > self._held:
-            self._budget.take(self._key, counted - self._held)
-            self._held = counted
+        if counted > self._counted:
+            self._budget.take(self._key, counted - self._counted)
+            self._counted = counted
 
     def queued(self) -> None:
-        """Hold nothing any more; also if it held nothing."""
-        held, self._held = self._held, 0
-        if held:
-            self._budget.give_back(self._key, held)
+        """Count nothing any more."""
+        counted, self._counted = self._counted, 0
+        if counted:
+            self._budget.give_back(self._key, counted)
 
 
 class BodyMemoryLimit:
-    """Counts the bodies that are read in it; scope["warmq.body"] is the `Body` of what is counted.
+    """Counts the bodies that are read into memory; scope["warmq.body"] is the `Body` of one.
 
-    A small body is not counted, and its connection has the time by which it must have come.
+    A small body is not counted; its connection has the time by which it must have come.
     """
 
     def __init__(self, app: ASGIApp, most: int, longest_line: int) -> None:
@@ -235,7 +226,7 @@ class BodyMemoryLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         connection = scope.get("warmq.connection")
-        lines = scope["path"] == _HOLDS_LINES
+        lines = scope["path"] == _KEEPS_LINES
         if (
             scope["method"] in ("GET", "HEAD")
             or (connection is not None and connection.has_small_body(scope, self._small, WHOLE_S))
@@ -244,29 +235,28 @@ class BodyMemoryLimit:
             await self._app(scope, receive, send)
             return
         caller: Caller = scope["warmq.caller"]
-        key = caller.key_id or caller.tenant
-        body = Body(self._budget, key, self._longest_line if lines else None, self._most)
+        body = Body(self._budget, caller.owner, self._longest_line if lines else None, self._most)
         scope["warmq.body"] = body
         late = False
 
         async def counted() -> Message:
             nonlocal late
             if not body.more:
-                return await receive()  # its client hangs up: that has no time
+                return await receive()  # waits for the client to close the connection
             began = time.monotonic()
             try:
-                async with asyncio.timeout(body.patience()):
+                async with asyncio.timeout(body.timeout()):
                     message = await receive()
             except TimeoutError:
                 late = True
                 raise _too_slow() from None
-            body.took(message, time.monotonic() - began)
+            body.count(message, time.monotonic() - began)
             return message
 
         async def answering(message: Message) -> None:
             if (late or body.too_large) and message["type"] == "http.response.start":
                 if body.too_large and body.more:
-                    await _drop(receive, self._most * DROPPED - body.come)
+                    await _discard(receive, self._most * DISCARDED - body.received)
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
@@ -277,9 +267,8 @@ class BodyMemoryLimit:
 
 
 def _too_slow() -> ApiError:
-    return ApiError(
-        408,
-        f"the body did not come in time: {PIECE_BYTES // 1024} KiB in {PIECE_S:g} s, and all of it "
-        f"in {WHOLE_S:g} s, are the least; send what is large as a file",
-        code="bad_request",
+    message = (
+        f"the body came too slowly: at least {PIECE_BYTES // 1024} KiB must come in {PIECE_S:g} s, "
+        f"and all of it in {WHOLE_S:g} s; upload large content as a file"
     )
+    return ApiError(408, message, code="bad_request")

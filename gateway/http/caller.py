@@ -1,4 +1,4 @@
-"""Who calls: the tenant that a key belongs to, and what the key allows."""
+"""The caller of a request: the tenant of its key, and what the key allows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from gateway.redis.api_keys import ApiKey
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever made a request. `key_id` is '' where the gateway has no keys (loopback only).
+    """The caller of a request. `key_id` is '' where the gateway has no keys (loopback only).
 
-    `models` is None for all; `highest_priority` is the smallest number online requests may have.
-    An operator sees the whole fleet at the page: all tenants' load, dead letters, reasons.
-    Limits are None where there is none: requests and tokens a minute of the key's online requests,
-    `enqueued_tokens` that the tenant's batches may hold of one model, `file_bytes` of its files.
+    `models` is None for all. `highest_priority` is the smallest number of online requests. An
+    operator sees all tenants on the page. Limits are None for none: requests and tokens a minute
+    of the key, `enqueued_tokens` of a model that the tenant's batches hold, `file_bytes`.
     """
 
     tenant: str = naming.DEFAULT_TENANT
@@ -30,18 +29,17 @@ class Caller:
 
     @classmethod
     def of(cls, key: ApiKey) -> Caller:
-        """Return the caller that a key stands for."""
+        """Return the caller of a key."""
         return cls(
-            tenant=key.tenant,
-            key_id=key.id,
-            operator=key.operator,
-            models=None if key.models is None else frozenset(key.models),
-            highest_priority=key.highest_priority,
-            requests_per_minute=key.requests_per_minute,
-            tokens_per_minute=key.tokens_per_minute,
-            enqueued_tokens=key.enqueued_tokens,
-            file_bytes=key.file_bytes,
-        )
+            key.tenant, key.id, key.operator, None if key.models is None else frozenset(key.models),
+            key.highest_priority, key.requests_per_minute, key.tokens_per_minute,
+            key.enqueued_tokens, key.file_bytes,
+        )  # fmt: skip
+
+    @property
+    def owner(self) -> str:
+        """The key, else the tenant: whose rates and Idempotency-Keys these are."""
+        return self.key_id or self.tenant
 
     def may_use(self, model: str) -> bool:
         """Return whether the key allows a model."""

@@ -1,7 +1,7 @@
-"""Connections that nobody can hold for ever: slow, silent and deaf clients, huge heads, too many.
+"""Bounds on connections: slow senders, slow-read clients, huge heads, too many connections.
 
-uvicorn's own protocol for httptools, with bounds that it has none of. They cost a request a few
-assignments: one look a second over all connections finds those whose time is over.
+This is uvicorn's protocol for httptools with bounds that it lacks. They cost a request a few
+assignments; once a second a check of all connections finds those whose time is up.
 """
 
 from __future__ import annotations
@@ -19,93 +19,93 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.errors import ApiError, error_response, new_request_id, send_error
 
-#: A request line and its headers: bytes, and seconds from the first byte (or the connection).
+#: Bytes of a request line and its headers, and seconds from the first byte or the connection.
 HEAD_BYTES = 64 * 1024
 HEAD_S = 20.0
-#: Trailers and what else comes between two pieces of a body, in bytes.
+#: Bytes of trailers and of what else comes between two pieces of a body.
 FRAMING_BYTES = HEAD_BYTES
-#: A body that the gateway is waiting for brings so many bytes in so many seconds.
+#: Bytes that a body brings in so many seconds while the gateway waits for it.
 BODY_BYTES, BODY_S = 1024, 30.0
-#: A client that is sent something takes some of it within so many seconds.
+#: Seconds within which a client reads some of its answer.
 SLOW_READ_S = 60.0
-#: Most connections at a time; each takes some 10 KB.
+#: Connections at a time; each takes some 10 KB.
 MOST = 20_000
-#: Connections above the limit are told so, so many; more are closed as they come.
+#: Connections above that which are answered 503; any more are closed immediately.
 REFUSED_ABOVE_LIMIT = 1000
-#: Descriptors that are not clients' connections: Redis, files, uploads.
+#: Descriptors for other uses: Redis, files, uploads.
 OTHER_DESCRIPTORS = 256
 _IDLE, _HEAD, _BODY = range(3)
+_NEVER = float("inf")
 
 
 def raise_descriptor_limit(wanted: int = MOST) -> int:
-    """Allow this process as many descriptors as it may have; return how many connections fit."""
+    """Raise this process' limit of descriptors; return the number of connections that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = wanted + REFUSED_ABOVE_LIMIT + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < need:
         soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    fit = (
-        wanted if soft == resource.RLIM_INFINITY else soft - REFUSED_ABOVE_LIMIT - OTHER_DESCRIPTORS
-    )
-    return max(1, min(wanted, fit))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - REFUSED_ABOVE_LIMIT - OTHER_DESCRIPTORS))
 
 
 def silence_client_errors() -> None:
-    """Keep what any client can cause out of uvicorn's log."""
-    told = ("Invalid HTTP request received.", "Unsupported upgrade request.")
-    logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() not in told)
+    """Keep messages that any client can cause out of uvicorn's log."""
+    texts = ("Invalid HTTP request received.", "Unsupported upgrade request.")
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() not in texts)
 
 
 class Guard:
-    """Looks at all connections once a second, and says no above `most`."""
+    """Checks all connections once a second, and refuses those above `most`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._connections: set[Any] | None = None
 
     def watch(self, connections: set[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to look at them, once."""
+        """Begin to check them; later calls do nothing."""
         if self._connections is None:
             self._connections = connections
-            loop.call_later(1, self._look, loop)
+            loop.call_later(1, self._check, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         for connection in tuple(self._connections or ()):
             if now >= connection.until:
-                connection.time_is_over(now)
-        loop.call_later(1, self._look, loop)
+                connection.on_timeout(now)
+        loop.call_later(1, self._check, loop)
 
-    async def full(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 503: an ASGI application for what is above the limit."""
-        told = ApiError(
-            503, f"this gateway has {self.most} connections, the most that it takes; try again",
-            code="too_many_connections", after_s=2,
+    async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 503: the ASGI application of connections above the limit."""
+        error = ApiError(
+            503, f"this gateway has {self.most} connections, its limit; try again",
+            code="too_many_connections", after_s=2, close=True,
         )  # fmt: skip
         scope["warmq.request_id"] = new_request_id()
-        await send_error(scope, receive, send, told, close=True)
+        await send_error(scope, receive, send, error)
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. `until` is on the loop's clock: when to look at it."""
+    """One client's connection. `until` is on the loop's clock: when to check it."""
 
     guard: Guard
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection."""
+        """Begin a connection."""
         super().connection_made(transport)
-        self._served_by, self.url = self.app, b""
+        self._real_app, self.url = self.app, b""
         self._phase, self._bytes, self._chunk, self._framing = _HEAD, 0, 0, 0
         self._write_paused_at: float | None = None
-        self._body_by = float("inf")
-        self._wrong = (400, "the request is not HTTP")
+        self._body_by = _NEVER
+        self._problem = (400, "the request is not HTTP")
         self.until = self.loop.time() + HEAD_S
         self.guard.watch(self.connections, self.loop)
         if len(self.connections) > self.guard.most + REFUSED_ABOVE_LIMIT:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Take bytes."""
         self._chunk = len(data)
         super().data_received(data)
         self._bytes += self._chunk
@@ -118,37 +118,39 @@ class Connection(HttpToolsProtocol):
             self._end_framing()
 
     def on_message_begin(self) -> None:
-        """Note when a head begins."""
+        """Note the beginning of a head."""
         super().on_message_begin()
         self._phase, self._bytes = _HEAD, 0
         self.until = self.loop.time() + HEAD_S
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
-        self._framing = -self._chunk  # the rest of what has just come counts as nothing
+        # The rest of this chunk of data does not count as framing.
+        self._framing = -self._chunk
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """Start the request, or what tells that there are too many."""
+        """Start the request, or its refusal."""
         if self._bytes + self._chunk > HEAD_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > HEAD_BYTES:
                 self._too_long()
                 raise ValueError("the head is too long")
         full = len(self.connections) > self.guard.most
-        self.app = self.guard.full if full else self._served_by
+        self.app = self.guard.refuse if full else self._real_app
         self._phase, self._bytes, self._framing = _BODY, 0, -self._chunk
-        self.until, self._body_by = self.loop.time() + BODY_S, float("inf")
+        self.until, self._body_by = self.loop.time() + BODY_S, _NEVER
         cast(Scope, self.scope)["warmq.connection"] = self
         super().on_headers_complete()
-        self.headers = []  # trailers come here: everybody has looked at the headers by then
+        # Trailers are added here; the request has its own headers by now.
+        self.headers = []
 
     def has_small_body(self, scope: Scope, most: int, within_s: float) -> bool:
         """Return whether the body of this scope's request has at most `most` bytes.
 
-        What has not come of such a body must come within `within_s` seconds.
+        The rest of such a body must come within `within_s` seconds.
         """
-        if self.scope is not scope:  # another request came behind it
+        if self.scope is not scope:  # the client has sent another request already
             return False
         cycle = self.cycle
         if not cycle.more_body:
@@ -162,41 +164,37 @@ class Connection(HttpToolsProtocol):
         return True
 
     def on_message_complete(self) -> None:
-        """Note that a request has come whole."""
+        """Note the end of a request."""
         super().on_message_complete()
         self._phase = _IDLE
-        self.until = float("inf") if self._write_paused_at is None else self.until
+        self.until = _NEVER if self._write_paused_at is None else self.until
 
     def pause_writing(self) -> None:
-        """Note that a client does not take what it is sent."""
+        """Note that the client does not read."""
         super().pause_writing()
         self._write_paused_at = self.loop.time()
         self.until = min(self.until, self._write_paused_at + SLOW_READ_S)
 
     def resume_writing(self) -> None:
-        """Note that it does."""
+        """Note that the client reads again."""
         super().resume_writing()
         self._write_paused_at = None
 
-    def time_is_over(self, now: float) -> None:
+    def on_timeout(self, now: float) -> None:
         """Close the connection unless there is a reason to wait longer."""
+        paused_at = self._write_paused_at
+        read_by = _NEVER if paused_at is None else paused_at + SLOW_READ_S
+        # The gateway lets the client wait, or enough bytes have come.
+        in_time = self.flow.read_paused or self._bytes >= BODY_BYTES
         if self.transport.is_closing():
             self.until = now + SLOW_READ_S
-            if self._write_paused_at is not None:  # it does not take the last bytes either
+            if paused_at is not None:  # it does not read the last bytes either
                 self.transport.abort()
-        elif self._write_paused_at is not None and now >= self._write_paused_at + SLOW_READ_S:
+        elif now >= read_by:
             self.transport.abort()
         elif self._phase == _IDLE:
-            self.until = (
-                float("inf")
-                if self._write_paused_at is None
-                else self._write_paused_at + SLOW_READ_S
-            )
-        elif (
-            self._phase == _BODY
-            and now < self._body_by
-            and (self.flow.read_paused or self._bytes >= BODY_BYTES)
-        ):  # the gateway lets the client wait, or all is well
+            self.until = read_by
+        elif self._phase == _BODY and now < self._body_by and in_time:
             self._bytes, self.until = 0, min(now + BODY_S, self._body_by)
         else:
             self._too_slow(now)
@@ -206,45 +204,47 @@ class Connection(HttpToolsProtocol):
         if self._phase == _HEAD and cycle is not None and not cycle.response_complete:
             self.until = now + HEAD_S  # the request before this one is being answered
         elif not self._bytes if self._phase == _HEAD else cycle.response_started:
-            self.transport.close()  # there is nothing to answer, or it was answered
+            self.transport.close()  # there is nothing to answer, or an answer has begun
         else:
-            self._wrong = (408, "the request did not come in time")
+            self._problem = (408, "the request did not come in time")
             self.send_400_response("")
 
     def _end_framing(self) -> None:
-        """End a request whose chunks have more beside their bytes than any client's: trailers and
-        extensions, which the parser gathers, without a bound of its own."""
+        """End a request whose trailers and chunk extensions exceed FRAMING_BYTES.
+
+        The parser collects them without a bound.
+        """
         if self.cycle.response_started:
             self.transport.close()
         elif not self.transport.is_closing():
-            self._wrong = (431, f"the request's trailers have more than {FRAMING_BYTES} bytes")
+            self._problem = (431, f"the request's trailers have more than {FRAMING_BYTES} bytes")
             self.send_400_response("")
 
     def _too_long(self) -> None:
-        self._wrong = (431, f"the request's head has more than {HEAD_BYTES} bytes")
+        self._problem = (431, f"the request's head has more than {HEAD_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, or no whole one, in the envelope of its path."""
-        status, text = self._wrong
+        """Answer a malformed or incomplete request, in the form of its path's API."""
+        status, text = self._problem
         request_id = new_request_id()
         scope = {"path": _path_of(self.url), "warmq.request_id": request_id}
-        told = error_response(scope, ApiError(status, text, code="bad_request"))
-        told.headers.update({"connection": "close", "x-request-id": request_id})
+        response = error_response(scope, ApiError(status, text, code="bad_request", close=True))
+        response.headers["x-request-id"] = request_id
         phrase = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
         head = b"HTTP/1.1 %d %s\r\n" % (status, phrase.get(status, "Bad Request").encode())
-        lines = b"".join(b"%s: %s\r\n" % pair for pair in told.raw_headers)
-        self.transport.write(head + lines + b"\r\n" + bytes(told.body))
+        lines = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
+        self.transport.write(head + lines + b"\r\n" + bytes(response.body))
         self.transport.close()
 
 
 def _path_of(url: bytes) -> str:
-    """Return the path of a request line as routes see it; what has come of it, if it is no URL."""
+    """Return the path of a request line as routes have it; all of the line if it is no URL."""
     path = url.partition(b"?")[0]
-    with contextlib.suppress(httptools.HttpParserError):  # the head may be cut off within it
+    with contextlib.suppress(httptools.HttpParserError):  # the head may be cut off within the URL
         path = httptools.parse_url(path).path or b""  # also of http://host/path
     return unquote(path.decode("latin-1"))
 
 
 def protocol_for(most: int) -> type[Connection]:
-    """Return uvicorn's `http` for at most so many connections."""
+    """Return uvicorn's `http` for at most `most` connections."""
     return type("Connection", (Connection,), {"guard": Guard(most)})

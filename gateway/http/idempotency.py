@@ -1,14 +1,12 @@
-"""`Idempotency-Key` on POST: a retry gets the first try's answer, and nothing is done twice.
+"""`Idempotency-Key` on POST: a retry gets the first attempt's answer, and nothing is done twice.
 
-A try is known again by its caller, its path and the key. scope["warmq.idempotency"] is a text of
-these three and of the content, '' without the header: batches and online requests derive their ids
-from it. So another content never has what was made of the first one, also when this module has
-forgotten that: after an error that may pass, or a day. scope["warmq.remembered"] says that an
-answer is a first try's, which is stored.
+A retry is recognised by caller, path and key. scope["warmq.idempotency"] is a text made of these
+and the content ('' without the header), from which batches and online requests derive their ids.
+So other content never gets what the first one made, even once the first answer is forgotten: after
+a temporary error, or a day. scope["warmq.remembered"] states that an answer will be stored.
 
-JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
-boundary for each try: who has read the content calls `replayed_response` with its digest. Their ids
-are chosen before, so what is made of them keeps the digest, and another one is a conflict.
+JSON bodies are read and compared here. Multipart bodies are not, as clients choose another boundary
+for each retry: their handler calls `replayed_response` with the digest of their content.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,60 +25,60 @@ from contract.openai.body import BODY_TYPES
 from gateway.http.bodies import replaying, takes_large, whole_body
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, api_error, send_error
-from gateway.redis.idempotency import LEASE_MS, Answer, IdempotencyState, IdempotencyStore, Renewals
+from gateway.redis.idempotency import LEASE_MS, Answer, IdempotencyStore, Renewals
 from gateway.redis.leases import Leases
 
 log = logging.getLogger(__name__)
 
-#: What an Idempotency-Key may be at most, in characters.
+#: Characters of an Idempotency-Key at most.
 LONGEST_KEY = 255
-#: Larger answers are not kept beside their object: the retry asks the resource again, which
+#: Bytes of an answer that is stored at most; a retry of a larger one reaches the handler, which
 #: derives the same ids.
 LARGEST_ANSWER = 64 * 1024
-#: Retries that come while the first is at it are told to come again after so long.
+#: Seconds after which a retry may come that came while the first attempt was running.
 AFTER_S = 1.0
-#: What is asked online, and the types of its bodies. Lines of a batch may also name vLLM's aliases.
+#: Paths of online requests and the types of their bodies; lines of a batch may also name vLLM's
+#: aliases. A retry of one waits with the first attempt for the same answer.
 ONLINE_BODY_TYPES = {
     url: body for url, body in BODY_TYPES.items() if url not in ("/score", "/rerank", "/v2/rerank")
 }
-#: Requests for these attach themselves to the first one's, by their ids (online/).
-ONLINE_PATHS = frozenset(ONLINE_BODY_TYPES)
-_KEPT_HEADERS = frozenset((b"content-type", b"location"))
+_STORED_HEADERS = frozenset((b"content-type", b"location"))
 
 
 class Try:
-    """One try of a POST that has a key; `owned` while it is the one whose answer counts."""
+    """One attempt at a POST with a key; `owned` while its answer is the one to store."""
 
-    def __init__(self, tries: IdempotencyStore, name: str, attaches: bool) -> None:
+    def __init__(self, tries: IdempotencyStore, name: str, *, online: bool) -> None:
         self._tries = tries
         self._name = name
         self._token = secrets.token_hex(8)
-        self._attaches = attaches
+        self._online = online
         self.owned = False
         #: What its lease is renewed by.
         self.job = name, self._token
 
     async def begin(self, content: str) -> Answer | None:
-        """Begin, or tell the content's digest of a try that has begun ('' is not known yet).
+        """Begin; return the first attempt's answer, if it is stored.
 
-        Returns:
-            The first try's answer, where it was stored.
-
-        Raises:
-            ApiError: 409, the key came with another content, or another try is at it now.
+        `content` is a digest, '' if unknown; call it again when it is known. Raises ApiError (409)
+        if the key came with other content, or its first attempt is running.
         """
         begun = await self._tries.begin(self._name, content, self._token)
         self.owned = begun.state == "new"
         if begun.state == "other":
             raise conflict()
-        if begun.state == "running" and not self._attaches:
-            raise _still_running(begun)
+        if begun.state == "running" and not self._online:
+            raise ApiError(
+                409, "the first request with this Idempotency-Key is still running; try again",
+                code="idempotency_in_progress", param="Idempotency-Key", retry=True,
+                after_s=AFTER_S,
+            )  # fmt: skip
         return begun.answer
 
     async def end(self, status: int, answer: Answer | None) -> None:
-        """End it with a status (0: no answer was sent) and what is to be stored.
+        """End it with a status (0: no answer was sent), and store the answer.
 
-        Errors that may pass are forgotten: the retry is the first then.
+        Temporary errors are not stored: the retry is the first attempt then.
         """
         if not self.owned:
             return
@@ -93,53 +90,64 @@ class Try:
                 await self._tries.finish(self._name, self._token, answer)
         except StoreUnavailable as error:
             log.warning(
-                "an answer is not kept for its Idempotency-Key: %s",
-                error.message,
+                "an answer was not stored for its Idempotency-Key: %s", error.message,
                 extra={"action": "idempotency"},
-            )
+            )  # fmt: skip
+
+    def storing(self, send: Send) -> Send:
+        """Return a `send` that stores the answer before its end, if it is short and no stream."""
+        status, headers, body = 0, dict[str, str](), bytearray()
+        storable = True
+
+        async def store(message: Message) -> None:
+            nonlocal status, storable
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                for name, value in message["headers"]:
+                    if name.lower() in _STORED_HEADERS:
+                        headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+                storable = not headers.get("content-type", "").startswith("text/event-stream")
+            elif message["type"] == "http.response.body":
+                piece = message.get("body", b"")
+                storable = storable and len(body) + len(piece) <= LARGEST_ANSWER
+                if storable:
+                    body.extend(piece)
+                if not message.get("more_body", False):
+                    # Before the client has all of it, as it may retry immediately.
+                    answer = Answer(status, headers, bytes(body)) if storable else None
+                    await self.end(status, answer)
+            await send(message)
+
+        return store
 
 
 def conflict() -> ApiError:
     """Return the error of a key that came with two different requests."""
     return ApiError(
-        409, "this Idempotency-Key was used for another request: use a new one for a new "
+        409, "this Idempotency-Key was used for another request; use a new key for a new "
         "request, and the same body for a retry",
         code="idempotency_conflict", param="Idempotency-Key", retry=False,
     )  # fmt: skip
 
 
-def _still_running(begun: IdempotencyState) -> ApiError:
-    return ApiError(
-        409, "the first request with this Idempotency-Key is still running; try again",
-        code="idempotency_in_progress", param="Idempotency-Key", retry=True, after_s=AFTER_S,
-    )  # fmt: skip
-
-
 async def replayed_response(request: Request, digest: str) -> Response | None:
-    """Tell what a multipart request contains: `digest` of all that shapes what it makes.
+    """Return the first attempt's answer to a multipart request; None if the handler is to go on.
 
-    The handler calls it once, when it has read all and before it makes anything. Without an
-    Idempotency-Key it does nothing.
-
-    Returns:
-        The answer of the first try, which the handler returns, leaving nothing behind; None if it
-        is to go on.
-
-    Raises:
-        ApiError: 409, the key came with another content, or another try is at it now.
+    The handler calls it once with a digest of all that shapes what the request makes, before it
+    makes anything. Raises ApiError (409) as `Try.begin` does.
     """
-    mine: Try | None = request.scope.get("warmq.try")
-    earlier = await mine.begin(digest) if mine is not None else None
-    return _response(earlier) if earlier is not None else None
+    attempt: Try | None = request.scope.get("warmq.try")
+    earlier = await attempt.begin(digest) if attempt is not None else None
+    return _replayed(earlier) if earlier is not None else None
 
 
-def _response(earlier: Answer) -> Response:
+def _replayed(earlier: Answer) -> Response:
     headers = {**earlier.headers, "idempotent-replayed": "true"}
     return Response(earlier.body, earlier.status, headers)
 
 
 class Idempotency:
-    """Looks at the Idempotency-Key of each POST; others pass."""
+    """Handles the Idempotency-Key of each POST that has one."""
 
     def __init__(self, app: ASGIApp, tries: IdempotencyStore, renewals: Renewals) -> None:
         self._app = app
@@ -148,11 +156,10 @@ class Idempotency:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        scope["warmq.idempotency"] = ""
         key = b""
-        if scope["type"] == "http":
-            scope["warmq.idempotency"] = ""
-            if scope["method"] == "POST":
-                key = scope["warmq.headers"].get(b"idempotency-key", b"")
+        if scope.get("method") == "POST":
+            key = scope["warmq.headers"].get(b"idempotency-key", b"")
         if not key:
             await self._app(scope, receive, send)
             return
@@ -169,70 +176,36 @@ class Idempotency:
             )  # fmt: skip
         path: str = scope["path"]
         caller: Caller = scope["warmq.caller"]
-        who = caller.key_id or caller.tenant
-        name = hashlib.sha256(f"{who}\0{path}\0{key}".encode()).hexdigest()
-        mine = Try(self._tries, name, path in ONLINE_PATHS)
-        scope["warmq.idempotency"], scope["warmq.try"] = name, mine
+        name = _sha256(f"{caller.owner}\0{path}\0{key}".encode())
+        attempt = Try(self._tries, name, online=path in ONLINE_BODY_TYPES)
+        scope["warmq.idempotency"], scope["warmq.try"] = name, attempt
         content = ""
         if not takes_large(path):
             body = await whole_body(receive)
             if body is None:  # the client has gone
                 return
             # The query shapes what is made, too.
-            content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
-            scope["warmq.idempotency"] = hashlib.sha256(f"{name}\0{content}".encode()).hexdigest()
+            content = _sha256(scope["query_string"] + b"\0" + body)
+            scope["warmq.idempotency"] = _sha256(f"{name}\0{content}".encode())
             receive = replaying(body, receive)
-            del body  # whoever reads it holds it
-        scope["warmq.remembered"] = False  # what is answered without a first try stores nothing
-        earlier = await mine.begin(content)
+            # The handler holds it from here on.
+            del body
+        scope["warmq.remembered"] = False
+        earlier = await attempt.begin(content)
         if earlier is not None:
-            await _response(earlier)(scope, receive, send)
+            await _replayed(earlier)(scope, receive, send)
             return
         scope["warmq.remembered"] = True
-        await self._first(mine, scope, receive, send)
-
-    async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request and remember how it was answered."""
-        held = None
+        lease = None
         try:
-            held = self._leases.hold(mine.job) if mine.owned else None
-            await self._app(scope, receive, _Kept(mine, send))
+            lease = self._leases.hold(attempt.job) if attempt.owned else None
+            await self._app(scope, receive, attempt.storing(send))
         finally:
-            if held is not None:
-                self._leases.drop(held)
-            # It had no whole answer. Shielded: a client that goes cancels its request.
-            await asyncio.shield(mine.end(0, None))
+            if lease is not None:
+                self._leases.drop(lease)
+            # If it had no whole answer. Shielded, as a client that goes cancels its request.
+            await asyncio.shield(attempt.end(0, None))
 
 
-class _Kept:
-    """Passes an answer on; before its end it is stored, if it is short and no stream."""
-
-    def __init__(self, mine: Try, send: Send) -> None:
-        self._mine = mine
-        self._send = send
-        self._status = 0
-        self._headers: dict[str, str] = {}
-        self._body: bytearray | None = bytearray()
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start(message)
-        elif message["type"] == "http.response.body":
-            if self._body is not None:
-                self._body += message.get("body", b"")
-                if len(self._body) > LARGEST_ANSWER:
-                    self._body = None
-            if not message.get("more_body", False):
-                # Before the client has it whole: it may ask again at once.
-                kept = self._body
-                whole = None if kept is None else Answer(self._status, self._headers, bytes(kept))
-                await self._mine.end(self._status, whole)
-        await self._send(message)
-
-    def _start(self, message: Any) -> None:
-        self._status = message["status"]
-        for name, value in message["headers"]:
-            if name.lower() in _KEPT_HEADERS:
-                self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-        if self._headers.get("content-type", "").startswith("text/event-stream"):
-            self._body = None
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""What the routes of a gateway work with; made once in each process."""
+"""Connections and settings that a gateway's routes use; made once in each process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One process' connections; all are safe to use from several threads.
+    """One process' connections, for several threads.
 
-    `lookup`, `tries`, `rates` and `sessions` are for the event loop alone; they connect when first
-    used.
+    `lookup`, `tries`, `rates` and `sessions` are for the event loop alone, and connect when they
+    are first used.
     """
 
     settings: GatewaySettings
@@ -43,12 +43,7 @@ class Services:
 
     @classmethod
     def open(cls, settings: GatewaySettings, name: str = "warmq-gateway") -> Services:
-        """Connect.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-            FileStoreFailed: files cannot be kept where the settings say.
-        """
+        """Connect; raise StoreUnavailable or FileStoreFailed where that fails."""
         url = settings.redis_url.get_secret_value()
         batches = BatchStore.open(url, name, ttl_ms=settings.result_ttl_ms)
         rates = Rates.open(url, name)
@@ -69,39 +64,35 @@ class Services:
         )
 
     async def close_async(self) -> None:
-        """Close what the event loop has used, before it ends."""
+        """Close the event loop's connections, before it ends."""
         for used in (self.lookup, self.tries, self.rates, self.sessions):
             await used.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all other connections."""
         self.batches.close()
 
 
-#: Redis is asked again after so long. In between this machine's clock that nobody sets counts on:
-#: two such clocks drift apart by a millisecond in that time at most.
-_ASK_S = 10.0
+#: Seconds for which the difference between Redis' clock and this machine's monotonic clock is
+#: cached; they drift apart by a millisecond in that time at most.
+_CACHED_S = 10.0
 
 
 class Clock:
-    """The time of one Redis. It may be used from several threads."""
+    """The time of one Redis, for several threads."""
 
     def __init__(self, redis: Reads) -> None:
         self._redis = redis
         self._lock = threading.Lock()
-        self._asked_at = float("-inf")
+        self._read_at = float("-inf")
         self._ahead_s = 0.0
 
     def now(self) -> float:
-        """Return the time on Redis' clock, in seconds since 1970.
-
-        Raises:
-            StoreUnavailable: Redis has to be asked, and does not answer.
-        """
+        """Return the time on Redis' clock, in s since 1970; raise StoreUnavailable."""
         with self._lock:
             at = time.monotonic()
-            if at - self._asked_at >= _ASK_S:
+            if at - self._read_at >= _CACHED_S:
                 now_s = self._redis.now_ms() / 1000
-                self._asked_at = time.monotonic()
-                self._ahead_s = now_s - (at + self._asked_at) / 2
+                self._read_at = time.monotonic()
+                self._ahead_s = now_s - (at + self._read_at) / 2
             return time.monotonic() + self._ahead_s

@@ -1,5 +1,7 @@
-"""Serves /metrics from a snapshot, which is taken while somebody scrapes and never in a scrape; and
-/warmq/v1/scale, what autoscalers ask."""
+"""Routes of /metrics, served from a snapshot of the fleet, and /warmq/v1/scale for autoscalers.
+
+Snapshots are taken in the background while somebody scrapes, never during a scrape.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,20 @@ from gateway.redis.fleet import Fleet, FleetReads, Loads
 
 log = logging.getLogger(__name__)
 
-#: Between two snapshots, and for how long they are taken after a scrape, in seconds.
+#: Seconds between two snapshots, and for how long they are taken after a scrape.
 EVERY_S, WATCHED_S = 10.0, 120.0
-#: A snapshot is not told any more after so long: Redis hangs, or is asked again and again.
+#: Seconds after which a snapshot is not served any more.
 STALE_S = 3 * EVERY_S
-#: Queues that are remembered.
-MOST_QUEUES = 1000
-#: Tenants that are named, for as long as the gateway lives: else every one that ever had most
-#: waiting for a moment would be a series of its own.
-MOST_TENANTS = 50
-#: The first scrape waits so long for a first snapshot.
+#: Queues that have series.
+MAX_QUEUES = 1000
+#: Tenants that have series with their names, for as long as the gateway lives.
+MAX_TENANTS = 50
+#: Seconds for which the first scrape waits for a snapshot.
 FIRST_S = 2.0
 
 
 class Snapshots(Collector):
-    """The latest snapshot of the fleet; old ones are not told."""
+    """The latest snapshot of the fleet."""
 
     def __init__(self, services: Services, requests: RouteCounts) -> None:
         self._services = services
@@ -50,9 +51,8 @@ class Snapshots(Collector):
         self._reads = FleetReads.using(services.batches)
         self._fleet: Fleet | None = None
         self._taken_at = -STALE_S
-        #: A queue is told of although its workers have all died, and before it has any.
+        #: A queue keeps its series after its workers have died, and has them before any start.
         self._queues = {services.settings.queue}
-        #: What its workers serve, or served.
         self._models: dict[str, str] = {}
         self._tenants: set[str] = set()
         self._since_ms = 0.0
@@ -62,17 +62,13 @@ class Snapshots(Collector):
 
     def collect(self) -> list[Metric]:
         """Return every series as of the snapshot."""
-        fresh = time.monotonic() - self._taken_at < STALE_S
-        of_fleet = series(
-            self._fleet if fresh else None,
-            self._models,
-            self._tenants,
-            self._services.settings.high_water,
-        )
+        fleet = self._fleet if time.monotonic() - self._taken_at < STALE_S else None
+        high_water = self._services.settings.high_water
+        of_fleet = series(fleet, self._models, self._tenants, high_water)
         return [*of_fleet, *self._requests.series()]
 
-    async def watched(self) -> None:
-        """Note that somebody looks; wait for a first snapshot, but not long."""
+    async def scraped(self) -> None:
+        """Note a scrape; wait briefly if there is no snapshot yet."""
         self._scraped_at = time.monotonic()
         self._wanted.set()
         with contextlib.suppress(TimeoutError):
@@ -80,7 +76,7 @@ class Snapshots(Collector):
                 await self._taken.wait()
 
     async def run(self) -> None:
-        """Take snapshots while somebody looks, until cancelled."""
+        """Take snapshots while somebody scrapes, until cancelled."""
         while True:
             await self._wanted.wait()
             await self._take()
@@ -93,42 +89,36 @@ class Snapshots(Collector):
                 await asyncio.sleep(EVERY_S)
 
     async def _take(self) -> None:
+        began, fleet = time.monotonic(), None
         try:
-            began = time.monotonic()
-            self._fleet, self._taken_at = await asyncio.to_thread(self._read), began
+            fleet = await asyncio.to_thread(self._read)
         except WarmqError as error:
-            self._fleet = None
             log.warning("no metrics: %s", error.message, extra={"action": "no_metrics"})
-        except Exception:  # what a stranger wrote must not end the page
-            self._fleet = None
+        except Exception:  # caused by what another program wrote into Redis
             log.exception("no metrics", extra={"action": "no_metrics"})
+        self._fleet, self._taken_at = fleet, began
 
     def _read(self) -> Fleet:
         queues, self._since_ms = self._reads.queues_of_batches(self._since_ms)
         self._remember(queues)
         fleet = self._reads.fleet(self._queues)
         self._remember(fleet.queues)
-        self._models.update(
-            (queue, name) for queue, name in fleet.models.items() if queue in self._queues
-        )
-        self._name_tenants(fleet)
+        models = fleet.models.items()
+        self._models.update((queue, name) for queue, name in models if queue in self._queues)
+        waiting = Counter[str]()
+        for one in fleet.waiting:
+            if one.tenant and one.tenant not in self._tenants:
+                waiting[one.tenant] += one.requests
+        most = waiting.most_common(MAX_TENANTS - len(self._tenants))
+        self._tenants.update(name for name, _ in most)
         return fleet
 
     def _remember(self, queues: Iterable[str]) -> None:
-        new = sorted(set(queues) - self._queues)[: MOST_QUEUES - len(self._queues)]
+        new = sorted(set(queues) - self._queues)[: MAX_QUEUES - len(self._queues)]
         self._queues.update(new)
         prefix = f"{self._services.settings.queue}."
         for queue in new:
             self._models.setdefault(queue, queue.removeprefix(prefix))
-
-    def _name_tenants(self, fleet: Fleet) -> None:
-        """Name those that are new, the ones with most waiting first, as long as there is room."""
-        most = Counter[str]()
-        for one in fleet.waiting:
-            if one.tenant and one.tenant not in self._tenants:
-                most[one.tenant] += one.requests
-        room = MOST_TENANTS - len(self._tenants)
-        self._tenants.update(name for name, _ in most.most_common(room))
 
 
 @contextlib.asynccontextmanager
@@ -141,24 +131,24 @@ async def metrics(services: Services, requests: RouteCounts) -> AsyncIterator[Sn
 
 async def _metrics(request: Request) -> Response:
     snapshots: Snapshots = request.app.state.metrics
-    await snapshots.watched()
+    await snapshots.scraped()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(snapshots), media_type=None, headers={"content-type": content_type})
 
 
 def _scale(request: Request) -> Response:
-    """Answer for `?model=`, or for the default queue: one JSON for KEDA's trigger `metrics-api`.
+    """Return the load of `?model=`, else of the default queue, for KEDA's trigger `metrics-api`.
 
-    The model need not be served now: one that was scaled to zero is asked for just then.
+    The model may have no worker: one that was scaled to zero is asked for just then.
     """
     model, used = request.query_params.get("model", ""), services(request)
     if model or caller(request).models is not None:
         check_model(caller(request), model)
     queue = queue_name(model, used.settings.queue)
-    told = Loads.using(used.batches).load(queue)
-    return reply(told, headers={"Cache-Control": "no-store"})
+    scale = Loads.using(used.batches).load(queue)
+    return reply(scale, headers={"Cache-Control": "no-store"})
 
 
 def routes() -> list[Route]:
-    """Return the routes of the page, and of what autoscalers ask."""
+    """Return the routes."""
     return [Route("/metrics", _metrics), Route("/warmq/v1/scale", _scale)]

@@ -1,4 +1,4 @@
-"""A fleet's series for Prometheus. Label values are from closed sets."""
+"""Prometheus series of a fleet and of this gateway's requests; all labels have bounded values."""
 
 from __future__ import annotations
 
@@ -25,131 +25,123 @@ from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.redis.fleet import Fleet
 
 OTHER, CELERY = "other", "celery"
-#: Scripts that are told before their first call: clients wait for them.
+#: Scripts that have series before their first call, because clients wait for them.
 SCRIPTS = ("batch_views", "object_put", "push")
 STATES = ("starting", "ready", "degraded", "draining")
+#: Labels of a series, and its value.
+Series = Iterable[tuple[dict[str, str], float]]
 
 
 def series(
     fleet: Fleet | None, models: Mapping[str, str], tenants: Collection[str], high_water: float
 ) -> Iterator[Metric]:
-    """Yield all series; without a fleet, that Redis could not be read, and nothing that is old.
+    """Yield all series; without a fleet, only that Redis could not be read.
 
-    `models` has the name of what each queue's workers serve, as far as it was ever heard;
-    `tenants` are told by their names, others together.
+    `models` has the model of each queue, `tenants` those that have series with their names.
     """
     yield InfoMetricFamily("warmq_gateway_build", "Version of warmq", {"version": version()})
     yield _gauge("redis_up", "1 if Redis could be read for this page", [({}, fleet is not None)])
     yield from _scripts()
     if fleet is None:
         return
-    yield from _waiting(fleet, models, tenants)
+    yield _waiting(fleet, models, tenants)
     yield from _workers(fleet)
+    for name, text, by_queue in (
+        ("load_tokens", "Tokens of waiting and running requests, for autoscalers", fleet.tokens),
+        ("oldest_waiting_seconds", "Age of the oldest batch that waits", fleet.oldest_s),
+        ("suspects", "Requests whose engine died, to be run apart", fleet.suspects),
+    ):
+        yield _gauge(name, text, (({"queue": queue}, n) for queue, n in by_queue.items()))
     for name, text, value in (
-        ("dead_letters", "Requests that cannot be run", fleet.dead_letters),
+        ("dead_letters", "Dead letters", fleet.dead_letters),
         ("batches", "Batches of any state", fleet.batches),
-        ("results_uncollected", "Results of the oldest batches that nobody has collected",
+        ("results_uncollected", "Results of the oldest batches that are not collected",
          fleet.uncollected),
         ("results_expire_seconds", "Until the first of them expire; infinite if none does",
          fleet.expire_s),
-        ("leases", "Requests that workers hold", fleet.leases),
-        ("lease_overdue_seconds", "Since when a lease has ended and was not put back",
+        ("leases", "Requests that workers have leased", fleet.leases),
+        ("lease_overdue_seconds", "Since the end of the oldest lease that was not swept",
          fleet.overdue_s),
         ("redis_memory_bytes", "Memory that Redis uses", fleet.memory_used),
         ("redis_memory_high_water_bytes", "Memory from which batches wait; 0 without a limit",
          fleet.memory_limit * high_water),
-        ("redis_append_only", "1 if Redis keeps an append-only file", fleet.append_only),
+        ("redis_append_only", "1 if Redis writes an append-only file", fleet.append_only),
     ):  # fmt: skip
         yield _gauge(name, text, [({}, value)])
 
 
-def _gauge(name: str, text: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:
+def _gauge(name: str, text: str, values: Series) -> Metric:
     found = GaugeMetricFamily(f"warmq_{name}", text)
-    for labels, value in samples:
+    for labels, value in values:
         found.add_sample(found.name, labels, float(value))
     return found
 
 
+def _counter(name: str, text: str, values: Series) -> Metric:
+    found = CounterMetricFamily(f"warmq_gateway_{name}", text)
+    for labels, value in values:
+        found.add_sample(f"{found.name}_total", labels, value)
+    return found
+
+
 def _scripts() -> Iterator[Metric]:
-    calls = CounterMetricFamily("warmq_gateway_script_calls", "Calls of Redis scripts, by script")
-    took = CounterMetricFamily("warmq_gateway_script_seconds", "Time until they were answered")
-    for script, (number, seconds, _) in sorted(script_times(SCRIPTS).items()):
-        calls.add_sample("warmq_gateway_script_calls_total", {"script": script}, number)
-        took.add_sample("warmq_gateway_script_seconds_total", {"script": script}, seconds)
-    errors = CounterMetricFamily("warmq_gateway_redis_errors", "Calls of them that have failed")
-    errors.add_sample("warmq_gateway_redis_errors_total", {}, script_errors())
-    yield from (calls, took, errors)
+    times = [({"script": script}, found) for script, found in sorted(script_times(SCRIPTS).items())]
+    calls = ((labels, number) for labels, (number, _, _) in times)
+    yield _counter("script_calls", "Calls of Redis scripts, by script", calls)
+    seconds = ((labels, took) for labels, (_, took, _) in times)
+    yield _counter("script_seconds", "Time until they were answered", seconds)
+    yield _counter("redis_errors", "Calls of them that failed", [({}, script_errors())])
 
 
-def _waiting(fleet: Fleet, models: Mapping[str, str], tenants: Collection[str]) -> Iterator[Metric]:
+def _waiting(fleet: Fleet, models: Mapping[str, str], tenants: Collection[str]) -> Metric:
     counts = Counter[tuple[str, int, str]](
         {(queue, step, CELERY): 0 for queue in fleet.queues for step in PRIORITY_STEPS}
     )
     for one in fleet.waiting:
         tenant = one.tenant if one.tenant in tenants else OTHER
         counts[one.queue, one.priority, tenant if one.tenant else CELERY] += one.requests
-    yield _gauge(
-        "waiting",
-        "Requests in the queue",
-        (
-            (
-                {
-                    "queue": queue,
-                    "model": models.get(queue, ""),
-                    "priority": str(step),
-                    "tenant": tenant,
-                },
-                count,
-            )
-            for (queue, step, tenant), count in sorted(counts.items())
-        ),
+    names = ("queue", "model", "priority", "tenant")
+    values = (
+        (dict(zip(names, (queue, models.get(queue, ""), str(step), tenant), strict=True)), count)
+        for (queue, step, tenant), count in sorted(counts.items())
     )
-    held = (({"queue": queue}, tokens) for queue, tokens in fleet.tokens.items())
-    yield _gauge("load_tokens", "What waits and what runs, in tokens, for autoscalers", held)
-    by_queue = (({"queue": queue}, age) for queue, age in fleet.oldest_s.items())
-    yield _gauge("oldest_waiting_seconds", "Age of the oldest batch that waits", by_queue)
-    held = (({"queue": queue}, count) for queue, count in fleet.suspects.items())
-    yield _gauge("suspects", "Requests that an engine died with, to be run apart", held)
+    return _gauge("waiting", "Requests in the queue", values)
 
 
 def _workers(fleet: Fleet) -> Iterator[Metric]:
     states = Counter({(queue, state): 0 for queue in fleet.queues for state in STATES})
-    sums: dict[str, Counter[str]] = {name: Counter() for name in ("slots", "in_flight")}
+    slots, in_flight = Counter[str](), Counter[str]()
     for worker in fleet.workers:
         states[worker["queue"], str(worker.get("state"))] += 1
-        for name, of in sums.items():
-            of[worker["queue"]] += _number(worker.get(name))
-    yield _gauge(
-        "workers",
-        "Workers that have announced themselves, by state",
-        (
-            ({"queue": queue, "state": state}, count)
-            for (queue, state), count in sorted(states.items())
-            if state in STATES
-        ),
+        slots[worker["queue"]] += _number(worker.get("slots"))
+        in_flight[worker["queue"]] += _number(worker.get("in_flight"))
+    by_state = (
+        ({"queue": queue, "state": state}, count)
+        for (queue, state), count in sorted(states.items())
+        if state in STATES
     )
-    for name, text in (
-        ("slots", "Requests that the engines of all workers run at once"),
-        ("in_flight", "Requests that all workers hold"),
+    yield _gauge("workers", "Workers that announce themselves, by state", by_state)
+    for name, text, of in (
+        ("fleet_slots", "Slots of all workers", slots),
+        ("fleet_in_flight", "Requests in flight of all workers", in_flight),
     ):
-        by_queue = [({"queue": queue}, sums[name][queue]) for queue in fleet.queues]
-        yield _gauge(f"fleet_{name}", text, by_queue)
+        yield _gauge(name, text, (({"queue": queue}, of[queue]) for queue in fleet.queues))
 
 
-def _number(told: Any) -> int:
-    return told if isinstance(told, int) else 0
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
-#: The route of a request that no route takes, or that is refused before one is looked for.
+#: Route and method of a request without a route, or refused before routing.
 NONE = "none"
-#: Its caller went before there was an answer.
+#: Status of a request whose client closed the connection before there was an answer.
 GONE = 499
 
 
 class RouteCounts:
-    """Counts since the gateway's process started; used on its event loop alone.
+    """Requests by route since the gateway's process started; for its event loop alone.
 
-    Not prometheus_client's own counters: with PROMETHEUS_MULTIPROC_DIR those write files.
+    Not prometheus_client's own counters, which write files under PROMETHEUS_MULTIPROC_DIR.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -165,17 +157,18 @@ class RouteCounts:
             self._took[route].add(seconds)
 
     def series(self) -> Iterator[Metric]:
-        """Yield what was counted."""
-        ended = CounterMetricFamily("warmq_gateway_requests", "HTTP requests, by their answer")
-        for (route, method, status), count in sorted(self._ended.items()):
-            labels = {"route": route, "method": method, "code": str(status)}
-            ended.add_sample("warmq_gateway_requests_total", labels, count)
+        """Yield the counts."""
+        ended = (
+            ({"route": route, "method": method, "code": str(status)}, count)
+            for (route, method, status), count in sorted(self._ended.items())
+        )
+        yield _counter("requests", "HTTP requests, by their answer", ended)
         name = "warmq_gateway_online_seconds"
         took = HistogramMetricFamily(name, "Of answered online requests: time to the last byte")
         for route, of in self._took.items():
             for suffix, labels, value in samples(of.counts, of.total, {"route": route}):
                 took.add_sample(name + suffix, labels, value)
-        yield from (ended, took)
+        yield took
 
 
 class CountRequests:
@@ -190,7 +183,8 @@ class CountRequests:
         try:
             await self._app(scope, receive, send)
         except Exception:
-            failed = True  # it is answered outside of this
+            # It is answered outside of this middleware.
+            failed = True
             raise
         finally:
             seconds = time.monotonic() - began
@@ -198,5 +192,5 @@ class CountRequests:
             found, method = scope.get("route"), scope["method"]
             if isinstance(found, Route) and method in (found.methods or ()):
                 self._requests.note(found.path, method, status, seconds)
-            else:  # a stranger's method would be a label of its own
+            else:  # an unknown method would be a label of the client's choice
                 self._requests.note(NONE, NONE, status, seconds)

@@ -1,1 +1,1 @@
-"""Online requests: queued at once, awaited without polling, streamed as their text comes."""
+"""Online requests: queued immediately, awaited without polling, streamed while written."""

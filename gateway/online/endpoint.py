@@ -1,18 +1,18 @@
-"""One online request from its body to its answer: an ASGI application for each URL; its routes."""
+"""Online requests from body to answer: an ASGI application for each URL, and routes of models."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from contract.errors import RequestRejected
 from contract.message import write_online
@@ -24,28 +24,27 @@ from gateway.http.bodies import whole_body
 from gateway.http.caller import Caller
 from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.http.json_api import caller, reply
-from gateway.http.limits import Allowance, check_model
+from gateway.http.limits import check_model
 from gateway.http.services import Services
 from gateway.http.tracing import current
 from gateway.online.answer import StreamedAnswer, answer_of, header_pairs
-from gateway.online.events.responses import complete_response_json
+from gateway.online.events import complete_response_json
 from gateway.online.models import ModelList
 from gateway.online.pending import ClientGone, TimedOut, Waiter, do_nothing
 from gateway.online.request import OnlineRequest, read, with_model
 from gateway.online.state import OnlineState
 from gateway.redis.online import Push
 
-#: How long results are kept: for a gateway whose connection was lost, and for whoever asks again
-#: with the same Idempotency-Key.
+#: How long results are kept: for a gateway that lost its connection to Redis, and for a retry with
+#: the same Idempotency-Key.
 KEEP_MS, KEEP_ONCE_MS = 120_000, 86_400_000
-#: A request that nobody waits for any more, because its gateway died, does not begin later than so
-#: long after its time.
+#: Seconds that a request may begin after its caller's timeout, if its gateway died.
 DEADLINE_GRACE_S = 10.0
-#: A stream may take so long in all; it shows that it lives.
+#: Seconds that a streamed answer may take.
 STREAM_S = 3600.0
-#: A body of more bytes is not held while its answer is waited for.
+#: Bytes of a body that is kept while its answer is awaited.
 _SMALL = 4096
-#: Request ids of Idempotency-Keys are made in this namespace.
+#: Namespace of the request ids of Idempotency-Keys.
 _ONCE = uuid.UUID("4f0d8d6a-6a0c-5b3f-9f0e-1a2a2f3c9b77")
 
 
@@ -68,44 +67,45 @@ class Endpoint:
         del raw  # it may be megabytes, and its answer may take an hour
         if asked.model:
             check_model(caller, asked.model)
-        queue, model = await online.models.asked(asked.model, caller.models)
+        queue, model = await online.models.queue_and_name(asked.model, caller.models)
         if model != (asked.model or ""):
-            asked = with_model(asked, model)  # else the worker runs what it has, allowed or not
-        allowance = await services.limits.check_online(caller, asked.tokens)
+            # Else the worker would run its default model, whether or not the key allows it.
+            asked = with_model(asked, model)
+        headers = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
         queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", do_nothing)
         body = waiter = None
         try:
-            waiter = await _ask(online, asked, caller, queue, once, queued)
+            waiter = await _queue(online, asked, caller, queue, once, queued)
             if len(asked.body) > _SMALL:
                 asked = replace(asked, body=b"")
             digest: str = scope.get("warmq.key_digest", "")
             if digest:
                 online.revocations.add(digest, waiter)
             try:
-                body = await _answer(asked, waiter, online, allowance, began, receive, send)
+                body = await _answer(asked, waiter, online, headers, began, receive, send)
             finally:
                 if digest:
                     online.revocations.remove(digest, waiter)
         finally:
             if caller.tokens_per_minute is not None:
-                allowance.settle(tokens_used(asked, waiter, body, goes_on=bool(once)))
+                used = tokens_used(asked, waiter, body, goes_on=bool(once))
+                services.limits.correct(caller, used - asked.tokens)
 
 
-async def _ask(
+async def _queue(
     online: OnlineState, asked: OnlineRequest, caller: Caller, queue: str, once: str,
     queued: Callable[[], None],
 ) -> Waiter:  # fmt: skip
-    """Queue a request; `once` is the same text for each try of one request, '' for single ones."""
-    waiting = online.waiting
-    # What is written is counted also where it is not sent, for who hangs up before its end.
-    listens = asked.stream is not None or caller.tokens_per_minute is not None
-    request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else waiting.new_id()
-    streams = asked.stream is not None
-    lasts_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S
+    """Queue a request; `once` is the same for each retry of one request, '' without retries."""
+    pending, streams = online.pending, asked.stream is not None
+    # Text that is not sent is counted, in case the caller closes the connection before its end.
+    listens = streams or caller.tokens_per_minute is not None
+    request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else pending.new_id()
+    timeout_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S
     trace = current()
-    sending = trace.context.child() if trace is not None else None
-    began = now() if sending is not None else 0
+    span = trace.context.child() if trace is not None else None
+    began = now() if span is not None else 0
     message = write_online(
         request_id,
         asked.url,
@@ -113,81 +113,80 @@ async def _ask(
         queue=queue,
         priority=asked.priority,
         tenant=caller.tenant,
-        deadline=time.time() + online.models.clock_ahead + lasts_s,
+        deadline=time.time() + online.models.clock_ahead + timeout_s,
         keep_ms=KEEP_ONCE_MS if once else KEEP_MS,
-        listener=waiting.name if listens else "",
-        trace=sending.headers() if sending is not None else None,
+        listener=pending.name if listens else "",
+        trace=span.headers() if span is not None else None,
         sequences=asked.sequences,
     )
     list_key = turn_list(queue, asked.priority, caller.tenant)
     push = Push(list_key, request_id, KEEP_ONCE_MS if once else None, message)
-    waiter = await waiting.ask(push, listens=listens, queued=queued)
-    if trace is not None and sending is not None:
-        trace.queued(sending, queue, request_id, began)
+    waiter = await pending.ask(push, listens=listens, queued=queued)
+    if trace is not None and span is not None:
+        trace.queued(span, queue, request_id, began)
     return waiter
 
 
 async def _answer(
-    asked: OnlineRequest, waiter: Waiter, online: OnlineState, allowance: Allowance, began: float,
-    receive: Receive, send: Send,
+    asked: OnlineRequest, waiter: Waiter, online: OnlineState, headers: Mapping[str, str],
+    began: float, receive: Receive, send: Send,
 ) -> bytes | None:  # fmt: skip
     """Answer a request that was queued; return the answer, None if there is none."""
-    lasts_s = STREAM_S if asked.stream else online.timeout_s
-    timer = asyncio.get_running_loop().call_later(lasts_s, waiter.end, TimedOut())
-    watching = asyncio.create_task(_hung_up(receive, waiter))
+    timeout_s = STREAM_S if asked.stream else online.timeout_s
+    timer = asyncio.get_running_loop().call_later(timeout_s, waiter.end, TimedOut())
+    watching = asyncio.create_task(_end_with_client(receive, waiter))
     try:
         if asked.stream is not None:
-            return await StreamedAnswer(asked, waiter, send, allowance.headers, lasts_s).run()
-        body = await answer_of(waiter, lasts_s)
+            return await StreamedAnswer(asked, waiter, send, headers).run(timeout_s)
+        body = await answer_of(waiter, timeout_s)
         if body is not None:
-            told = complete_response_json(body) if asked.url == RESPONSES_URL else body
-            await _send_whole(told, allowance, began, send)
+            content = complete_response_json(body) if asked.url == RESPONSES_URL else body
+            await _send_whole(content, headers, began, send)
         return body
     finally:
         timer.cancel()
         watching.cancel()
-        online.waiting.leave(waiter)
+        online.pending.leave(waiter)
 
 
-async def _hung_up(receive: Receive, waiter: Waiter) -> None:
-    """Wait until the caller hangs up; then nobody waits any more."""
-    message: Message = {"type": "http.request"}
-    while message["type"] != "http.disconnect":
-        message = await receive()
+async def _end_with_client(receive: Receive, waiter: Waiter) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
     waiter.end(ClientGone())
 
 
-async def _send_whole(body: bytes, allowance: Allowance, began: float, send: Send) -> None:
-    headers = [
+async def _send_whole(body: bytes, headers: Mapping[str, str], began: float, send: Send) -> None:
+    pairs = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (b"openai-processing-ms", b"%d" % round(1000 * (time.monotonic() - began))),
-        *header_pairs(allowance.headers),
+        *header_pairs(headers),
     ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": 200, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 
 
-# -- what it costs --------------------------------------------------------------------
-
-
 class _Usage(msgspec.Struct):
+    """`usage` of an answer; Anthropic's has no total."""
+
     total_tokens: int | None = None
-    input_tokens: int | None = None  # Anthropic's have no total
+    input_tokens: int | None = None
     output_tokens: int | None = None
 
 
 class _Answer(msgspec.Struct):
+    """Where an answer states its tokens: /tokenize as `count`, count_tokens as `input_tokens`."""
+
     usage: _Usage | None = None
-    count: int | None = None  # of /tokenize
-    input_tokens: int | None = None  # of /v1/messages/count_tokens
+    count: int | None = None
+    input_tokens: int | None = None
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def reported_tokens(body: bytes) -> int | None:
-    """Return how many tokens an answer says it has used; None if it says nothing."""
+    """Return the tokens that an answer states to have used; None if it states none."""
     try:
         answer = _decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -205,14 +204,19 @@ def tokens_used(
 ) -> int:
     """Return the tokens of prompt and answer that a request has used, however it has ended.
 
-    An answer says what it has used. Without one the prompt was read all the same, and text was
-    written: its bytes are the most tokens that it can have, and `max_tokens` is another bound.
-    `body` is its answer, None if there was none; then with `goes_on` it is computed to its end
-    although nobody waits. 0 if it was not run: it was not queued, or refused for what it asks.
+    An answer states them. Without one they are the prompt's and those of the text written so far:
+    at most its bytes, and at most `max_tokens`. 0 if it was not run: it was not queued, or its
+    engine refused it.
+
+    Args:
+        asked: the request.
+        waiter: None if it was not queued.
+        body: its answer, None if the caller got none.
+        goes_on: it is run to its end although its caller has gone.
     """
     meta = waiter.ending.result() if waiter is not None and waiter.has_result() else None
     if body is None and meta is not None:
-        body = body_of(meta)  # its client went, or it was not the text that was sent
+        body = body_of(meta)  # the client has gone, or was sent another text
     if body is not None:
         used = reported_tokens(body)
         return asked.prompt_tokens if used is None else used
@@ -223,17 +227,14 @@ def tokens_used(
         if not written and not _was_run(meta):
             return 0
     elif most and (goes_on or not asked.text_is_answer):
-        written = most  # nobody can say how much of it was written
+        written = most  # how much was written is unknown
     return asked.prompt_tokens + (min(written, most) if most else written)
 
 
 def _was_run(meta: bytes) -> bool:
-    """Whether an engine had a request that failed; what it refuses has cost nothing."""
+    """Whether an engine ran a request that failed; one that it refuses costs nothing."""
     timing = (read_meta(meta).get("warmq") or {}).get("timing")
     return bool(timing) and not isinstance(error_of(meta), RequestRejected)
-
-
-# -- routes ---------------------------------------------------------------------------
 
 
 async def _models(request: Request) -> Response:
@@ -248,7 +249,7 @@ async def _model(request: Request) -> Response:
 
 
 def routes() -> list[Route]:
-    """Return the routes: one for each URL whose bodies are known, and those of models."""
+    """Return the routes: one for each URL of online requests, and those of models."""
     return [
         *(Route(url, Endpoint(url), methods=["POST"]) for url in ONLINE_BODY_TYPES),
         Route("/v1/models", _models),

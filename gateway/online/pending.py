@@ -1,4 +1,4 @@
-"""Requests whose callers wait: queued together, answered as results are published."""
+"""Online requests whose callers wait: queued in groups, answered as results are published."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from contract.errors import StoreFull, StoreUnavailable, StoreUnreachable
 from contract.naming import RESULT_PREFIX, text_channel
 from contract.streaming import Piece, decode_pieces, listen_request
 from gateway.background import cancel_all, check_cancelled
-from gateway.redis.online import OnlineRequests, Push, PushResult, Subscription
+from gateway.redis.online import OnlineRequests, Push, Subscription
 from gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two attempts to connect to Redis, and to wait for cancellations at the end.
+RECONNECT_S, CLOSE_S = 0.2, 2.0
+#: Calls to Redis in flight; requests that come meanwhile go into the next one.
+CALLS = 2
+#: Requests and bytes of one call: Redis serves no other client meanwhile.
+CALL_REQUESTS, CALL_BYTES = 500, 4 * 2**20
+#: Share of the memory (and queue) above the high-water mark that online requests may fill.
+HEADROOM = 0.5
 
 
 class ClientGone(Exception):
-    """The caller has hung up."""
+    """The caller has closed the connection."""
 
 
 class TimedOut(Exception):
@@ -25,20 +36,20 @@ class TimedOut(Exception):
 
 
 def do_nothing() -> None:
-    """Do nothing: nobody wants to know."""
+    """Do nothing."""
 
 
 class Waiter:
     """One caller's wait for one request.
 
-    `ending` is set to the stored result, or to StoreUnavailable, ClientGone or
-    TimedOut. A listener's
-    `pieces` are those of the text that it has not taken yet; `poke` is called when there are new
-    ones, and at the end. `queued` is called once, when the message is not needed any more.
+    `ending` becomes the stored result, or StoreUnavailable, ClientGone or TimedOut. `pieces` are
+    those of the text that the caller has not taken yet, None if it does not listen; `poke` is
+    called when there are new ones, and at the end. `queued` is called once the message is not
+    needed any more. `text_bytes` counts the text of all choices.
     """
 
     __slots__ = (
-        "_heard", "ending", "pieces", "poke", "push", "pushed", "queued", "request_id",
+        "_received", "ending", "pieces", "poke", "push", "pushed", "queued", "request_id",
         "text_bytes",
     )  # fmt: skip
 
@@ -46,10 +57,9 @@ class Waiter:
         self, push: Push, *, listens: bool, queued: Callable[[], None] = do_nothing
     ) -> None:
         self.request_id = push.request_id
-        #: Of all choices' texts that were heard of, whoever takes them: bytes, and characters of
-        #: each choice.
         self.text_bytes = 0
-        self._heard: dict[int, int] = {}
+        #: Characters of each choice.
+        self._received: dict[int, int] = {}
         self.queued = queued
         self.push = push
         self.pushed = False
@@ -59,31 +69,31 @@ class Waiter:
 
     def has_result(self) -> bool:
         """Whether the stored result is there."""
-        ending = self.ending  # cancelled with the task that awaits it, when the gateway stops
-        return ending.done() and not ending.cancelled() and ending.exception() is None
+        return self._ended() and self.ending.exception() is None
 
-    def hear(self, piece: Piece) -> None:
+    def lost_store(self) -> bool:
+        """Whether Redis was unreachable, or refused the request."""
+        return self._ended() and isinstance(self.ending.exception(), StoreUnavailable)
+
+    def _ended(self) -> bool:
+        # It is cancelled with the task that awaits it, when the gateway stops.
+        return self.ending.done() and not self.ending.cancelled()
+
+    def receive(self, piece: Piece) -> None:
         """Take in a piece of the text."""
         if self.pieces is None:
             return
-        have, end = self._heard.get(piece.choice, 0), piece.at + len(piece.text)
+        have, end = self._received.get(piece.choice, 0), piece.at + len(piece.text)
         if end > have:
             self.text_bytes += len(piece.text[max(0, have - piece.at) :].encode(errors="replace"))
-            self._heard[piece.choice] = end
+            self._received[piece.choice] = end
         self.pieces.append(piece)
         self.poke()
 
-    def forget_message(self) -> None:
-        """Hold the message no longer: it may be megabytes, and its answer may take an hour."""
+    def drop_message(self) -> None:
+        """Free the message: it may be megabytes, and its answer may take an hour."""
         self.push = self.push._replace(message=b"")
         self.queued()
-
-    def lost_store(self) -> bool:
-        """Whether Redis was away, or took no more."""
-        ending = self.ending
-        if not ending.done() or ending.cancelled():
-            return False
-        return isinstance(ending.exception(), StoreUnavailable)
 
     def end(self, how: bytes | Exception) -> None:
         """Set the ending, unless it has one."""
@@ -91,23 +101,10 @@ class Waiter:
             return
         if isinstance(how, Exception):
             self.ending.set_exception(how)
-            self.ending.exception()  # who waits has perhaps gone
+            self.ending.exception()  # marks it as retrieved, as its caller may be gone
         else:
             self.ending.set_result(how)
         self.poke()
-
-
-log = logging.getLogger(__name__)
-
-RECONNECT_S = 0.2
-CLOSE_S = 2.0
-#: Calls under way at a time; what comes meanwhile goes together in the next one.
-CALLS = 2
-#: Requests and bytes in one call: Redis serves nobody else meanwhile.
-AT_ONCE, BYTES = 500, 4 * 2**20
-#: Batches may fill the queue up to the high water mark; online requests may fill half of what is
-#: left of Redis' memory then, or a queue that is half as long again.
-HEADROOM = 0.5
 
 
 class PendingRequests:
@@ -117,7 +114,7 @@ class PendingRequests:
         self._redis = redis
         self._high_water = 1 - (1 - settings.high_water) * HEADROOM
         self._high_water_requests = int(settings.high_water_requests * (1 + HEADROOM))
-        #: Ids of this process' requests begin so: one subscription hears of all their results.
+        #: Prefix of this process' request ids: one subscription receives all their results.
         self.name = secrets.token_hex(4)
         self._text_channel = text_channel(self.name).encode()
         self._waiters: dict[str, list[Waiter]] = {}
@@ -129,26 +126,23 @@ class PendingRequests:
         self._subscription: Subscription | None = None
 
     def new_id(self) -> str:
-        """Return a fresh request id, whose result this process hears of."""
+        """Return a new request id, whose result this process receives."""
         return f"{self.name}-{secrets.token_hex(12)}"
-
-    # -- asking ---------------------------------------------------------------------
 
     async def ask(
         self, push: Push, *, listens: bool, queued: Callable[[], None] = do_nothing
     ) -> Waiter:
-        """Queue a request, and wait for it from now on; whoever calls must `leave`.
+        """Queue a request and begin to wait for it; the caller must `leave`.
 
-        `queued` is called once Redis has the message, or has refused it.
-
-        Raises:
-            StoreUnavailable: Redis is away.
+        `queued` is called once Redis has the message, or has refused it. Raises StoreUnavailable.
         """
         waiter = Waiter(push, listens=listens, queued=queued)
         self._waiters.setdefault(push.request_id, []).append(waiter)
         if push.once_ms is not None:
             try:
-                await self._hear_of(push.request_id)
+                if self._subscription is None:
+                    raise StoreUnreachable("the connection to Redis is lost; reconnecting")
+                await self._subscription.subscribe(_channel(push.request_id))
             except BaseException:
                 self.leave(waiter)
                 raise
@@ -158,29 +152,39 @@ class PendingRequests:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Wait no more. A request without an ending is cancelled, unless a retry may ask for it."""
-        waiters = self._waiters.get(waiter.request_id, [])
+        """Stop waiting; cancel the request if it has not ended and no retry may come for it."""
+        request_id, once = waiter.request_id, waiter.push.once_ms is not None
+        waiters = self._waiters.get(request_id, [])
         if waiter in waiters:
             waiters.remove(waiter)
             if not waiters:
-                del self._waiters[waiter.request_id]
-                if waiter.push.once_ms is not None:
-                    self._hear_no_more_of(waiter.request_id)
-        if waiter.has_result() or waiter.push.once_ms is not None:
+                del self._waiters[request_id]
+                if once and self._subscription is not None:
+                    drop = asyncio.create_task(self._drop(self._subscription, request_id))
+                    self._drops.add(drop)
+                    drop.add_done_callback(self._drops.discard)
+        if once or waiter.has_result():
             return
         waiter.end(ClientGone())
         if waiter in self._to_push:
             self._to_push.remove(waiter)
         elif waiter.pushed:
-            self._cancel(waiter.request_id)
+            self._to_cancel.add(request_id)
+            if self._cancelling is None or self._cancelling.done():
+                self._cancelling = asyncio.create_task(self._cancel())
+
+    async def _drop(self, subscription: Subscription, request_id: str) -> None:
+        if request_id not in self._waiters:
+            with suppress(StoreUnavailable):  # the next connection does not subscribe to it
+                await subscription.unsubscribe(_channel(request_id))
 
     def _push(self) -> None:
         while self._to_push and len(self._calls) < CALLS:
             batch: list[Waiter] = []
             size = 0
-            for waiter in self._to_push[:AT_ONCE]:
+            for waiter in self._to_push[:CALL_REQUESTS]:
                 size += len(waiter.push.message)
-                if batch and size > BYTES:
+                if batch and size > CALL_BYTES:
                     break
                 batch.append(waiter)
             del self._to_push[: len(batch)]
@@ -210,67 +214,61 @@ class PendingRequests:
             return
         finally:
             for waiter in batch:
-                waiter.forget_message()
+                waiter.drop_message()
         known = []
         for waiter, reply in zip(batch, replies, strict=True):
-            if _settles(waiter, reply):
-                continue
-            if reply.known and waiter.pieces is not None:
-                known.append(waiter.request_id)  # its message names another listener
+            if reply.meta:
+                waiter.end(reply.meta)
+            elif reply.full:
+                waiter.pushed = False
+                waiter.end(StoreFull(f"the queue is full, try again later: {reply.full}"))
+            elif reply.known and waiter.pieces is not None:
+                # Its message names another gateway as the listener.
+                known.append(waiter.request_id)
         if known:
-            with suppress(StoreUnavailable):  # text that they miss comes with the rest of it
+            with suppress(StoreUnavailable):  # the result has the text that they miss
                 await self._announce(known)
 
-    # -- cancelling -------------------------------------------------------------------
-
-    def _cancel(self, request_id: str) -> None:
-        self._to_cancel.add(request_id)
-        if self._cancelling is None or self._cancelling.done():
-            self._cancelling = asyncio.create_task(self._cancel_now())
-
-    async def _cancel_now(self) -> None:
+    async def _cancel(self) -> None:
         while self._to_cancel:
             ids = list(self._to_cancel)
             try:
                 await self._redis.cancel(ids)
-            except StoreUnavailable:  # their deadlines end them if it stays away
+            except StoreUnavailable:  # deadlines end them if Redis does not come back
                 await asyncio.sleep(RECONNECT_S)
                 continue
             self._to_cancel.difference_update(ids)
 
     async def close(self) -> None:
-        """Wait, but not for long, until what was left is cancelled."""
+        """Wait briefly until the requests that were left are cancelled."""
         if self._cancelling is not None:
             await asyncio.wait([self._cancelling], timeout=CLOSE_S)
 
-    # -- hearing ----------------------------------------------------------------------
-
     async def run(self) -> None:
-        """Hear of results and texts until cancelled; what was missed meanwhile is looked up."""
-        said = ""
+        """Receive results and texts until cancelled; look up those missed while disconnected."""
+        last_error = ""
         while True:
-            channels = [text_channel(self.name), *map(_channel, self._once())]
+            once = [rid for rid, ws in self._waiters.items() if ws[0].push.once_ms is not None]
+            channels = [text_channel(self.name), *map(_channel, once)]
             subscription = self._redis.subscription([_channel(f"{self.name}-*")], channels)
             both: list[asyncio.Task[None]] = []
             try:
                 await subscription.open()
                 self._subscription = subscription
                 # A TaskGroup of Python 3.11 would leave this task marked as cancelled.
-                works = (self._catch_up(), subscription.receive(self._heard))
+                works = (self._catch_up(), subscription.receive(self._receive))
                 both = [asyncio.create_task(work) for work in works]
                 ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
                 for each in ended:
                     each.result()
             except StoreUnavailable as error:
-                if (text := str(error)) != said:
-                    said = text
-                    log.warning(
-                        "online requests wait for Redis: %s", text, extra={"action": "no_answers"}
-                    )
-            except Exception:  # a gateway that hears nothing would answer nobody any more
-                log.exception(
-                    "results are not heard; listening again", extra={"action": "no_answers"}
-                )
+                if str(error) != last_error:
+                    last_error = str(error)
+                    extra = {"action": "no_answers"}
+                    log.warning("online requests wait for Redis: %s", last_error, extra=extra)
+            except Exception:  # without this loop no caller gets an answer
+                extra = {"action": "no_answers"}
+                log.exception("results cannot be received; subscribing again", extra=extra)
             finally:
                 self._subscription = None
                 await cancel_all(both)
@@ -280,19 +278,16 @@ class PendingRequests:
             check_cancelled()
             await asyncio.sleep(RECONNECT_S)
 
-    def _heard(self, channel: bytes, data: bytes) -> None:
+    def _receive(self, channel: bytes, data: bytes) -> None:
         if channel != self._text_channel:
             request_id = channel[len(RESULT_PREFIX) :].decode(errors="replace")
             for waiter in self._waiters.get(request_id, ()):
                 waiter.end(data)
             return
-        try:
-            pieces = decode_pieces(data)
-        except ValueError:  # anybody may publish anything
-            return
-        for piece in pieces:
-            for waiter in self._waiters.get(piece.request_id, ()):
-                waiter.hear(piece)
+        with suppress(ValueError):  # any program may publish anything
+            for piece in decode_pieces(data):
+                for waiter in self._waiters.get(piece.request_id, ()):
+                    waiter.receive(piece)
 
     async def _catch_up(self) -> None:
         ids = list(self._waiters)
@@ -300,57 +295,24 @@ class PendingRequests:
             for waiter in self._waiters.get(request_id, ()):
                 if meta is not None:
                     waiter.end(meta)
-        listening = [
-            w.request_id for ws in self._waiters.values() for w in ws if w.pieces is not None
-        ]
+        waiters = (waiter for waiters in self._waiters.values() for waiter in waiters)
+        listening = [waiter.request_id for waiter in waiters if waiter.pieces is not None]
         if listening:
             await self._announce(listening)
 
     async def _announce(self, request_ids: Iterable[str]) -> None:
         await self._redis.announce(listen_request(self.name, request_ids))
 
-    def _once(self) -> list[str]:
-        return [rid for rid, ws in self._waiters.items() if ws[0].push.once_ms is not None]
-
-    async def _hear_of(self, request_id: str) -> None:
-        if self._subscription is None:
-            raise StoreUnreachable("the connection to Redis is lost; it is being opened again")
-        await self._subscription.subscribe(_channel(request_id))
-
-    def _hear_no_more_of(self, request_id: str) -> None:
-        if self._subscription is not None:
-            drop = asyncio.create_task(self._drop(self._subscription, request_id))
-            self._drops.add(drop)
-            drop.add_done_callback(self._drops.discard)
-
-    async def _drop(self, subscription: Subscription, request_id: str) -> None:
-        if request_id not in self._waiters:
-            try:
-                await subscription.unsubscribe(_channel(request_id))
-            except StoreUnavailable:  # the next connection hears only of what is waited for
-                return
-
 
 def _fail(batch: Sequence[Waiter], error: Exception) -> None:
     """End the waits for requests that could not be queued."""
-    if not isinstance(error, StoreUnavailable):  # a fault of our own
+    unavailable = isinstance(error, StoreUnavailable)
+    if not unavailable:  # a bug
         log.error("online requests are not queued", exc_info=error, extra={"action": "no_answers"})
     for waiter in batch:
-        # It may be queued although the answer was lost: then `leave` cancels it.
-        waiter.pushed = not isinstance(error, StoreUnavailable) or isinstance(
-            error, StoreUnreachable
-        )
+        # It may be queued although the reply was lost; then `leave` cancels it.
+        waiter.pushed = not unavailable or isinstance(error, StoreUnreachable)
         waiter.end(error)
-
-
-def _settles(waiter: Waiter, reply: PushResult) -> bool:
-    """Whether the request has its answer, or was refused."""
-    if reply.meta:
-        waiter.end(reply.meta)
-    elif reply.full:
-        waiter.pushed = False
-        waiter.end(StoreFull(f"the queue is full, try again later: {reply.full}"))
-    return bool(reply.meta or reply.full)
 
 
 def _channel(request_id: str) -> str:

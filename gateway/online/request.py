@@ -1,4 +1,4 @@
-"""What an online request asks for: its body checked, and what concerns the gateway alone."""
+"""The body of an online request: checked, and without the fields that are for the gateway."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from contract.openai.lines import check_body
 from gateway.http.errors import ApiError, invalid
 from gateway.http.limits import estimated_tokens
 
-#: Queue priorities: online requests go before everything, OpenAI's `flex` before batches.
-URGENT, FLEX = 0, 3
-LOWEST = 9
+#: Queue priorities, 0 to 9: online requests go first, OpenAI's `flex` before batches.
+URGENT, FLEX, LOWEST = 0, 3, 9
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`stream_options` of a request; other fields, as OpenAI's, mean nothing here."""
+    """`stream_options` of a request; other fields are ignored."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -29,11 +28,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
-    """One request. `body` is its JSON as the engine gets it; `priority` is the queue's, 0 to 9.
+    """One request. `body` is the JSON for the engine, `stream` is set if the answer is streamed.
 
-    With `stream` the answer comes in events. `tokens` is about how many its prompt has and its
-    answer may have, as far as it says; `prompt_tokens` are those of the prompt alone. With
-    `text_is_answer` its text can be sent while it is written. The engine runs `sequences` for it.
+    `tokens` are those of the prompt, estimated, and of the longest answer, where it has a limit;
+    `prompt_tokens` those of the prompt. `text_is_answer`: its text is published while it is
+    written. `sequences` is how many the engine runs for it.
     """
 
     url: str
@@ -48,32 +47,31 @@ class OnlineRequest:
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
-    """Read a body; its caller's requests have `highest_priority` (the smallest number) at most.
+    """Read a body; `highest_priority` is the smallest number that its caller may use.
 
-    Raises:
-        ApiError, RequestRejected: naming the field and what to give instead.
+    Raises ApiError or RequestRejected, naming the field and what to send instead.
     """
     body = _object(raw)
     fields = len(body)
     stream = _stream(url, body)
     priority = _priority(body)
-    kept = check_body(url, body, "")
-    prompt = estimated_tokens(len(raw))
+    checked = check_body(url, body, "")
+    prompt_tokens = estimated_tokens(len(raw))
     return OnlineRequest(
         url,
-        raw if kept is body and len(body) == fields else encode(kept),
-        kept.get("model"),
+        raw if checked is body and len(body) == fields else encode(checked),
+        checked.get("model"),
         min(LOWEST, max(highest_priority, priority)),
         stream,
-        prompt + _most_written(url, kept),
-        prompt,
-        text_is_answer(url, kept),
-        sequences_of(kept),
+        prompt_tokens + _max_answer_tokens(url, checked),
+        prompt_tokens,
+        text_is_answer(url, checked),
+        sequences_of(checked),
     )
 
 
 def with_model(asked: OnlineRequest, model: str) -> OnlineRequest:
-    """Return the same request with the name of a model in its body, in place of none."""
+    """Return the same request with a model in its body, which names none."""
     return replace(asked, body=encode(decode(asked.body) | {"model": model}), model=model)
 
 
@@ -89,11 +87,11 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
-    """Take what says how to answer out of the body; None: in one piece."""
-    asked, options = body.pop("stream", None), body.pop("stream_options", None)
-    if asked is not None and not isinstance(asked, bool):
-        raise invalid("`stream` is true or false", "stream")
-    if not asked:
+    """Remove the fields about streaming from the body; return None for a whole answer."""
+    stream, options = body.pop("stream", None), body.pop("stream_options", None)
+    if stream is not None and not isinstance(stream, bool):
+        raise invalid("`stream` must be true or false", "stream")
+    if not stream:
         if options is not None:
             raise invalid("`stream_options` needs `stream: true`; remove it", "stream_options")
         return None
@@ -106,20 +104,19 @@ def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
 
 
 def _priority(body: dict[str, Any]) -> int:
-    """Take the queue's priority out of the body: vLLM's own field, or OpenAI's tier."""
-    asked = int_if_whole(body.get("priority"))
-    if type(asked) is int:  # anything else is refused by name with the other fields
+    """Return the queue priority: vLLM's own field, which is removed, or OpenAI's tier."""
+    priority = int_if_whole(body.get("priority"))
+    if type(priority) is int:  # `check_body` refuses anything else
         del body["priority"]
-        return max(URGENT, asked)
+        return max(URGENT, priority)
     return FLEX if body.get("service_tier") == "flex" else URGENT
 
 
-def _most_written(url: str, body: dict[str, Any]) -> int:
-    named = [body[name] for name in LIMITS.get(url, ()) if body.get(name) is not None]
-    return min(named, default=0) * (body.get("n") or 1) * _prompts(body.get("prompt"))
-
-
-def _prompts(prompt: Any) -> int:
-    """Return how many prompts a completion has: texts or lists of token ids in a list."""
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return len(prompt) if several else 1
+def _max_answer_tokens(url: str, body: dict[str, Any]) -> int:
+    """Return the most tokens of all answers to a request; 0 if it names no limit."""
+    limits = [body[name] for name in LIMITS.get(url, ()) if body.get(name) is not None]
+    prompt, prompts = body.get("prompt"), 1
+    # Texts or lists of token ids in a list; a list of integers is one prompt.
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompts = len(prompt)
+    return min(limits, default=0) * (body.get("n") or 1) * prompts

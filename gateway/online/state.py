@@ -1,4 +1,4 @@
-"""What online requests of one gateway process work with; made with its event loop."""
+"""State of the online requests of one gateway process; made with its event loop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.redis.api_keys import KeyLookup
 from gateway.redis.online import OnlineRequests
 from gateway.settings import GatewaySettings
 
-#: Between two looks at the keys of what runs, in seconds.
+#: Seconds between two checks of the keys of running requests.
 CHECK_S = 2.0
 
 
 class Revocations:
-    """The keys of one process' online requests, looked up together as long as any runs."""
+    """Ends online requests whose key is revoked; all keys are looked up in one call."""
 
     def __init__(self, lookup: KeyLookup) -> None:
         self._lookup = lookup
@@ -39,7 +39,7 @@ class Revocations:
             del self._waiters[digest]
 
     async def run(self) -> None:
-        """Look until cancelled. While Redis is away nobody's key is known to be revoked."""
+        """Check until cancelled. While Redis is unreachable no key counts as revoked."""
         while True:
             await asyncio.sleep(CHECK_S)
             digests = [*self._waiters]
@@ -56,16 +56,16 @@ class Revocations:
 
 
 def _revoked() -> ApiError:
-    told = "the key was revoked while its request ran; the request was given up"
-    return ApiError(401, told, code="invalid_api_key", type="invalid_request_error", retry=False)
+    message = "the key was revoked while its request ran, and the request was aborted"
+    kind = "invalid_request_error"
+    return ApiError(401, message, code="invalid_api_key", type=kind, retry=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineState:
-    """The requests that wait, the models that are served, the keys of what runs, how long to wait,
-    in seconds."""
+    """Pending requests, served models, keys of running requests, seconds to wait for an answer."""
 
-    waiting: PendingRequests
+    pending: PendingRequests
     models: Models
     revocations: Revocations
     timeout_s: float
@@ -73,16 +73,16 @@ class OnlineState:
 
 @asynccontextmanager
 async def online_state(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIterator[OnlineState]:
-    """Hear of results as long as the block runs."""
+    """Receive results as long as the context is open."""
     redis = OnlineRequests.open(settings.redis_url.get_secret_value(), "warmq-gateway-online")
-    waiting = PendingRequests(redis, settings)
+    pending = PendingRequests(redis, settings)
     models = Models(redis, settings.queue, settings.gateway_models)
     revocations = Revocations(lookup)
     try:
-        async with background(waiting.run, revocations.run):
+        async with background(pending.run, revocations.run):
             try:
-                yield OnlineState(waiting, models, revocations, settings.gateway_online_timeout_s)
+                yield OnlineState(pending, models, revocations, settings.gateway_online_timeout_s)
             finally:
-                await waiting.close()
+                await pending.close()
     finally:
         await redis.close()

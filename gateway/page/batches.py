@@ -1,45 +1,75 @@
-"""Batches: a page of them, newest first, each with its bar, rate and remaining time."""
+"""Batches: the list, each with progress, rate and remaining time; one batch; cancel and retry."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import orjson
+from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
 from contract.redis.history import DAY, HistoryReads, Minute
-from gateway.batches.api.protocol import shown
-from gateway.batches.api.record import ENDED, decode
-from gateway.http.errors import not_found
+from gateway.batches.api import batches as api
+from gateway.batches.api import virtual_files
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, part_ids, shown
+from gateway.batches.api.record import ENDED, BatchRecord, decode
+from gateway.files.files import FileRecord, Files, new_record, save_file
+from gateway.files.multipart import ReceivedForm
+from gateway.files.routes import content
+from gateway.http.errors import ApiError, not_found
+from gateway.http.json_api import new_id
 from gateway.http.services import Services
+from gateway.page.file_reading import ReadGuard, TooLong
+from gateway.page.requests import failures, sample, workers_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
+from gateway.redis.request_reads import RequestReads, RunningRequest
+from producer.input.reader import Input
 from producer.time_left import Pace, pace_of, seconds_left
 
-PAGE = 25
+#: Batches on a page, and running requests that are shown of one.
+PAGE, MAX_RUNNING = 25, 12
+#: Histograms: title and name in a `Sample`.
+FIGURES = (
+    ("Time in the queue", "queued_s"),
+    ("Time in the engine", "engine_s"),
+    ("Answer tokens", "tokens"),
+)
+_TOO_LARGE = "the batch's files are too large for this page; submit its failed lines as a new file"
+_GONE = "the batch's input or error file is deleted; submit its failed lines as a new file"
+#: By queue, its minutes of up to a day, the oldest first.
+History = Mapping[str, Sequence[Minute]]
 
 
 def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
-    """Return what a line of the list says of a batch; None for one of another API.
+    """Return a batch as a row of the list; None for one of Anthropic's API.
 
-    The rate is the mean since the batch began. What its queues' rings tell is added by `by_rings`.
+    The rate is the mean since the batch began. `from_history` adds what its queues' history shows.
     """
     batch = shown(view)
     if batch is None:
         return None
+    if isinstance(view.source, QueueBatch):
+        expected_s = view.source.expected_s
+        queues = [view.source.fields.get("queue", "")]
+    else:  # the batches of its queues run side by side
+        record = decode(view.source.document)
+        expected = (record.expected_s, *(part.expected_s for part in view.parts))
+        expected_s = max(filter(None, expected), default=None)
+        queues = sorted({part.queue for part in record.parts})
     counts, ended = batch.request_counts, batch.status in ENDED
     done = counts.completed + counts.failed
-    began = batch.in_progress_at or batch.created_at
     ended_at = (
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
     )  # fmt: skip
-    # These are whole seconds: what took less took at most one.
-    seconds = max(1.0, (ended_at or now) - began)
-    rate = done / seconds if done else None
+    # Both are whole seconds: a batch that took less than one counts as one.
+    seconds = max(1.0, (ended_at or now) - (batch.in_progress_at or batch.created_at))
     return {
         "id": batch.id,
         "status": batch.status,
@@ -55,57 +85,42 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "ended_at": ended_at,
         "seconds": seconds,
         "expires_at": batch.expires_at,
-        "rate": rate,
+        "rate": done / seconds if done else None,
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
-        "expected_s": _expected_s(view),
-        "queues": _queues(view),
+        "expected_s": expected_s,
+        "queues": queues,
         "error_file_id": batch.error_file_id,
     }
 
 
-def _expected_s(view: BatchView) -> float | None:
-    """Return what its submit expected of its time, where it did; its parts run side by side."""
-    if isinstance(view.source, QueueBatch):
-        return view.source.expected_s
-    known = [decode(view.source.document).expected_s, *(part.expected_s for part in view.parts)]
-    return max(filter(None, known), default=None)
-
-
-def _queues(view: BatchView) -> list[str]:
-    if isinstance(view.source, QueueBatch):
-        return [view.source.fields.get("queue", "")]
-    return sorted({part.queue for part in decode(view.source.document).parts})
-
-
 def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return a page's lines, and whether there are more after them."""
+    """Return a page's rows, and whether there are more after them."""
     reads = BatchViews.using(view.services.batches)
     found = reads.page(view.caller.tenant, after=after, limit=limit)
     if found is None:
         raise not_found("batch", after)
     now = time.time()
     rows = [row for one in found.batches if (row := row_of(one, now)) is not None]
-    name_inputs(view, rows)
-    rings = rings_of(view.services, rows)
-    for row in rows:
-        row.update(by_rings(row, rings))
+    complete(view.services, rows)
     return rows, found.has_more
 
 
-def name_inputs(view: View, rows: list[dict[str, Any]]) -> None:
-    """Say the names of the files that batches were made of, where they are still there."""
+def complete(services: Services, rows: list[dict[str, Any]]) -> None:
+    """Add to rows the names of their input files, where these still exist, and `from_history`."""
     ids = [row["input_file_id"] for row in rows]
-    for row, stored in zip(rows, view.services.objects.get_many("file", ids), strict=True):
+    history = history_of(services, rows)
+    for row, stored in zip(rows, services.objects.get_many("file", ids), strict=True):
         if stored is not None:
             row["input"] = str(orjson.loads(stored.document).get("filename") or row["input"])
+        row.update(from_history(row, history))
 
 
 def batches(view: View) -> Response:
     """Show a page of the caller's batches."""
     rows, more = batch_rows(view, view.query.get("after", "")[:200], PAGE)
-    return view.page("batches.html", rows=rows, more=more, now_watched=watched(rows))
+    return view.page("batches.html", rows=rows, more=more, watched=watched(rows))
 
 
 def watched(rows: list[dict[str, Any]]) -> str:
@@ -113,12 +128,8 @@ def watched(rows: list[dict[str, Any]]) -> str:
     return ",".join(row["id"] for row in rows if not row["ended"])
 
 
-Rings = Mapping[str, Sequence[Minute]]
-
-
-def rings_of(services: Services, rows: Iterable[dict[str, Any]]) -> Rings:
-    """Return the last day of the queues of some rows of batches, no longer than they go back."""
-    rows = list(rows)
+def history_of(services: Services, rows: list[dict[str, Any]]) -> History:
+    """Return the history of the queues of some rows, since the oldest batch was created."""
     queues = {queue for row in rows for queue in row["queues"]}
     since = min((row["created_at"] for row in rows), default=0)
     minutes = min(DAY, max(2, int(time.time() - since) // 60 + 2))
@@ -126,38 +137,160 @@ def rings_of(services: Services, rows: Iterable[dict[str, Any]]) -> Rings:
     return {queue: reads.day([queue], minutes) for queue in sorted(queues)}
 
 
-def by_rings(row: Mapping[str, Any], rings: Rings) -> dict[str, float | None]:
-    """Return what is told of a batch's line: `cached_share`, and `left_s` until it has ended."""
-    left = None if row["ended"] else _left_s(row, rings)
-    return {"cached_share": _cached_share(row, rings), "left_s": left}
+def from_history(row: Mapping[str, Any], history: History) -> dict[str, float | None]:
+    """Return a row's `cached_share`, from 0 to 1, and `left_s`, the seconds until it ends."""
+    left = None if row["ended"] else _left_s(row, history)
+    return {"cached_share": _cached_share(row, history), "left_s": left}
 
 
-def _left_s(row: Mapping[str, Any], rings: Rings) -> float | None:
-    """Return how long the rest takes; parts in several queues run side by side."""
-    of_queues = [pace for queue in row["queues"] if (pace := pace_of(rings.get(queue, ())))]
-    if not of_queues:
+def _left_s(row: Mapping[str, Any], history: History) -> float | None:
+    """Return how long the rest takes; the batches of several queues run side by side."""
+    paces = [pace for queue in row["queues"] if (pace := pace_of(history.get(queue, ())))]
+    if not paces:
         return None
-    slots = sum(pace.slots for pace in of_queues)
-    pace = Pace(sum(one.tokens_per_s for one in of_queues) / slots, slots)
+    slots = sum(pace.slots for pace in paces)
+    pace = Pace(sum(one.tokens_per_s for one in paces) / slots, slots)
     return seconds_left(pace, row["total"], row["done"], row["tokens_in"] + row["tokens_out"])
 
 
-def _cached_share(row: Mapping[str, Any], rings: Rings) -> float | None:
-    """Return which share of a batch's prompt tokens came from the prefix cache, from 0 to 1; None
-    where nothing is known: no prompt in the last day.
+def _cached_share(row: Mapping[str, Any], history: History) -> float | None:
+    """Return the share of prompt tokens that came from the prefix cache; None if unknown.
 
-    An answer tells it only where vLLM was asked to (`--enable-prompt-tokens-details`), and that is
-    known once the batch has ended. Else it is that of the batch's queues in the minutes in which it
-    ran: its own where nothing else ran beside it.
+    Answers include it only if vLLM runs with `--enable-prompt-tokens-details`, and their sum is
+    known once the batch has ended. Else it is the share of the batch's queues while it ran.
     """
     if row["cached"] and row["tokens_in"]:
         return float(row["cached"] / row["tokens_in"])
     first, last = row["created_at"] // 60, (row["ended_at"] or time.time()) // 60
-    found = [
-        minute
-        for queue in row["queues"]
-        for minute in rings.get(queue, ())
-        if first <= minute.minute <= last
-    ]
+    found = [m for q in row["queues"] for m in history.get(q, ()) if first <= m.minute <= last]
     read = sum(minute.prompt_tokens for minute in found)
     return min(1.0, sum(minute.cached_tokens for minute in found) / read) if read else None
+
+
+def batch(view: View) -> Response:
+    """Show a batch, and of its requests a sample of those that ended last."""
+    services, batch_id = view.services, view.request.path_params["batch_id"]
+    found = api.view_of(services, view.caller, batch_id)
+    row = row_of(found, time.time())
+    if row is None:
+        raise not_found("batch", batch_id)
+    complete(services, [row])
+    parts = [part for part in services.batches.states(part_ids(found)) if part is not None]
+    ended_last = sample(services, parts)
+    error_file = None if isinstance(found.source, QueueBatch) else row["error_file_id"]
+    return view.page(
+        "batch.html",
+        row=row,
+        batch=shown(found),
+        sample=ended_last,
+        failed=failures(services, parts, ended_last, error_file),
+        figures=FIGURES,
+        running=[] if row["ended"] else _running(services, parts),
+        retriable=row["ended"] and row["failed"] > 0 and row["status"] != "failed",
+        watched="" if row["ended"] else batch_id,
+    )
+
+
+def _running(services: Services, parts: list[QueueBatch]) -> list[RunningRequest]:
+    reads, workers = RequestReads.using(services.batches), workers_of(services)
+    found = (one for part in parts for one in reads.running(part, workers, MAX_RUNNING))
+    return [one for one in islice(found, MAX_RUNNING) if one.custom_id]
+
+
+def cancel(view: View) -> Response:
+    """Begin to cancel a batch."""
+    batch_id = view.request.path_params["batch_id"]
+    state, found = api.cancel(view.services, view.caller, batch_id)
+    background = None
+    if isinstance(found.source, QueueBatch) and state.status == "cancelling":
+        background = BackgroundTask(view.services.batches.cancel, found.source)
+    return view.to(f"/ui/batches/{batch_id}", background, notice="cancelled")
+
+
+def download(view: View) -> Response:
+    """Send a batch's answers or errors, those so far while it runs."""
+    batch_id, kind = (view.request.path_params[name] for name in ("batch_id", "kind"))
+    found = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
+    ids = {"answers": found.output_file_id, "errors": found.error_file_id} if found else {}
+    file_id = ids.get(kind)
+    if not file_id:
+        raise ApiError(404, f"batch {batch_id} has no {kind[:20]} (yet)", code="file_not_found")
+    if file_id.startswith((OUTPUT, ERRORS, PARTIAL)):
+        return virtual_files.content(view.services, view.caller, file_id, 0)
+    record = Files(view.services).get(view.caller.tenant, file_id)
+    if record is None or view.services.store.size(file_id) is None:
+        raise not_found("file", file_id)
+    return content(view.services.store, record, view.request.headers)
+
+
+def retry(view: View, *, guard: ReadGuard) -> Response:
+    """Run failed lines again.
+
+    Lines of `producer submit` run in their batch. Lines of an API batch run as a new batch, because
+    the files of a batch that has ended do not change.
+    """
+    services, batch_id = view.services, view.request.path_params["batch_id"]
+    found = api.view_of(services, view.caller, batch_id)
+    if isinstance(found.source, QueueBatch):
+        count = services.batches.retry(found.source, ("failed", "expired", "cancelled"))
+        return view.to(f"/ui/batches/{batch_id}", notice="retried", n=count)
+    record = decode(found.source.document)
+    if record.status not in ENDED:
+        raise ApiError(400, f"batch {batch_id} is still running; retry when it has ended")
+    guard.start()
+    try:
+        file, count = _failed_lines_file(view, record, guard)
+    except TooLong:
+        raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
+    body: dict[str, object] = {
+        "input_file_id": file.id, "endpoint": record.endpoint, "order": record.order,
+        "completion_window": record.completion_window, "once": record.once,
+        "priority": max(record.priority, view.caller.highest_priority),
+        "metadata": {"failed_lines_of": record.id},
+    }  # fmt: skip
+    if (seconds := record.output_expires_after_s) is not None:
+        body["output_expires_after"] = {"anchor": "created_at", "seconds": seconds}
+    made = api.create(services, view.caller, orjson.dumps(body), "")
+    return view.to(f"/ui/batches/{made.id}", notice="retried", n=count)
+
+
+def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tuple[FileRecord, int]:
+    """Store the failed lines of a batch as a new file; return it and their number."""
+    services, caller = view.services, view.caller
+    files = Files(services)
+    source = files.get(caller.tenant, record.input_file_id)
+    errors = files.get(caller.tenant, record.error_file_id or "")
+    if source is None or errors is None or services.store.size(source.id) is None:
+        raise ApiError(404, _GONE, code="file_not_found")
+    numbers = set(_line_numbers(services, errors.id, guard))
+    file_id, incoming, count = new_id("file-"), ReceivedForm(), 0
+    incoming.filename = f"failed-lines-of-{record.id}.jsonl"
+    with services.store.write(file_id) as writer:
+        for number, line in _lines_of(services, source.id, guard):
+            if line and number in numbers:  # an empty line was too long
+                written = line.rstrip(b"\r\n") + b"\n"
+                writer.write(written)
+                incoming.size += len(written)
+                count += 1
+        if not count:
+            raise ApiError(400, f"batch {record.id} has no failed line that could run again")
+        now = int(services.clock.now())
+        new = new_record(file_id, caller, incoming, "batch", None, now)
+        return save_file(services, caller, writer, new), count
+
+
+def _lines_of(services: Services, file_id: str, guard: ReadGuard) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers, as they are read when a file is queued."""
+    longest = services.settings.max_line_bytes
+    with services.store.local(file_id) as path, closing(Input(str(path), watch=guard)) as source:
+        for chunk in source.chunks(None, longest):
+            yield from chunk.lines
+
+
+def _line_numbers(services: Services, file_id: str, guard: ReadGuard) -> Iterator[int]:
+    """Yield the numbers, in the batch's input, of the lines of its error file."""
+    for _, line in _lines_of(services, file_id, guard):
+        error = orjson.loads(line) if line else {}
+        number = (error.get("warmq") or {}).get("line") or (error.get("error") or {}).get("line")
+        if isinstance(number, int):
+            yield number

@@ -1,9 +1,9 @@
-"""The fleet as the page shows it, as much of it as a caller may see. Overview: is it running, is it
-as fast as it could be, what waits; Workers; Tenants."""
+"""Pages of the fleet: overview, workers and tenants, as much of each as a caller may see."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,48 +20,61 @@ from gateway.http.services import Services
 from gateway.page.batches import batch_rows, watched
 from gateway.page.view import View
 
-_SHOWN = 200
+#: Rows of waiting requests, workers on a page, and tenants that are shown.
+MAX_WAITING, MAX_WORKERS, MAX_TENANTS = 200, 100, 500
+#: Owner of the requests of plain Celery clients (contract/lua/turns.lua).
+CELERY = "celery"
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Living workers and dead ones, and sums of the living: slots, requests in flight and waiting.
+    """Workers, living ones first, and sums over the living: slots, requests in flight, waiting.
 
-    `waiting_by` has what a caller may know of who waits: its own, and the others' as one.
+    `waiting_by` has who waits, other tenants as one for a caller who is no operator.
     """
 
     workers: list[dict[str, Any]]
-    slots: int = 0
-    in_flight: int = 0
-    waiting: int = 0
+    default_queue: str
+    waiting: int
     waiting_by: list[Waiting] = field(default_factory=list)
-    default: str = ""
 
     @property
     def alive(self) -> list[dict[str, Any]]:
         """The workers that live."""
         return [worker for worker in self.workers if worker["alive"]]
 
+    @property
+    def slots(self) -> int:
+        """Slots of all living workers."""
+        return sum(worker["slots"] for worker in self.alive)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight of all living workers."""
+        return sum(worker["in_flight"] for worker in self.alive)
+
     def model_of(self, queue: str) -> str:
-        """Return what a queue's requests ask for: by its name, else as its workers call it."""
-        if queue.startswith(f"{self.default}."):
-            return queue.removeprefix(f"{self.default}.")
+        """Return the model of a queue: from its name, else from its workers."""
+        if queue.startswith(f"{self.default_queue}."):
+            return queue.removeprefix(f"{self.default_queue}.")
         found = {one["model"] for one in self.alive if one["queue"] == queue}
         return ", ".join(sorted(found)[:3]) or "–"
 
     @property
     def oldest_s(self) -> float | None:
-        """For how long the oldest batch that waits has been there; None if none does."""
+        """Age of the oldest batch that waits; None if none does."""
         since = [one.since_ms for one in self.waiting_by if one.since_ms is not None]
         return max(0.0, time.time() - min(since) / 1000) if since else None
 
 
-def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
-    """Return an announcement as the page shows it: a folder's last part, reasons for operators."""
+def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
+    """Return an announcement as the page shows it; reasons are for operators."""
     queue, model = str(worker["queue"]), str(worker.get("model") or "")
     alive = is_alive(worker)
-    # A request that has its end and is not written yet may be one more than there are slots.
-    slots, busy = int(worker.get("slots") or 0), int(worker.get("in_flight") or 0)
+    # A request that has ended and is not committed yet may be one more than there are slots.
+    slots, in_flight = int(worker.get("slots") or 0), int(worker.get("in_flight") or 0)
+    done = worker.get("done") or {}
+    optional = ("mean_answer", "mean_prompt", "slots_full", "kv_tokens")
     return {
         "id": worker["id"],
         "alive": alive,
@@ -74,64 +87,54 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
         "version": str(worker.get("version") or "–"),
         "adapters": worker.get("adapters") or [],
         "slots": slots,
-        "in_flight": busy,
-        "running": min(slots, busy) if alive else 0,
+        "in_flight": in_flight,
+        "running": min(slots, in_flight) if alive else 0,
         "deaths": int(worker.get("deaths") or 0),
-        "returned": int((worker.get("done") or {}).get("handed_back") or 0),
+        "returned": int(done.get("handed_back") or 0),
         "older": protocol_of(worker) < PROTOCOL,
-        "done": worker.get("done") or {},
-        "mean_answer": worker.get("mean_answer"),
-        "mean_prompt": worker.get("mean_prompt"),
-        "slots_full": worker.get("slots_full"),
-        "kv_tokens": worker.get("kv_tokens"),
+        "done": done,
+        **{name: worker.get(name) for name in optional},
     }
 
 
 def read_fleet(services: Services, caller: Caller, *, who: bool = False) -> Fleet:
     """Return the fleet as it is now; with `who` also who waits."""
     reads = WaitingReads.using(services.batches)
-    announced = reads.announcements()
-    workers = [shown_worker(worker, caller.operator) for worker in announced]
+    workers = [_worker(worker, caller.operator) for worker in reads.announcements()]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
-    fleet = Fleet(workers, default=services.settings.queue)
-    queues = queues_of(workers, services.settings.queue)
-    for worker in fleet.alive:
-        fleet.slots += worker["slots"]
-        fleet.in_flight += worker["in_flight"]
-    fleet.waiting = sum(reads.waiting_totals(queues).values())
-    if who:
-        found = [one for queue in queues for one in reads.waiting_by(queue)]
-        fleet.waiting_by = list(_for(caller, found))[:_SHOWN]
-    return fleet
+    default = services.settings.queue
+    queues = queues_of(workers, default)
+    waiting_by = [one for queue in queues for one in reads.waiting_by(queue)] if who else []
+    waiting = sum(reads.waiting_totals(queues).values())
+    return Fleet(workers, default, waiting, list(_visible(caller, waiting_by))[:MAX_WAITING])
 
 
 def queues_of(workers: Iterable[dict[str, Any]], default: str) -> list[str]:
-    """Return the queues that are known of: the default one and those of workers."""
+    """Return the known queues: the default one and those of workers."""
     return sorted({default, *(worker["queue"] for worker in workers)})
 
 
-def _for(caller: Caller, found: list[Waiting]) -> Iterable[Waiting]:
-    """Yield what waits; for who is no operator all others' as one line for a queue and priority."""
-    others: dict[tuple[str, int], list[Waiting]] = {}
-    for one in found:
+def _visible(caller: Caller, waiting: list[Waiting]) -> Iterable[Waiting]:
+    """Yield what waits; other tenants as one for each queue and priority, but to an operator."""
+    hidden: dict[tuple[str, int], list[Waiting]] = {}
+    for one in waiting:
         if caller.operator or one.tenant == caller.tenant:
             yield one
         else:
-            others.setdefault((one.queue, one.priority), []).append(one)
-    for (queue, priority), several in others.items():
+            hidden.setdefault((one.queue, one.priority), []).append(one)
+    for (queue, priority), several in hidden.items():
         count = sum(one.requests for one in several)
         yield Waiting(queue, priority, "…", count, None, any(one.more for one in several))
 
 
-#: Points of a line: a page stays small, and a screen shows no more.
+#: Points of a chart: no screen shows more, and a page stays small.
 POINTS = 144
 WIDTH, HEIGHT = 720, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line over time and the area under it, as SVG paths: numbers only, so that a page needs
-    neither style nor script. What its texts say: largest and mean value."""
+    """A line over time and the area under it as SVG paths; largest and mean value, start, end."""
 
     line: str
     area: str
@@ -148,48 +151,40 @@ def _chart(values: Sequence[float], minutes: Sequence[Minute], top: float | None
     most = max(points, default=0.0)
     scale = HEIGHT / ((top or most) or 1)
     width = WIDTH / max(1, len(points) - 1)
-    places = [f"{n * width:.1f},{HEIGHT - value * scale:.1f}" for n, value in enumerate(points)]
-    line = "M" + "L".join(places)
+    line = "M" + "L".join(
+        f"{n * width:.1f},{HEIGHT - value * scale:.1f}" for n, value in enumerate(points)
+    )
     mean = sum(values) / len(values) if values else 0.0
-    return Chart(
-        line, f"{line}L{WIDTH},{HEIGHT}L0,{HEIGHT}Z", most, mean,
-        minutes[0].minute * 60, minutes[-1].minute * 60,
-    )  # fmt: skip
+    area = f"{line}L{WIDTH},{HEIGHT}L0,{HEIGHT}Z"
+    return Chart(line, area, most, mean, minutes[0].minute * 60, minutes[-1].minute * 60)
 
 
 def rate_chart(minutes: Sequence[Minute]) -> Chart:
-    """Return the tokens written a second, since there were slots, but of an hour at least; without
-    the minute that has just begun."""
+    """Chart tokens written per second since the first slot, over an hour at least.
+
+    The current minute is left out.
+    """
     began = next((n for n, minute in enumerate(minutes) if minute.slots_s), 0)
     whole = minutes[max(0, min(began, len(minutes) - 61)) : -1] or minutes
     return _chart([minute.completion_tokens / 60 for minute in whole], whole)
 
 
 def fill_chart(minutes: Sequence[Minute]) -> Chart:
-    """Return the share of slots in use, from 0 to 1; 0 where there was no slot."""
+    """Chart the share of slots in use, from 0 to 1; 0 while there was no slot."""
     return _chart([minute.fill or 0.0 for minute in minutes], minutes, top=1.0)
-
-
-#: Workers in a page.
-WORKERS = 100
-#: Whose the requests of plain Celery clients are (contract/lua/turns.lua).
-CELERY = "celery"
-#: Tenants that are shown.
-MOST_TENANTS = 500
 
 
 def overview(view: View) -> Response:
     """Show the whole fleet on one page."""
     fleet = read_fleet(view.services, view.caller, who=True)
     rows, _ = batch_rows(view, "", 5)
-    minutes = HistoryReads.using(view.services.batches).day(
-        queues_of(fleet.workers, view.services.settings.queue)
-    )
+    queues = queues_of(fleet.workers, fleet.default_queue)
+    minutes = HistoryReads.using(view.services.batches).day(queues)
     return view.page(
         "overview.html",
         fleet=fleet,
         rows=rows,
-        now_watched=watched(rows),
+        watched=watched(rows),
         tokens=rate_chart(minutes),
         fill=fill_chart(minutes[-60:]),
         day=any(minute.slots_s for minute in minutes),
@@ -201,53 +196,52 @@ def workers(view: View) -> Response:
     fleet = read_fleet(view.services, view.caller)
     number = view.query.get("page", "1")
     page = int(number) if number.isdecimal() and len(number) < 6 else 1
-    first = max(0, page - 1) * WORKERS
-    more = len(fleet.workers) > first + WORKERS
-    shown = fleet.workers[first : first + WORKERS]
+    first = max(0, page - 1) * MAX_WORKERS
+    more = len(fleet.workers) > first + MAX_WORKERS
+    shown = fleet.workers[first : first + MAX_WORKERS]
     hours = HistoryReads.using(view.services.batches).hours([worker["id"] for worker in shown])
     fills = {name: fill_chart(minutes) for name, minutes in hours.items()}
-    return view.page("workers.html", fleet=fleet, shown=shown, fills=fills, page=page, more=more)
+    return view.page("workers.html", shown=shown, fills=fills, page=page, more=more)
 
 
 def tenants(view: View) -> Response:
-    """Show what each tenant has of the fleet beside its weight; the others' as one to most."""
+    """Show what each tenant uses of the fleet and its weight; to most callers only their own."""
     services, caller = view.services, view.caller
     reads = Tenants.using(services.batches)
-    terms = {tenant.name: tenant for tenant in reads.tenants()}
     waits = WaitingReads.using(services.batches)
-    loads: dict[str, list[int]] = {caller.tenant: [0, 0]}
+    terms = {tenant.name: tenant for tenant in reads.tenants()}
     queues = queues_of(reads.announcements(), services.settings.queue)
+    used = reads.used(queues)
+    waiting, running = Counter[str](), Counter[str]()
     for queue in queues:
         for one in waits.waiting_by(queue):
-            loads.setdefault(one.tenant or CELERY, [0, 0])[0] += one.requests
-        for name, count in reads.in_flight_by(queue).items():
-            loads.setdefault(name, [0, 0])[1] += count
-    used = reads.used(queues)
-    loads |= {name: [0, 0] for name in (*terms, *used) if name not in loads}
-    weights = {name: terms[name].weight if name in terms else 1.0 for name in loads}
-    active = {name for name, (waiting, running) in loads.items() if waiting or running}
-    of_weight = sum(weights[name] for name in active)
-    of_used, of_running = sum(used.values()), sum(running for _, running in loads.values())
+            waiting[one.tenant or CELERY] += one.requests
+        running.update(reads.in_flight_by(queue))
+    names = {caller.tenant, *waiting, *running, *terms, *used}
+    weights = {name: terms[name].weight if name in terms else 1.0 for name in names}
+    active = {name for name in names if waiting[name] or running[name]}
+    active_weight = sum(weights[name] for name in active)
     rows: list[dict[str, Any]] = [
         {
             "name": name,
-            "waiting": waiting,
-            "running": running,
+            "waiting": waiting[name],
+            "running": running[name],
             "weight": weights[name],
             "cap": terms[name].max_in_flight if name in terms else None,
-            "share": running / of_running if of_running else None,
+            "share": running[name] / running.total() if running.total() else None,
             "tokens": round(used.get(name, 0)),
-            "of_tokens": used.get(name, 0) / of_used if of_used else None,
-            "due": weights[name] / of_weight if name in active else None,
+            "of_tokens": used.get(name, 0) / sum(used.values()) if sum(used.values()) else None,
+            "due": weights[name] / active_weight if name in active else None,
         }
-        for name, (waiting, running) in sorted(loads.items())
+        for name in sorted(names)
         if caller.operator or name == caller.tenant
     ]
-    others = len(loads) - len(rows)
+    hidden = len(names) - len(rows)
     chosen = view.query.get("tenant", "")[:200]
-    if chosen:
-        rows = [row for row in rows if row["name"] == chosen]
     return view.page(
-        "tenants.html", rows=rows[:MOST_TENANTS], others=others, chosen=chosen,
-        known=sorted(loads)[:MOST_TENANTS] if caller.operator else [],
-    )  # fmt: skip
+        "tenants.html",
+        rows=[row for row in rows if chosen in ("", row["name"])][:MAX_TENANTS],
+        hidden=hidden,
+        chosen=chosen,
+        known=sorted(names)[:MAX_TENANTS] if caller.operator else [],
+    )

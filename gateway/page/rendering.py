@@ -1,5 +1,8 @@
-"""Templates: every text that comes from outside is escaped, and no page has a script inside. The
-page's words, too: English texts are their own keys, other languages have a file each."""
+"""Templates, translations and assets of the page.
+
+Templates escape all text from outside, and no page has an inline script. English texts are their
+own keys; each other language has a file in `translations`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-#: Nothing inline, nothing from elsewhere, in nobody's frame.
+#: Nothing inline, nothing from other origins, no framing.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -27,42 +30,33 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
-_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-
-
-def _assets() -> dict[str, tuple[str, bytes]]:
-    """Return the assets by name: type and content; they are all there is, and small."""
-    found = {}
-    for entry in files(__package__).joinpath("assets").iterdir():
-        media = _TYPES.get("." + entry.name.rpartition(".")[2])
-        if media:
-            found[entry.name] = (media, entry.read_bytes())
-    return found
-
-
-ASSETS = _assets()
-#: In each asset's address: one that changes is fetched anew, and none is asked for twice.
-#: Modules import each other by relative names, so all have the same.
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+#: Media type and content of each asset, by name.
+ASSETS = {
+    entry.name: (media, entry.read_bytes())
+    for entry in files(__package__).joinpath("assets").iterdir()
+    if (media := _TYPES.get(entry.name.rpartition(".")[2]))
+}
+#: Part of each asset's URL, so that a changed asset is fetched again and none is revalidated.
+#: All share one version, because modules import each other by relative names.
 VERSION = hashlib.sha256(b"".join(c for _, (_, c) in sorted(ASSETS.items()))).hexdigest()[:12]
 
-
 LANGUAGES = {"en": "English", "ko": "한국어"}
-_FOUND: dict[str, dict[str, str]] = {
-    name: msgspec.json.decode(files(__package__).joinpath("words", f"{name}.json").read_bytes())
-    for name in LANGUAGES
-    if name != "en"
-}
-#: States are told by names that programs compare; people read them without underscores.
-_SAID = {"in_progress": "in progress"}
+_TRANSLATIONS: dict[str, dict[str, str]] = {
+    "en": {"in_progress": "in progress"},
+    "ko": msgspec.json.decode(
+        files(__package__).joinpath("translations", "ko.json").read_bytes()
+    ),
+}  # fmt: skip
 
 
 def translate(language: str, text: str) -> str:
-    """Return a text in a language; English where nobody has said it otherwise."""
-    return _FOUND.get(language, {}).get(text) or _SAID.get(text, text)
+    """Return a text in a language; unchanged if there is no translation."""
+    return _TRANSLATIONS[language].get(text, text)
 
 
 def language_of(accepted: str) -> str:
-    """Return the first of the languages of an Accept-Language header that there is."""
+    """Return the first supported language of an Accept-Language header, else `en`."""
     for part in accepted.split(","):
         name = part.split(";")[0].strip().lower().partition("-")[0]
         if name in LANGUAGES:
@@ -79,35 +73,33 @@ def _number(value: float | None) -> str:
 
 
 def _when(seconds: float | None) -> str | Markup:
-    """Return a moment as UTC; the viewer's zone replaces it, in the same width."""
-    if not seconds:
-        return "–"
-    at = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    return Markup('<time datetime="{}">{} UTC</time>').format(
-        at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S")
-    )
+    """Return a moment as UTC; the browser replaces it with local time of the same width."""
+    return _time(seconds, "%Y-%m-%d %H:%M:%S UTC") if seconds else "–"
 
 
 def _clock(seconds: float) -> Markup:
-    """Return an hour and minute as UTC; the viewer's zone replaces it."""
+    """Return hour and minute as UTC; the browser replaces them with local time."""
+    return _time(seconds, "%H:%M", " data-short")
+
+
+def _time(seconds: float, form: str, attribute: str = "") -> Markup:
     at = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    return Markup('<time datetime="{}" data-short>{}</time>').format(
-        at.isoformat(), at.strftime("%H:%M")
-    )
+    html = Markup('<time datetime="{}"{}>{}</time>')
+    return html.format(at.isoformat(), attribute, at.strftime(form))
 
 
 def duration(seconds: float | None) -> str:
-    """Return a length of time as its two largest units, `–` if unknown."""
+    """Return a length of time in its two largest units, `–` if unknown."""
     if seconds is None:
         return "–"
-    left = max(0, round(seconds))
     if seconds < 1:
         return f"{max(0.0, seconds) * 1000:.{1 if seconds < 0.01 else 0}f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
+    left = round(seconds)
     parts: list[str] = []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size or (unit == "s" and not parts):
+        if left >= size:
             parts.append(f"{left // size} {unit}")
             left %= size
         elif parts:
@@ -117,11 +109,13 @@ def duration(seconds: float | None) -> str:
 
 def _size(count: float | None) -> str:
     value = float(count or 0)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    if value < 1000:
+        return f"{value:.0f} B"
+    for unit in ("kB", "MB"):
         value /= 1000
-    return ""
+        if value < 1000:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} GB"
 
 
 def _percent(part: float, whole: float) -> str:
@@ -142,11 +136,10 @@ _ENVIRONMENT.globals |= {"percent": _percent, "asset": lambda name: f"/ui/assets
 
 
 def render(template: str, language: str, **context: Any) -> str:
-    """Return a page. `_` in a template says a text in the page's language; its fields are escaped
-    with it."""
+    """Return a page. `_` in a template translates a text, then formats it with its fields."""
 
-    def say(text: str, **fields: Any) -> str:
-        told = translate(language, text)
-        return told.format(**fields) if fields else told
+    def translated(text: str, **fields: Any) -> str:
+        found = translate(language, text)
+        return found.format(**fields) if fields else found
 
-    return _ENVIRONMENT.get_template(template).render(_=say, lang=language, **context)
+    return _ENVIRONMENT.get_template(template).render(_=translated, lang=language, **context)

@@ -1,12 +1,11 @@
-"""Requests of a batch: how those that ended last were served, and which failed, bounded however
-many there are; one of them, its life with every attempt, its answer as it is written."""
+"""Requests of a batch: a sample of those that ended last, failures, and one request in full."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,84 +26,77 @@ from gateway.http.services import Services
 from gateway.page.view import View
 from gateway.redis.request_reads import RequestReads, RequestState
 
-#: Requests in a sample, bytes of their results that are read for it, and those that are shown.
-REQUESTS, BYTES, LAST = 300, 4 * 2**20, 20
-#: Failed requests that are shown.
-FAILURES = 50
-#: Bytes of an error file that are read for them, and characters of a prompt that is shown.
-HEAD_BYTES, PROMPT_CHARACTERS = 256 * 1024, 8000
-#: Characters of an answer that are shown.
-TEXT_CHARACTERS = 20_000
-#: What to do about a failure, by its code; others are the engine's own, of that request.
+#: Requests in a sample, bytes of their results that are read, and those that are shown in full.
+SAMPLE, SAMPLE_BYTES, SHOWN = 300, 4 * 2**20, 20
+#: Failed requests that are shown, and bytes of an error file that are read for them.
+MAX_FAILURES, HEAD_BYTES = 50, 256 * 1024
+#: Characters of a prompt and of an answer that are shown.
+PROMPT_CHARACTERS, TEXT_CHARACTERS = 8000, 20_000
+#: Remedies by error code.
 REMEDIES = {
-    "invalid_json": "Mend the line, and submit it again.",
-    "invalid_request": "Mend the field that the message names, and submit the line again.",
+    "invalid_json": "Fix the line and submit it again.",
+    "invalid_request": "Fix the field that the message names, and submit the line again.",
     "unknown_field": "Remove or rename the field, and submit the line again.",
     "unknown_url": "Use a url that this gateway serves, and submit the line again.",
-    "duplicate_custom_id": "Give each line a custom_id of its own.",
+    "duplicate_custom_id": "Give each line its own custom_id.",
     "line_too_long": "Shorten the line, or raise WARMQ_MAX_LINE_BYTES.",
-    "model_not_found": "Name a model of the page Workers, or start a worker that serves it.",
+    "model_not_found": "Use a model from the page Workers, or start a worker that serves it.",
     "context_length_exceeded": "Shorten the prompt, or use a model with a longer context.",
-    "request_failed": "Retry it; the engine failed on this try.",
+    "request_failed": "Retry it; the engine failed on this attempt.",
     "result_too_large": "Ask for fewer tokens.",
-    "poison": "Look at it under Dead letters: the engine died each time it ran.",
-    "cancelled": "Retry it if you want it after all.",
-    "expired": "Retry it, with a longer window.",
+    "poison": "See it under Dead letters; the engine died each time it ran.",
+    "cancelled": "Retry it if you still want it.",
+    "expired": "Retry it with a longer window.",
     "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
     "internal_error": "Please report it.",
 }
-
-OTHER_REMEDY = "Retry it; if it fails again, mend the request."
+#: Of an engine's own error codes.
+OTHER_REMEDY = "Retry it; if it fails again, fix the request."
 
 
 def request(view: View) -> Response:
-    """Show a request by its custom_id; one of which nothing is known yet waits."""
+    """Show the request of a custom_id; one that Redis does not know yet is waiting."""
     batch_id = view.request.path_params["batch_id"]
     custom_id = view.query.get("id", "")[:1000]
-    found = api.view_of(view.services, view.caller, batch_id)
-    names = part_ids(found)
+    names = part_ids(api.view_of(view.services, view.caller, batch_id))
     parts = [part for part in view.services.batches.states(names) if part is not None]
     if not custom_id or not parts:
         raise not_found("request", custom_id)
-    state = state_of(view.services, parts, custom_id)
+    state = _state(view.services, parts, custom_id)
     return view.page("request.html", batch_id=batch_id, custom_id=custom_id, state=state)
 
 
 def workers_of(services: Services) -> list[str]:
-    """Return the workers that live."""
+    """Return the ids of living workers."""
     return [str(one["id"]) for one in services.batches.announcements() if is_alive(one)]
 
 
-def state_of(services: Services, parts: list[Batch], custom_id: str) -> dict[str, Any]:
-    """Return what is known of a request, in the words of its page."""
-    looks, workers = RequestReads.using(services.batches), workers_of(services)
-    found = (looks.request(part, custom_id, workers) for part in parts)
-    waits = RequestState(naming.request_id(parts[0].id, custom_id), b"", b"", "", 0, 0, "")
-    one = next(filter(None, found), waits)
-    told = _result_fields(one.result)
+def _state(services: Services, parts: list[Batch], custom_id: str) -> dict[str, Any]:
+    """Return what is known of a request, as its page shows it."""
+    reads, workers = RequestReads.using(services.batches), workers_of(services)
+    found = (reads.request(part, custom_id, workers) for part in parts)
+    waiting = RequestState(naming.request_id(parts[0].id, custom_id), b"", b"", "", 0, 0, "")
+    one = next(filter(None, found), waiting)
+    result = result_fields(one.result)
     running = "running" if one.worker else "waiting"
-    return {
+    return result | {
         "request_id": one.request_id,
-        "name": outcome_of(told["meta"]) if one.result else running,
+        "name": outcome_of(result["meta"]) if one.result else running,
         "ended": bool(one.result),
         "worker": one.worker,
-        "attempts": told["attempts"] or one.returns + bool(one.worker),
+        "attempts": result["attempts"] or one.returns + bool(one.worker),
         "returns": one.returns,
         "deaths": one.deaths,
-        "queued_s": told["queued_s"],
-        "engine_s": told["engine_s"],
-        "tokens": told["tokens"],
-        "done_at": _done_at(told["meta"]),
-        "tries": one.attempts,
-        "error": told["error"],
-        "remedy": REMEDIES.get(str(told["error"].get("code")), OTHER_REMEDY),
+        "done_at": done_at(result["meta"]),
+        "failed_attempts": one.attempts,
+        "remedy": REMEDIES.get(str(result["error"].get("code")), OTHER_REMEDY),
         "prompt": prompt_of(one.message),
-        "text": text_of(told["body"]),
+        "text": text_of(result["body"]),
     }
 
 
-def _result_fields(result: bytes) -> dict[str, Any]:
-    """Return what a stored result tells of its request; '' is one that is not there (yet)."""
+def result_fields(result: bytes) -> dict[str, Any]:
+    """Return what the page shows of a stored result; '' is one that does not exist (yet)."""
     meta = read_meta(result) if result else {}
     ours = meta.get("warmq") or {}
     timing = ours.get("timing") or {}
@@ -124,7 +116,8 @@ def _result_fields(result: bytes) -> dict[str, Any]:
     }
 
 
-def _done_at(meta: dict[str, Any]) -> float | None:
+def done_at(meta: dict[str, Any]) -> float | None:
+    """Return when a request ended, in seconds since 1970; None if its result does not state it."""
     with suppress(ValueError, OverflowError):
         return dt.datetime.fromisoformat(str(meta.get("date_done"))).timestamp()
     return None
@@ -132,8 +125,10 @@ def _done_at(meta: dict[str, Any]) -> float | None:
 
 @dataclass(slots=True)
 class Sample:
-    """Values of some requests by name; `again` counts those that needed more than one attempt;
-    `failed` are by their request ids."""
+    """Requests that ended last: how many, how many took several attempts, some in full.
+
+    `values` are numbers by name; `failed` has failures by request id.
+    """
 
     values: dict[str, list[float]] = field(default_factory=dict)
     count: int = 0
@@ -141,18 +136,13 @@ class Sample:
     last: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, name: str, value: object) -> None:
-        """Note a value, if it is a number."""
-        if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
-            self.values.setdefault(name, []).append(float(value))
-
     def quantile(self, name: str, share: float) -> float | None:
-        """Return a value that `share` of the values are not above."""
+        """Return the value that `share` of the values do not exceed."""
         values = sorted(self.values.get(name, ()))
         return values[min(len(values) - 1, int(share * len(values)))] if values else None
 
     def histogram(self, name: str, bins: int = 12) -> list[tuple[float, float, int]]:
-        """Return (from, to, count) of as many equal bins."""
+        """Return (from, to, count) of equal bins."""
         values = self.values.get(name, [])
         if not values:
             return []
@@ -164,114 +154,112 @@ class Sample:
         return [(low + n * width, low + (n + 1) * width, counts[n]) for n in range(bins)]
 
 
-def _latest(services: Services, parts: Sequence[Batch]) -> list[tuple[str, bytes]]:
-    """Return the results that ended last: request id and stored text, newest first."""
-    found: list[tuple[str, bytes]] = []
-    size = 0
+def _latest(services: Services, parts: Sequence[Batch]) -> Iterator[tuple[str, bytes]]:
+    """Yield the results that ended last, as request id and stored text, newest first."""
+    count = size = 0
     for part in parts:
-        ended = part.terminal
-        start = max(0, ended - REQUESTS)
-        texts = services.batches.finished_ids(part.id, start, REQUESTS)
+        texts = services.batches.finished_ids(part.id, max(0, part.terminal - SAMPLE), SAMPLE)
         ids = list(dict.fromkeys(read_ending(text)[0] for text in reversed(texts)))
         for at in range(0, len(ids), 50):
             page = ids[at : at + 50]
-            for rid, raw in zip(page, services.batches.results(page), strict=True):
+            for request_id, raw in zip(page, services.batches.results(page), strict=True):
                 if raw is not None:
-                    found.append((rid, raw))
-                    size += len(raw)
-            if size > BYTES or len(found) >= REQUESTS:
-                return found
-    return found
+                    count, size = count + 1, size + len(raw)
+                    yield request_id, raw
+            if size > SAMPLE_BYTES or count >= SAMPLE:
+                return
 
 
 def sample(services: Services, parts: Sequence[Batch]) -> Sample:
-    """Return what is known of the requests that ended last."""
-    taken = Sample()
+    """Return a sample of the requests that ended last."""
+    found = Sample()
     for request_id, raw in _latest(services, parts):
-        told = _result_fields(raw)
-        taken.count += 1
-        told["attempts"] = told["attempts"] or 1
-        taken.again += told["attempts"] > 1
+        result = result_fields(raw)
+        result["attempts"] = result["attempts"] or 1
+        found.count += 1
+        found.again += result["attempts"] > 1
         for name in ("queued_s", "engine_s", "tokens"):
-            taken.add(name, told[name])
-        if told["meta"]["status"] != "SUCCESS":
-            failed = _failure(told["custom_id"] or request_id, told["error"], told["line"])
-            taken.failed[request_id] = failed
-        if len(taken.last) < LAST:
-            taken.last.append(told | {"text": text_of(told["body"])})
-    return taken
+            value = result[name]
+            if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
+                found.values.setdefault(name, []).append(float(value))
+        if result["meta"]["status"] != "SUCCESS":
+            name = result["custom_id"] or request_id
+            found.failed[request_id] = _failure(name, result["error"], result["line"])
+        if len(found.last) < SHOWN:
+            found.last.append(result | {"text": text_of(result["body"])})
+    return found
 
 
 def text_of(body: object) -> str:
-    """Return the text of an answer; of one that has none, as an embedding, what it says instead."""
+    """Return the text of an answer; of one without text, as an embedding, its JSON."""
     if not isinstance(body, dict):
         return ""
-    if text := texts_of(body).get(0):
-        return text[:TEXT_CHARACTERS]
-    return orjson.dumps(body).decode()[:TEXT_CHARACTERS]
+    text = texts_of(body).get(0) or orjson.dumps(body).decode()
+    return text[:TEXT_CHARACTERS]
 
 
 def failures(
-    services: Services, parts: Sequence[Batch], taken: Sample, output: str | None
-) -> list[dict[str, Any]]:
-    """Return some failed requests, with what to do: those that may run again, and of the sample
-    those that may not; of a batch that has ended the first of its error file."""
+    services: Services, parts: Sequence[Batch], ended_last: Sample, error_file: str | None
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return some failed requests by error code, the most frequent code first.
+
+    They are those that may be retried, those of the sample, and the first of an error file.
+    """
     reads = RequestReads.using(services.batches)
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
-        for one in reads.failed_requests(part.id, FAILURES):
-            told = _result_fields(one.result)
-            error = told["error"] or {"code": one.outcome}
-            name, prompt = told["custom_id"] or one.request_id, prompt_of(one.message)
-            found[one.request_id] = _failure(name, error, told["line"], prompt)
-    found |= {key: one for key, one in taken.failed.items() if key not in found}
-    for line in _head(services, output) if output else ():
-        told = line.get("error") or {}
+        for one in reads.failed_requests(part.id, MAX_FAILURES):
+            result = result_fields(one.result)
+            error = result["error"] or {"code": one.outcome}
+            name, prompt = result["custom_id"] or one.request_id, prompt_of(one.message)
+            found[one.request_id] = _failure(name, error, result["line"], prompt)
+    for request_id, failure in ended_last.failed.items():
+        found.setdefault(request_id, failure)
+    for line in _head(services, error_file) if error_file else ():
+        error = line.get("error") or {}
         body = (line.get("response") or {}).get("body") or {}
         name = str(line.get("custom_id") or "")
-        key = str(line.get("id") or name).removeprefix("batch_req_")
-        number = (line.get("warmq") or told).get("line")
-        found.setdefault(key, _failure(name, told | (body.get("error") or {}), number))
-    return list(found.values())[:FAILURES]
+        request_id = str(line.get("id") or name).removeprefix("batch_req_")
+        number = (line.get("warmq") or error).get("line")
+        found.setdefault(request_id, _failure(name, error | (body.get("error") or {}), number))
+    by_code: dict[str, list[dict[str, Any]]] = {}
+    for failure in list(found.values())[:MAX_FAILURES]:
+        by_code.setdefault(failure["code"], []).append(failure)
+    return sorted(by_code.items(), key=lambda pair: -len(pair[1]))
 
 
-def _failure(
-    custom_id: str, error: dict[str, Any], line: object, prompt: str = ""
-) -> dict[str, Any]:
+def _failure(name: str, error: dict[str, Any], line: object, prompt: str = "") -> dict[str, Any]:
     code = str(error.get("code") or "request_failed")
     return {
-        "custom_id": custom_id, "line": line, "code": code, "prompt": prompt,
+        "custom_id": name, "line": line, "code": code, "prompt": prompt,
         "message": str(error.get("message") or ""), "remedy": REMEDIES.get(code, OTHER_REMEDY),
     }  # fmt: skip
 
 
-def _head(services: Services, file_id: str) -> list[dict[str, Any]]:
-    """Return the first lines of a file, decoded; none if it is gone."""
-    size = services.store.size(file_id)
-    if not size:
-        return []
-    text = b"".join(services.store.read(file_id, 0, min(size, HEAD_BYTES)))
-    lines = text.split(b"\n")[: FAILURES + 1]
-    found = []
-    for line in lines[:-1]:  # the last one may be cut, or is empty
+def _head(services: Services, file_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the first lines of a file, decoded; none if the file is deleted."""
+    size = services.store.size(file_id) or 0
+    text = b"".join(services.store.read(file_id, 0, min(size, HEAD_BYTES))) if size else b""
+    for line in text.split(b"\n")[: MAX_FAILURES + 1][:-1]:  # the last one may be cut off
         with suppress(orjson.JSONDecodeError):
-            found.append(orjson.loads(line))
-    return [line for line in found if isinstance(line, dict)]
+            found = orjson.loads(line)
+            if isinstance(found, dict):
+                yield found
 
 
 def prompt_of(message: bytes) -> str:
-    """Return what a message asks, readable; '' if it cannot be read."""
+    """Return the prompt in a message as text; '' if it cannot be read."""
     try:
         body = orjson.loads(orjson.loads(message)["body"])[0][0]
     except (ValueError, TypeError, LookupError):
         return ""
     if not isinstance(body, dict):
         return ""
-    told = body.get("messages") or body.get("prompt") or body.get("input") or body
-    if isinstance(told, list) and all(isinstance(one, dict) for one in told):
-        texts = (f"{one.get('role', '')}: {_plain(one.get('content'))}" for one in told)
+    prompt = body.get("messages") or body.get("prompt") or body.get("input") or body
+    if isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt):
+        texts = (f"{one.get('role', '')}: {_plain(one.get('content'))}" for one in prompt)
         return "\n".join(texts)[:PROMPT_CHARACTERS]
-    return _plain(told)[:PROMPT_CHARACTERS]
+    return _plain(prompt)[:PROMPT_CHARACTERS]
 
 
 def _plain(value: object) -> str:

@@ -81,8 +81,8 @@ async def test_the_gateway_reads_the_names_as_the_chart_writes_them() -> None:
             return [], 0.0
 
     models = Models(NoWorkers(), "warmq", configured)  # type: ignore[arg-type]
-    assert await models.asked("org/qwen 3", None) == ("warmq.org/qwen 3", "org/qwen 3")
-    assert await models.asked("llama", None) == ("warmq.llama", "llama")
+    assert await models.queue_and_name("org/qwen 3", None) == ("warmq.org/qwen 3", "org/qwen 3")
+    assert await models.queue_and_name("llama", None) == ("warmq.llama", "llama")
 
 
 @pytest.mark.parametrize(

@@ -174,4 +174,4 @@ async def test_one_key_may_hold_half_and_what_ends_is_given_back() -> None:
     budget.take("c", 101)
     budget.give_back("c", 101)
     budget.give_back("b", 500)
-    assert not budget.held
+    assert not budget.used

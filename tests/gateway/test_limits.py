@@ -1,4 +1,4 @@
-"""Limits as online requests, batches and files meet them, and as the SDK understands refusals."""
+"""Limits of online requests, batches and files, and how the SDK understands their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.routing import Route
 from contract.redis.batches import BatchStore
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, json_error
-from gateway.http.limits import LimitReached, Limits, check_model, estimated_tokens, go_duration
+from gateway.http.limits import Limits, check_model, estimated_tokens, go_duration
 from gateway.redis.limits import Budgets, Rates
 
 
@@ -28,20 +28,15 @@ async def limits(redis_url: str, store: BatchStore) -> AsyncIterator[Limits]:
     await rates.close()
 
 
-# -- online ---------------------------------------------------------------------------
-
-
 async def test_a_key_without_limits_asks_redis_nothing() -> None:
     nowhere: Any = Limits(Rates.open("redis://127.0.0.1:1/0", "test"), Budgets.__new__(Budgets))
-    allowed = await nowhere.check_online(Caller(key_id="k"), 10**9)
-    assert allowed.headers == {}
-    allowed.settle(5)
+    assert await nowhere.check_online(Caller(key_id="k"), 10**9) == {}
+    nowhere.correct(Caller(key_id="k"), 0)
 
 
-async def test_an_allowed_request_is_told_what_is_left(limits: Limits) -> None:
+async def test_an_allowed_request_gets_headers_with_what_is_left(limits: Limits) -> None:
     caller = Caller(key_id="k", requests_per_minute=60, tokens_per_minute=6000)
-    allowed = await limits.check_online(caller, 100)
-    assert allowed.headers == {
+    assert await limits.check_online(caller, 100) == {
         "x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
         "x-ratelimit-limit-tokens": "6000", "x-ratelimit-remaining-tokens": "5900",
@@ -49,43 +44,43 @@ async def test_an_allowed_request_is_told_what_is_left(limits: Limits) -> None:
     }  # fmt: skip
 
 
-async def test_only_what_is_limited_is_told(limits: Limits) -> None:
-    allowed = await limits.check_online(Caller(key_id="k", requests_per_minute=2), 10**9)
-    assert set(allowed.headers) == {
+async def test_headers_state_only_what_is_limited(limits: Limits) -> None:
+    headers = await limits.check_online(Caller(key_id="k", requests_per_minute=2), 10**9)
+    assert set(headers) == {
         f"x-ratelimit-{word}-requests" for word in ("limit", "remaining", "reset")
     }
 
 
 async def test_a_request_is_corrected_to_what_it_used(limits: Limits) -> None:
     caller = Caller(key_id="k", tokens_per_minute=1000)
-    allowed = await limits.check_online(caller, 1000)
-    with pytest.raises(LimitReached):
+    await limits.check_online(caller, 1000)
+    with pytest.raises(ApiError):
         await limits.check_online(caller, 500)
-    allowed.settle(10)
-    allowed.settle(10)  # said twice it counts once
-    assert int(
-        (await limits.check_online(caller, 500)).headers["x-ratelimit-remaining-tokens"]
-    ) in (range(485, 500))
+    limits.correct(caller, 10 - 1000)
+    headers = await limits.check_online(caller, 500)
+    assert int(headers["x-ratelimit-remaining-tokens"]) in range(485, 500)
 
 
-async def test_a_refusal_says_what_was_asked_what_is_left_and_when(limits: Limits) -> None:
+async def test_an_error_states_what_was_asked_what_is_left_and_when_to_retry(
+    limits: Limits,
+) -> None:
     caller = Caller(key_id="k", requests_per_minute=60, tokens_per_minute=600)
     await limits.check_online(caller, 590)
-    with pytest.raises(LimitReached) as raised:
+    with pytest.raises(ApiError) as raised:
         await limits.check_online(caller, 100)
-    told = raised.value
-    assert (told.status, told.code) == (429, "rate_limit_exceeded")
-    assert "59 of 60 requests" in told.message
-    assert "10 of 600 tokens (asked: about 100)" in told.message
-    assert "try again in" in told.message
-    assert told.headers["retry-after"] in ("9", "10")
-    assert 8_000 < int(told.headers["retry-after-ms"]) <= 9_000
-    assert told.headers["x-ratelimit-remaining-tokens"] == "10"
-    assert "x-should-retry" not in told.headers
+    error = raised.value
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert "59 of 60 requests" in error.message
+    assert "10 of 600 tokens (asked: about 100)" in error.message
+    assert "try again in" in error.message
+    assert error.headers["retry-after"] in ("9", "10")
+    assert 8_000 < int(error.headers["retry-after-ms"]) <= 9_000
+    assert error.headers["x-ratelimit-remaining-tokens"] == "10"
+    assert "x-should-retry" not in error.headers
 
 
 async def test_what_never_fits_is_not_to_be_tried_again(limits: Limits) -> None:
-    with pytest.raises(LimitReached) as raised:
+    with pytest.raises(ApiError) as raised:
         await limits.check_online(Caller(key_id="k", tokens_per_minute=50), 51)
     assert raised.value.headers["x-should-retry"] == "false"
     assert "51 tokens" in raised.value.message
@@ -96,18 +91,18 @@ async def test_many_at_once_get_exactly_what_there_is(limits: Limits) -> None:
     found = await asyncio.gather(
         *(limits.check_online(caller, 1) for _ in range(300)), return_exceptions=True
     )
-    assert sum(not isinstance(each, LimitReached) for each in found) == 50
+    assert sum(not isinstance(each, ApiError) for each in found) == 50
 
 
-async def test_the_sdk_waits_as_it_is_told_and_goes_on(limits: Limits) -> None:
+async def test_the_sdk_waits_as_headers_ask_and_goes_on(limits: Limits) -> None:
     caller = Caller(key_id="k", requests_per_minute=120)  # one comes back in half a second
 
     async def serve(_: Request) -> Response:
         try:
-            allowed = await limits.check_online(caller, 1)
+            headers = await limits.check_online(caller, 1)
         except ApiError as error:
             return json_error(error)
-        return JSONResponse({"ok": True}, headers=dict(allowed.headers))
+        return JSONResponse({"ok": True}, headers=headers)
 
     app = Starlette(routes=[Route("/v1/x", serve)])
     inside = httpx.AsyncClient(transport=httpx.ASGITransport(app))
@@ -124,20 +119,21 @@ async def test_the_sdk_waits_as_it_is_told_and_goes_on(limits: Limits) -> None:
     await inside.aclose()
 
 
-# -- batches and files -------------------------------------------------------------------
-
-
 def test_a_batch_above_the_budget_is_refused_for_good(limits: Limits) -> None:
     caller = Caller(tenant="t", enqueued_tokens=100)
     limits.reserve(caller, "b1", {"m": 70})
     limits.reserve(caller, "b1", {"m": 70})
     with pytest.raises(ApiError) as raised:
         limits.reserve(caller, "b2", {"m": 40})
-    told = raised.value
-    assert (told.status, told.code, told.type) == (429, "insufficient_quota", "insufficient_quota")
-    assert told.headers == {"x-should-retry": "false"}
-    assert "about 40 tokens of model m" in told.message
-    assert "30 of 100 are left" in told.message
+    error = raised.value
+    assert (error.status, error.code, error.type) == (
+        429,
+        "insufficient_quota",
+        "insufficient_quota",
+    )
+    assert error.headers == {"x-should-retry": "false"}
+    assert "about 40 tokens of model m" in error.message
+    assert "30 of 100 are left" in error.message
     limits.reserve(caller, "b2", {"n": 40})  # another model
     limits.give_back("b1")
     limits.reserve(caller, "b3", {"m": 100})

@@ -95,7 +95,7 @@ def test_failed_lines_run_again_as_a_batch_of_their_own(chrome: Browser, stack: 
         failed.click()
         assert "Retry it" in page.locator("main").inner_text()
         assert "What is" in page.locator(".failure[open]").inner_text()  # its prompt
-        page.get_by_role("button", name="Retry what failed").click()
+        page.get_by_role("button", name="Retry failed requests").click()
         page.get_by_text("2 requests are queued again.").wait_for()
         made = page.url.rpartition("/")[2].partition("?")[0]
         assert made != batch_id
@@ -135,15 +135,15 @@ def test_dead_letters_are_queued_again_and_deleted(chrome: Browser, stack: Stack
         assert "not a message" in page.locator("main").inner_text()
         assert view.axe() == []
         page.get_by_role("button", name="Queue again").click()
-        page.get_by_text("Nothing was chosen.").wait_for()
+        page.get_by_text("Nothing is selected.").wait_for()
         page.locator('input[name="id"]').first.check()
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Delete").click()
-        page.get_by_text("1 dead letters were deleted.").wait_for()
+        page.get_by_text("1 dead letters deleted.").wait_for()
         page.get_by_label("All", exact=True).check()
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Delete").click()
-        page.get_by_text("There are none").wait_for()
+        page.get_by_text("No dead letters").wait_for()
         assert view.said == []
     assert client.hlen(keys.DEAD) == 0
 
@@ -211,7 +211,7 @@ def test_a_batch_shows_what_was_planned_of_its_time_and_its_share_of_cached_prom
         view.page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
         told = view.page.locator("main").inner_text()
         assert "25.0 %" in told
-        assert "were planned" in told
+        assert "planned" in told
         view.page.goto(f"{stack.gateway.url}/ui/batches")
         row = view.page.locator(f'[data-batch="{batch_id}"]')
         assert "25.0 %" in row.inner_text()

@@ -111,7 +111,7 @@ def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs
                 for n in range(len(questions))
             ]
             assert all(said)
-            page.get_by_role("button", name="Retry what failed").click()
+            page.get_by_role("button", name="Retry failed requests").click()
             page.get_by_text("1 requests are queued again.").wait_for()
             assert page.url.partition("?")[0] != batch_url
             expect(page.locator(".status-completed").first).to_be_visible(timeout=120_000)

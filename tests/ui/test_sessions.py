@@ -221,7 +221,7 @@ def test_a_tenant_sees_and_changes_nothing_of_others_and_an_operator_all_load(
             assert "theirs" not in text, path
             assert "secret" not in text, path
         data = {"csrf": told, "id": "7", "do": "delete"}
-        assert browser.post("/ui/dead", data=data).headers["location"] == "/ui/dead?told=none"
+        assert browser.post("/ui/dead", data=data).headers["location"] == "/ui/dead?notice=none"
         assert client.hexists(keys.DEAD, "7")
         assert "theirs" in operator.get("/ui/tenants").text
         one = operator.get("/ui/tenants?tenant=theirs").text

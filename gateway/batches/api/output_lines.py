@@ -16,7 +16,7 @@ import orjson
 from contract.results import ResultLine, one_line
 from gateway.batches.api.record import Usage
 from gateway.http.errors import ApiError
-from gateway.online.events.responses import MALFORMED_ANSWER, complete_response
+from gateway.online.events import MALFORMED_ANSWER, complete_response
 
 #: Bytes sent at a time, and most lines read for them: one or two ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500

@@ -1,5 +1,5 @@
 // @ts-check
-// One stream of events a viewer; what it tells replaces texts in place, so that nothing jumps.
+// The stream of events of an open page. Each event replaces texts in place, so that nothing jumps.
 
 const lang = document.documentElement.lang;
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -38,16 +38,16 @@ function put(element, text) {
 /** @param {ParentNode} root @param {string} name @param {string} text */
 const field = (root, name, text) => root.querySelectorAll(`[data-f="${name}"]`).forEach((e) => put(e, text));
 
-/** @param {any} told */
-function fleet(told) {
-  field(document, "out_s", number(told.out_s));
-  field(document, "in_s", number(told.in_s));
-  field(document, "requests_s", number(told.requests_s));
-  field(document, "slots", `${number(told.running)} / ${number(told.slots)}`);
-  field(document, "cached", percent(told.cached));
-  field(document, "waiting", number(told.waiting));
-  field(document, "workers", number(told.workers));
-  for (const worker of told.each) {
+/** @param {any} state */
+function fleet(state) {
+  field(document, "out_s", number(state.out_s));
+  field(document, "in_s", number(state.in_s));
+  field(document, "requests_s", number(state.requests_s));
+  field(document, "slots", `${number(state.running)} / ${number(state.slots)}`);
+  field(document, "cached", percent(state.cached));
+  field(document, "waiting", number(state.waiting));
+  field(document, "workers", number(state.workers));
+  for (const worker of state.each) {
     for (const place of document.querySelectorAll(`[data-worker="${CSS.escape(worker.id)}"]`)) {
       put(place.querySelector('[data-w="fill"]'), `${number(worker.running)} / ${number(worker.slots)}`);
       place.querySelector('[data-w="bar"]')?.setAttribute("width", String(worker.slots ? Math.round((1000 * worker.running) / worker.slots) : 0));
@@ -69,12 +69,8 @@ function batch(row) {
     is("tokens_out", number(row.tokens_out));
     is("cached_share", percent(row.cached_share));
     const shown = place.querySelector('[data-b="status"] .status');
-    if (shown && !shown.classList.contains(`status-${row.status}`)) {
-      // Its word is in the viewer's language: the page is fetched anew once, when a batch has ended.
-      if (row.ended) return void setTimeout(() => location.reload(), 300);
-      shown.className = `status status-${row.status}`;
-      put(shown, document.body.dataset[`word${row.status.replace(/(^|_)(\w)/g, (_, __, c) => c.toUpperCase())}`] ?? row.status);
-    }
+    // A status is a word in the viewer's language, which the server knows.
+    if (shown && !shown.classList.contains(`status-${row.status}`)) setTimeout(() => location.reload(), 300);
   }
   for (const bar of document.querySelectorAll(`[data-bar="${name}"]`)) {
     const done = row.total ? Math.round((1000 * row.completed) / row.total) : 0;
@@ -86,17 +82,17 @@ function batch(row) {
   }
 }
 
-/** @param {any} told */
-function text(told) {
+/** @param {any} state */
+function text(state) {
   const place = document.getElementById("live-text");
-  if (place) put(place, told.text);
-  if (told.ended) setTimeout(() => location.reload(), 300);
+  if (place) put(place, state.text);
+  if (state.ended) setTimeout(() => location.reload(), 300);
 }
 
 /** @param {string} address */
 export function live(address) {
   const pulse = document.getElementById("pulse");
-  const say = /** @param {boolean} on */ (on) => {
+  const show = /** @param {boolean} on */ (on) => {
     if (!pulse) return;
     pulse.className = `pulse ${on ? "on" : "off"}`;
     put(pulse, (on ? pulse.dataset.live : pulse.dataset.lost) ?? "");
@@ -105,16 +101,16 @@ export function live(address) {
   let source = null;
   const open = () => {
     source = new EventSource(address);
-    source.addEventListener("open", () => say(true));
-    source.addEventListener("error", () => say(false));
-    source.addEventListener("lost", () => say(false));
+    source.addEventListener("open", () => show(true));
+    source.addEventListener("error", () => show(false));
+    source.addEventListener("lost", () => show(false));
     source.addEventListener("out", () => location.assign("/ui/login"));
-    const heard = /** @type {[string, (told: any) => void][]} */ ([["fleet", fleet], ["batch", batch], ["text", text]]);
-    for (const [name, act] of heard) {
-      source.addEventListener(name, (event) => { say(true); act(JSON.parse(event.data)); });
+    const events = /** @type {[string, (state: any) => void][]} */ ([["fleet", fleet], ["batch", batch], ["text", text]]);
+    for (const [name, act] of events) {
+      source.addEventListener(name, (event) => { show(true); act(JSON.parse(event.data)); });
     }
   };
-  // A page that nobody sees is told nothing: its stream is opened again when it is looked at.
+  // A hidden page has no stream: it opens one again when it is shown.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { source?.close(); source = null; } else if (!source) open();
   });

@@ -1,7 +1,7 @@
-// What every page does: the viewer's time zone, questions before a write, and the live stream.
+// On every page: times in the viewer's zone, confirmation of writes, and the live stream.
 import { live } from "./live.js";
 
-// The same form as the server's, in every language: nothing changes its width.
+// As the server writes them, in every language, so that no width changes.
 const form = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 const short = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 for (const time of document.querySelectorAll("time[datetime]")) {
@@ -10,8 +10,8 @@ for (const time of document.querySelectorAll("time[datetime]")) {
 }
 
 document.addEventListener("submit", (event) => {
-  const asked = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
-  if (asked && !window.confirm(asked)) event.preventDefault();
+  const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
+  if (question && !window.confirm(question)) event.preventDefault();
 });
 
 for (const all of document.querySelectorAll("input[data-all]")) {

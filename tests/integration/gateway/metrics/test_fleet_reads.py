@@ -16,7 +16,7 @@ from kit.protocol.lessee import DATE, QUEUE, Lessee, submit_batch
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenant, Tenants
 from gateway.metrics import routes
-from gateway.metrics.routes import MOST_TENANTS, STALE_S, Snapshots
+from gateway.metrics.routes import MAX_TENANTS, STALE_S, Snapshots
 from gateway.metrics.series import RouteCounts
 from gateway.redis.fleet import Fleet, FleetReads
 from producer.collect.collect import Collector
@@ -185,7 +185,7 @@ async def test_a_snapshot_is_not_told_any_more_when_it_is_old(
 async def test_a_tenant_that_is_named_stays_named_and_later_ones_are_told_together(
     snapshots: Snapshots, store: BatchStore
 ) -> None:
-    for n in range(MOST_TENANTS):
+    for n in range(MAX_TENANTS):
         submit_batch(store, 1, batch_id=f"b{n}", tenant=f"t{n}")
     await snapshots._take()
     submit_batch(store, 9, batch_id="late", tenant="late")
@@ -193,4 +193,4 @@ async def test_a_tenant_that_is_named_stays_named_and_later_ones_are_told_togeth
     waiting = {
         labels["tenant"]: count for labels, count in told(snapshots)["warmq_waiting"] if count
     }
-    assert waiting == {f"t{n}": 1 for n in range(MOST_TENANTS)} | {"other": 9}
+    assert waiting == {f"t{n}": 1 for n in range(MAX_TENANTS)} | {"other": 9}

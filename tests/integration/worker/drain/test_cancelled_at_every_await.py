@@ -156,8 +156,8 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
         lookup = KeyLookup.open(url, "test")
         revocations = Revocations(lookup)
         revocations._waiters["d"] = set()
-        watch = LiveFeed(services)
-        watch._viewers.add(Viewer("t", ()))
+        feed = LiveFeed(services)
+        feed._viewers.add(Viewer("t", ()))
 
         async def scraped() -> None:
             snapshots = Snapshots(services, RouteCounts([]))
@@ -165,7 +165,7 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
             snapshots._wanted.set()
             await snapshots.run()
 
-        for make in (revocations.run, watch._look, scraped):
+        for make in (revocations.run, feed._run, scraped):
             await at_every_await(make)
             await at_every_await(make, redis_client, "normal")
         await at_every_await(lambda: sweeping._sweep(services))

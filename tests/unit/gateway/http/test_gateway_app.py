@@ -15,20 +15,20 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from gateway.app import HANDLERS, RequestContext, _of_http, routes
-from gateway.http.audit import _IN_PATH
+from gateway.http.audit import ID_IN_PATH
 from gateway.http.errors import ApiError, error_response
-from gateway.http.idempotency import ONLINE_PATHS
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.online import endpoint as live
 
 
 def test_all_online_requests_attach_to_their_first_try_and_nothing_else_does() -> None:
     posts = {r.path for r in live.routes() if "POST" in (r.methods or ())}
-    assert posts == ONLINE_PATHS
-    assert {"/v1/score", "/v1/rerank", "/v1/messages/count_tokens"} <= ONLINE_PATHS
+    assert posts == set(ONLINE_BODY_TYPES)
+    assert {"/v1/score", "/v1/rerank", "/v1/messages/count_tokens"} <= set(ONLINE_BODY_TYPES)
 
 
 def test_audit_finds_ids_in_the_paths_of_routes_alone() -> None:
-    kinds = _IN_PATH.pattern.partition("(?:")[2].partition(")")[0].split("|")
+    kinds = ID_IN_PATH.pattern.partition("(?:")[2].partition(")")[0].split("|")
     paths = [route.path for route in routes()]
     for kind in kinds:
         assert any(path.startswith(f"/v1/{kind}/{{") for path in paths), kind

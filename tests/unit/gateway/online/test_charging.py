@@ -33,7 +33,7 @@ def charge(
         waiter = Waiter(Push("list", "r", None, b""), listens=True)
         waiter.pushed = True
         for piece in pieces:
-            waiter.hear(piece)
+            waiter.receive(piece)
         if how is not None:
             waiter.end(how)
         return tokens_used(of, waiter, None, goes_on=goes_on)

@@ -21,7 +21,7 @@ BODY = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content":
 def test_a_stream_shows_that_it_lives_before_its_first_text_and_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "WAITING_S", 0.001)
+    monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.001)
 
     async def streamed() -> list[bytes]:
         waiter = Waiter(Push("list", "r1", None, b""), listens=True)
@@ -39,9 +39,9 @@ def test_a_stream_shows_that_it_lives_before_its_first_text_and_after(
                 waiter.pieces = [Piece("r1", 1, 0, 0, "Hello")]
                 waiter.poke()
 
-        stream = StreamedAnswer(read(CHAT_URL, BODY, 0), waiter, send, {}, 60)
+        stream = StreamedAnswer(read(CHAT_URL, BODY, 0), waiter, send, {})
         async with asyncio.timeout(20):
-            assert await stream.run() is None
+            assert await stream.run(60) is None
         return sent
 
     sent = asyncio.run(streamed())

@@ -13,9 +13,8 @@ from contract.results import result_line
 from contract.streaming import Piece, texts_of
 from gateway.batches.api.output_lines import openai_line
 from gateway.http.errors import ApiError
-from gateway.online.answer import EventWriter, SentText, StreamedAnswer, event_writer
-from gateway.online.events.chunks import DONE
-from gateway.online.events.responses import complete_response_json
+from gateway.online.answer import SentText, StreamedAnswer
+from gateway.online.events import DONE, EventWriter, complete_response_json, event_writer
 from gateway.online.pending import Waiter
 from gateway.online.request import OnlineRequest, StreamOptions, read
 from gateway.redis.online import Push
@@ -281,11 +280,11 @@ async def test_an_answer_of_another_program_ends_a_stream_as_an_answer_or_in_wor
             sent.append(message)
 
         asked = OnlineRequest(url, b"{}", "m", 0, StreamOptions(), 0, 0, True)
-        stream = StreamedAnswer(asked, waiter, send, {}, 5)
+        stream = StreamedAnswer(asked, waiter, send, {})
         if begun:
             await stream._write([b": begun"])
         try:
-            await stream.run()
+            await stream.run(60)
         except ApiError as error:
             assert (error.status, begun) == (500, False)
         else:

@@ -1,5 +1,5 @@
-"""The page's text of one request: that it has ended is told, whoever missed the news of it. What
-another program wrote as its result is shown, too."""
+"""The live text of one request: its end is found although its event was missed. A result that
+another program wrote is shown."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from contract.streaming import Piece, Transcript
 from gateway.http.caller import Caller
 from gateway.page import live
 from gateway.page.live import LiveText
-from gateway.page.requests import _done_at, _result_fields, text_of
+from gateway.page.requests import done_at, result_fields, text_of
 
 DONE = b'{"status":"SUCCESS","result":{}}'
 
 
-class Deaf:
-    """A listener to which nothing is told, and a store of results; by request id."""
+class Silent:
+    """A listener that receives nothing, and a store of results by request id."""
 
     def __init__(self, *request_ids: str) -> None:
         self.transcripts = {request_id: Transcript() for request_id in request_ids}
         self.stored: dict[str, bytes] = {}
-        self.subscribed = self.away = False
+        self.subscribed = self.unreachable = False
         self.asked = 0
 
     def read(self, wait_s: float) -> list[Piece]:
@@ -36,65 +36,65 @@ class Deaf:
     def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
         assert self.subscribed  # else a result between the two would be missed
         self.asked += 1
-        if self.away:
-            raise StoreUnavailable("Redis is away")
+        if self.unreachable:
+            raise StoreUnavailable("Redis is unreachable")
         return [self.stored.get(request_id) for request_id in request_ids]
 
 
-def text_by(listener: Deaf) -> LiveText:
-    """Return the page's text of a request that this listener hears."""
+def text_by(listener: Silent) -> LiveText:
+    """Return the live text of a request of this listener."""
     services: Any = SimpleNamespace(batches=listener)
     made = LiveText(services, Caller(), "batch", "request")
     made._listener = listener  # type: ignore[assignment]
     return made
 
 
-async def told(text: LiveText) -> dict[str, Any] | None:
-    """Return what is told by now, None for nothing."""
-    events = await text.news()
+async def event(text: LiveText) -> dict[str, Any] | None:
+    """Return the event that is sent now, None for none."""
+    events = await text.events()
     return orjson.loads(events[0].partition(b"data: ")[2]) if events else None
 
 
 async def test_a_request_that_ended_before_anybody_listened_has_ended() -> None:
-    listener = Deaf("a")
+    listener = Silent("a")
     listener.stored["a"] = DONE
-    assert await told(text_by(listener)) == {"attempt": 0, "text": "", "ended": "completed"}
+    assert await event(text_by(listener)) == {"attempt": 0, "text": "", "ended": "completed"}
 
 
-async def test_an_end_that_nobody_heard_is_found_and_then_not_looked_for(
+async def test_an_end_whose_event_was_missed_is_found_and_then_not_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "CHECK_S", 0.0)
-    listener = Deaf("a")
+    listener = Silent("a")
     text = text_by(listener)
     listener.transcripts["a"].add(Piece("a", 2, 0, 0, "Once"))
-    assert await told(text) == {"attempt": 2, "text": "Once", "ended": ""}
-    listener.away = True
-    assert await told(text) is None
-    listener.away, listener.stored["a"] = False, DONE
-    assert await told(text) == {"attempt": 2, "text": "Once", "ended": "completed"}
+    assert await event(text) == {"attempt": 2, "text": "Once", "ended": ""}
+    listener.unreachable = True
+    assert await event(text) is None
+    listener.unreachable, listener.stored["a"] = False, DONE
+    assert await event(text) == {"attempt": 2, "text": "Once", "ended": "completed"}
     asked = listener.asked
-    assert await told(text) is None
+    assert await event(text) is None
     assert listener.asked == asked
 
 
-async def test_a_look_at_every_text_would_be_too_many() -> None:
-    listener = Deaf("a")
+async def test_results_are_not_looked_up_with_every_read_of_text() -> None:
+    listener = Silent("a")
     text = text_by(listener)
     for _ in range(10):
-        await told(text)
+        await event(text)
     assert listener.asked == 1
 
 
 @pytest.mark.parametrize("ids", [("a", "b"), ("b", "a")])
-async def test_of_several_models_the_end_is_told_of_the_one_that_has_the_request(
+async def test_of_several_models_the_end_is_that_of_the_model_with_the_request(
     ids: tuple[str, ...],
 ) -> None:
-    listener = Deaf(*ids)
+    listener = Silent(*ids)
     text = text_by(listener)
-    assert await told(text) is None
+    assert await event(text) is None
     listener.transcripts["b"].ended = "failed"  # without any text
-    assert await told(text) == {"attempt": 0, "text": "", "ended": "failed"}
+    assert await event(text) == {"attempt": 0, "text": "", "ended": "failed"}
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ async def test_of_several_models_the_end_is_told_of_the_one_that_has_the_request
     ],
 )
 def test_whatever_stands_where_a_result_should_be_is_shown(raw: bytes) -> None:
-    told = _result_fields(raw)
-    assert isinstance(told["attempts"], int | float | None)
-    assert isinstance(told["tokens"], int | None)
-    assert isinstance(told["error"], dict)
-    assert isinstance(text_of(told["body"]), str)
-    assert isinstance(_done_at(told["meta"]), float | None)
+    fields = result_fields(raw)
+    assert isinstance(fields["attempts"], int | float | None)
+    assert isinstance(fields["tokens"], int | None)
+    assert isinstance(fields["error"], dict)
+    assert isinstance(text_of(fields["body"]), str)
+    assert isinstance(done_at(fields["meta"]), float | None)

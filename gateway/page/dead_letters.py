@@ -1,0 +1,61 @@
+"""Dead letters: a page of them; queueing them again or deleting them."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Any
+
+from starlette.responses import Response
+
+from contract.redis.dead_letters import DeadLetter
+from gateway.page.requests import prompt_of
+from gateway.page.view import View
+
+#: Id of one of the queue's batches of a batch made over HTTP, which has no page of its own.
+_PART_ID = re.compile(r"^(batch_[0-9a-f]{24})\.\d+$")
+#: Dead letters on a page, those read for it, and bytes of a message that is shown.
+PAGE, MAX_READ, SHOWN_BYTES = 50, 5000, 64 * 1024
+
+
+def _visible(view: View, letters: list[DeadLetter]) -> list[DeadLetter]:
+    """Return those of the caller's batches; those without a known batch are for operators."""
+    ids = list({letter["batch_id"] for letter in letters if letter["batch_id"]})
+    states = dict(zip(ids, view.services.batches.states(ids), strict=True))
+    found = []
+    for letter in letters:
+        batch = states.get(letter["batch_id"] or "")
+        if view.caller.operator if batch is None else batch.tenant == view.caller.tenant:
+            found.append(letter)
+    return found
+
+
+def show(view: View) -> Response:
+    """Show the oldest dead letters that the caller may see."""
+    letters = _visible(view, list(islice(view.services.batches.dead_letters(), MAX_READ)))
+    shown = [_row(view, letter) for letter in letters[:PAGE]]
+    return view.page("dead.html", letters=shown, total=len(letters))
+
+
+def _row(view: View, letter: DeadLetter) -> dict[str, Any]:
+    fits = letter["bytes"] <= SHOWN_BYTES
+    message = view.services.batches.dead_message(letter["id"]) if fits else b""
+    prompt = prompt_of(message)
+    return {
+        **letter,
+        "page": _PART_ID.sub(r"\1", letter["batch_id"] or ""),
+        "text": prompt or message.decode(errors="replace"),
+        "too_large": not fits,
+    }
+
+
+def change(view: View) -> Response:
+    """Queue the chosen dead letters again, or delete them."""
+    batches = view.services.batches
+    chosen = list(dict.fromkeys(value for name, value in view.form_list if name == "id"))
+    ids = [letter["id"] for letter in _visible(view, list(batches.dead_letters(chosen)))]
+    if not ids:
+        return view.to("/ui/dead", notice="none")
+    if view.form.get("do") == "delete":
+        return view.to("/ui/dead", notice="deleted", n=batches.delete_dead(ids))
+    return view.to("/ui/dead", notice="retried", n=batches.retry_dead(ids))

@@ -1,0 +1,86 @@
+"""Reads whole files for a page: in threads of their own, while the client is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from weakref import WeakValueDictionary
+
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.page.view import View
+
+#: Files that this process reads at a time (one of each tenant): online requests need its CPU, and
+#: other pages need the shared threads.
+MAX_READS = 2
+#: Seconds for which one file is read at most.
+MAX_S = 60.0
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+class TooLong(Exception):
+    """Reading the file takes longer than a page may take."""
+
+
+class ReadGuard:
+    """Ends the reading of a file: the reader calls it now and then, and it raises."""
+
+    def __init__(self) -> None:
+        self._gone = threading.Event()
+        self._until = float("inf")
+
+    def start(self, max_s: float = MAX_S) -> None:
+        """Count the time from now on."""
+        self._until = time.monotonic() + max_s
+
+    def client_gone(self) -> None:
+        """Note, from any thread, that the client is gone."""
+        self._gone.set()
+
+    def __call__(self) -> None:
+        """Return while reading may go on; else raise ClientGone or TooLong."""
+        if self._gone.is_set():
+            raise ClientGone
+        if time.monotonic() > self._until:
+            raise TooLong
+
+
+async def in_turn(handler: Callable[..., Response], view: View) -> Response:
+    """Call a handler that reads a file, one at a time for each tenant, until the client goes."""
+    guard = ReadGuard()
+    watcher = asyncio.create_task(_until_gone(view.request, guard))
+    turn = _turns.setdefault(view.caller.tenant, asyncio.Lock())
+    try:
+        async with turn:
+            guard()
+            return await to_thread.run_sync(partial(handler, view, guard=guard), limiter=_limiter())
+    except ClientGone:
+        return Response(status_code=499)  # the client is gone
+    finally:
+        watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await watcher
+
+
+async def _until_gone(request: Request, guard: ReadGuard) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    guard.client_gone()
+
+
+#: By tenant; each lock lives as long as a request holds or awaits it.
+_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+
+@cache
+def _limiter() -> CapacityLimiter:
+    return CapacityLimiter(MAX_READS)
