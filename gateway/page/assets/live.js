@@ -1,7 +1,8 @@
 // @ts-check
 // The stream of events of an open page. Each event replaces texts in place, so that nothing jumps.
 
-const lang = document.documentElement.lang;
+/** Names of statuses in the viewer's language. */
+const words = JSON.parse(document.body.dataset.words ?? "{}");
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
 
@@ -69,8 +70,12 @@ function batch(row) {
     is("tokens_out", number(row.tokens_out));
     is("cached_share", percent(row.cached_share));
     const shown = place.querySelector('[data-b="status"] .status');
-    // A status is a word in the viewer's language, which the server knows.
-    if (shown && !shown.classList.contains(`status-${row.status}`)) setTimeout(() => location.reload(), 300);
+    if (shown && !shown.classList.contains(`status-${row.status}`)) {
+      // The page of a batch that has ended has more on it.
+      if (row.ended) return void setTimeout(() => location.reload(), 300);
+      shown.className = `status status-${row.status}`;
+      put(shown, words[row.status] ?? row.status);
+    }
   }
   for (const bar of document.querySelectorAll(`[data-bar="${name}"]`)) {
     const done = row.total ? Math.round((1000 * row.completed) / row.total) : 0;
