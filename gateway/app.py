@@ -209,7 +209,7 @@ def build(services: Services) -> Starlette:
     app.router.redirect_slashes = False  # a path with one more slash is another path
     # The middleware that is added last is called first.
     renewals = Renewals.using(services.batches)
-    app.add_middleware(Idempotency, tries=services.tries, renewals=renewals)
+    app.add_middleware(Idempotency, store=services.tries, renewals=renewals)
     app.add_middleware(WriteAudit, limits=services.limits)
     settings = services.settings
     app.add_middleware(

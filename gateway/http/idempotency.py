@@ -1,4 +1,4 @@
-"""`Idempotency-Key` on POST: a retry gets the first attempt's answer, and nothing is done twice.
+"""`Idempotency-Key` on POST: a retry gets the first request's answer, and nothing is done twice.
 
 A retry is recognised by caller, path and key. scope["warmq.idempotency"] is a text made of these
 and the content ('' without the header), from which batches and online requests derive their ids.
@@ -35,35 +35,35 @@ LONGEST_KEY = 255
 #: Bytes of an answer that is stored at most; a retry of a larger one reaches the handler, which
 #: derives the same ids.
 LARGEST_ANSWER = 64 * 1024
-#: Seconds after which a retry may come that came while the first attempt was running.
+#: Seconds after which a retry may come that came while the first request was running.
 AFTER_S = 1.0
 #: Paths of online requests and the types of their bodies; lines of a batch may also name vLLM's
-#: aliases. A retry of one waits with the first attempt for the same answer.
+#: aliases. A retry of one waits with the first request for the same answer.
 ONLINE_BODY_TYPES = {
     url: body for url, body in BODY_TYPES.items() if url not in ("/score", "/rerank", "/v2/rerank")
 }
 _STORED_HEADERS = frozenset((b"content-type", b"location"))
 
 
-class Try:
-    """One attempt at a POST with a key; `owned` while its answer is the one to store."""
+class KeyedRequest:
+    """One POST with a key; `owned` while its answer is the one to store."""
 
-    def __init__(self, tries: IdempotencyStore, name: str, *, online: bool) -> None:
-        self._tries = tries
+    def __init__(self, store: IdempotencyStore, name: str, *, online: bool) -> None:
+        self._store = store
         self._name = name
         self._token = secrets.token_hex(8)
         self._online = online
         self.owned = False
-        #: What its lease is renewed by.
-        self.job = name, self._token
+        #: Its claim, by which the lease is renewed.
+        self.claim = name, self._token
 
     async def begin(self, content: str) -> Answer | None:
-        """Begin; return the first attempt's answer, if it is stored.
+        """Begin; return the first request's answer, if it is stored.
 
         `content` is a digest, '' if unknown; call it again when it is known. Raises ApiError (409)
-        if the key came with other content, or its first attempt is running.
+        if the key came with other content, or its first request is running.
         """
-        begun = await self._tries.begin(self._name, content, self._token)
+        begun = await self._store.begin(self._name, content, self._token)
         self.owned = begun.state == "new"
         if begun.state == "other":
             raise conflict()
@@ -78,16 +78,16 @@ class Try:
     async def end(self, status: int, answer: Answer | None) -> None:
         """End it with a status (0: no answer was sent), and store the answer.
 
-        Temporary errors are not stored: the retry is the first attempt then.
+        Temporary errors are not stored: the retry is the first request then.
         """
         if not self.owned:
             return
         self.owned = False
         try:
             if status in (0, 408, 409, 429, 499) or status >= 500:
-                await self._tries.forget(self._name, self._token)
+                await self._store.forget(self._name, self._token)
             else:
-                await self._tries.finish(self._name, self._token, answer)
+                await self._store.finish(self._name, self._token, answer)
         except StoreUnavailable as error:
             log.warning(
                 "an answer was not stored for its Idempotency-Key: %s", error.message,
@@ -131,13 +131,13 @@ def conflict() -> ApiError:
 
 
 async def replayed_response(request: Request, digest: str) -> Response | None:
-    """Return the first attempt's answer to a multipart request; None if the handler is to go on.
+    """Return the first request's answer to a multipart request; None if the handler is to go on.
 
     The handler calls it once with a digest of all that shapes what the request makes, before it
-    makes anything. Raises ApiError (409) as `Try.begin` does.
+    makes anything. Raises ApiError (409) as `KeyedRequest.begin` does.
     """
-    attempt: Try | None = request.scope.get("warmq.try")
-    earlier = await attempt.begin(digest) if attempt is not None else None
+    keyed: KeyedRequest | None = request.scope.get("warmq.keyed_request")
+    earlier = await keyed.begin(digest) if keyed is not None else None
     return _replayed(earlier) if earlier is not None else None
 
 
@@ -149,9 +149,9 @@ def _replayed(earlier: Answer) -> Response:
 class Idempotency:
     """Handles the Idempotency-Key of each POST that has one."""
 
-    def __init__(self, app: ASGIApp, tries: IdempotencyStore, renewals: Renewals) -> None:
+    def __init__(self, app: ASGIApp, store: IdempotencyStore, renewals: Renewals) -> None:
         self._app = app
-        self._tries = tries
+        self._store = store
         self._leases: Leases[tuple[str, str]] = Leases(renewals.renew, LEASE_MS / 1000)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,8 +177,8 @@ class Idempotency:
         path: str = scope["path"]
         caller: Caller = scope["warmq.caller"]
         name = _sha256(f"{caller.owner}\0{path}\0{key}".encode())
-        attempt = Try(self._tries, name, online=path in ONLINE_BODY_TYPES)
-        scope["warmq.idempotency"], scope["warmq.try"] = name, attempt
+        keyed = KeyedRequest(self._store, name, online=path in ONLINE_BODY_TYPES)
+        scope["warmq.idempotency"], scope["warmq.keyed_request"] = name, keyed
         content = ""
         if not takes_large(path):
             body = await whole_body(receive)
@@ -191,20 +191,20 @@ class Idempotency:
             # The handler holds it from here on.
             del body
         scope["warmq.remembered"] = False
-        earlier = await attempt.begin(content)
+        earlier = await keyed.begin(content)
         if earlier is not None:
             await _replayed(earlier)(scope, receive, send)
             return
         scope["warmq.remembered"] = True
         lease = None
         try:
-            lease = self._leases.hold(attempt.job) if attempt.owned else None
-            await self._app(scope, receive, attempt.storing(send))
+            lease = self._leases.hold(keyed.claim) if keyed.owned else None
+            await self._app(scope, receive, keyed.storing(send))
         finally:
             if lease is not None:
                 self._leases.drop(lease)
             # If it had no whole answer. Shielded, as a client that goes cancels its request.
-            await asyncio.shield(attempt.end(0, None))
+            await asyncio.shield(keyed.end(0, None))
 
 
 def _sha256(data: bytes) -> str:
