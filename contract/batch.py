@@ -1,4 +1,4 @@
-"""The state of one batch, as its Redis hash tells it."""
+"""The state of one batch, as its Redis hash holds it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +22,12 @@ class Batch:
 
     @property
     def created(self) -> str:
-        """The creation time in ms, as the messages of this batch carry it."""
+        """The creation time in ms, as in the messages of this batch."""
         return self.fields["created_at"]
 
     @property
     def life(self) -> str:
-        """A random text that its messages carry too: no other batch of this id has the same.
-
-        '' in a batch of 0.1.0, which is read no more.
-        """
+        """The random mark of this batch and its messages; '' in a batch of 0.1.0."""
         return self.fields.get("life", "")
 
     @property
@@ -40,7 +37,7 @@ class Batch:
 
     @property
     def tenant(self) -> str:
-        """Whose requests these are."""
+        """The tenant of its requests."""
         return self.fields.get("tenant", DEFAULT_TENANT)
 
     @property
@@ -70,20 +67,22 @@ class Batch:
 
     @property
     def expected(self) -> dict[str, Any] | None:
-        """What its submit expected of it: prompt_tokens, completion_tokens and seconds, the last
-        two None where no worker had measured; None for a batch of which nothing was expected."""
+        """Its submit's estimate: prompt_tokens, completion_tokens, seconds; None without one.
+
+        The last two are None where no worker had measured.
+        """
         raw = self.fields.get("expected")
         return orjson.loads(raw) if raw else None
 
     @property
     def expected_s(self) -> float | None:
-        """How long its submit expected it to take; None where no worker had measured."""
+        """Its submit's estimate of its duration; None where no worker had measured."""
         seconds = (self.expected or {}).get("seconds")
         return float(seconds) if isinstance(seconds, int | float) else None
 
     @property
     def seconds(self) -> float | None:
-        """From its creation to its last request's end; None while it is not finished."""
+        """Its duration, from creation to the last request's end; None while unfinished."""
         ended = self.fields.get("finished_at")
         return (int(ended) - int(self.created)) / 1000 if ended else None
 

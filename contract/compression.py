@@ -1,4 +1,4 @@
-"""Bodies that a Celery client has compressed (option `compression`), inflated within a limit."""
+"""Inflates bodies that a Celery client has compressed (option `compression`), within a limit."""
 
 import base64
 import bz2
@@ -10,9 +10,9 @@ from typing import Any
 from contract.errors import RequestRejected
 from contract.openai.decode import printable
 
-#: What liblzma may take to inflate; its strongest preset takes 65 MiB.
+#: Memory of liblzma; its strongest preset takes 65 MiB.
 _LZMA_BYTES = 96 * 2**20
-#: As kombu names them in the header `compression`; zlib writes what kombu calls gzip.
+#: kombu's names in the header `compression`; zlib writes what kombu calls gzip.
 _KINDS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 32),
     "application/x-bz2": bz2.BZ2Decompressor,
@@ -20,11 +20,11 @@ _KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def inflated(body: str, kind: object, most_bytes: int) -> bytes:
-    """Return what was compressed, and then written as base64.
+def inflated(body: str, kind: object, max_bytes: int) -> bytes:
+    """Return the inflated text of a compressed body in base64.
 
     Raises:
-        RequestRejected: it has more than `most_bytes`, is damaged, or of another kind.
+        RequestRejected: it has more than `max_bytes`, is damaged, or of an unknown kind.
     """
     make = _KINDS.get(kind) if isinstance(kind, str) else None
     if make is None:
@@ -36,12 +36,12 @@ def inflated(body: str, kind: object, most_bytes: int) -> bytes:
     inflating = make()
     try:
         packed = base64.b64decode(body, validate=True)
-        text: bytes = inflating.decompress(packed, most_bytes + 1)
+        text: bytes = inflating.decompress(packed, max_bytes + 1)
     except (zlib.error, OSError, EOFError, ValueError, lzma.LZMAError) as error:
         raise RequestRejected(f"Celery option compression: {error}") from None
-    if len(text) > most_bytes:
+    if len(text) > max_bytes:
         raise RequestRejected(
-            f"Celery option compression: the body has more than {most_bytes} bytes "
+            f"Celery option compression: the body has more than {max_bytes} bytes "
             "(WARMQ_MAX_LINE_BYTES)"
         )
     if not inflating.eof:

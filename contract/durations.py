@@ -8,8 +8,7 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds of a duration, None for any other text. Bound the text's length first
-    where a stranger has written it."""
+    """Return the seconds of a duration, None for any other text; bound a stranger's text first."""
     if not _DURATION.fullmatch(text):
         return None
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))

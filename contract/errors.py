@@ -1,8 +1,8 @@
-"""Errors by who must act. Their codes are stable; docs/reference/errors.md says what each means."""
+"""Errors by who must act; their codes are stable (docs/reference/errors.md describes each)."""
 
 from typing import Literal
 
-#: What the user can do about an error, for each user interface to word in its own terms.
+#: Remedies that each user interface words in its own terms.
 Remedy = Literal[
     "collect_earlier", "follow_results", "name_error_file", "new_batch_id", "other_tokenizer",
     "read_new_batch", "report", "resume_submit", "same_options", "submit_again",
@@ -11,10 +11,10 @@ Remedy = Literal[
 
 
 class WarmqError(Exception):
-    """Base of every error warmq raises on purpose.
+    """Base of every error that warmq raises on purpose.
 
-    `message` says what is wrong. What to do about it is in the message too, or `remedy` is set:
-    then the user interface words it, with the `facts` that it names.
+    `message` states the problem, and the remedy unless `remedy` is set: then the user interface
+    words it, with the `facts` that it names.
     """
 
     code = "internal_error"
@@ -30,7 +30,10 @@ class WarmqError(Exception):
 
 
 class RequestRejected(WarmqError):
-    """The request itself is wrong: its author must change it. Never retried."""
+    """The request is wrong, and its author must change it; never retried.
+
+    `custom_id` is the request's own, where the line had a usable one.
+    """
 
     code = "invalid_request"
 
@@ -44,12 +47,11 @@ class RequestRejected(WarmqError):
     ) -> None:
         super().__init__(message, code=code)
         self.field = field
-        #: The request's own custom_id, where the line had a usable one.
         self.custom_id = custom_id
 
 
 def bad_field(field: str, problem: str, code: str | None = None) -> RequestRejected:
-    """Return the error for a field of a request, whose name may be preceded by `body.`."""
+    """Return the error for a field of a request, whose name may begin with `body.`."""
     return RequestRejected(f"field {field}: {problem}", code=code, field=field)
 
 
@@ -62,8 +64,7 @@ class RequestFailed(WarmqError):
 class EngineDead(WarmqError):
     """The engine cannot run anything: the worker rebuilds it or exits.
 
-    `inside` says whether the request was inside the engine when it died, so that it
-    may have been the cause; one that met a dead engine cannot have been.
+    `inside`: the request was inside the engine when it died, and may have been the cause.
     """
 
     code = "engine_dead"
@@ -80,7 +81,7 @@ class StoreUnavailable(WarmqError):
 
 
 class StoreUnreachable(StoreUnavailable):
-    """There is no connection to Redis, or it broke: what was sent may have been done."""
+    """There is no connection to Redis, or it broke: sent commands may have run."""
 
 
 class StoreFull(StoreUnavailable):
@@ -88,13 +89,13 @@ class StoreFull(StoreUnavailable):
 
 
 class StoreRefused(StoreUnavailable):
-    """Redis refuses this write whenever it is sent: sending it again does not help."""
+    """Redis refuses this write whenever it is sent: a retry does not help."""
 
     code = "result_refused"
 
 
 class StoreForbidden(StoreUnavailable):
-    """Redis' user has not the right to this command or key: its administrator must give it."""
+    """Redis' user lacks permission for this command or key: its administrator must give it."""
 
 
 class ProtocolMismatch(WarmqError):
@@ -104,12 +105,12 @@ class ProtocolMismatch(WarmqError):
 
 
 class BatchConflict(WarmqError):
-    """The batch exists in a state that forbids what was asked."""
+    """The batch exists in a state that forbids the call."""
 
     code = "batch_conflict"
 
 
 class ExtraMissing(WarmqError):
-    """A package that this needs is not installed; the message names the extra that brings it."""
+    """A needed package is not installed; the message names the extra that brings it."""
 
     code = "extra_missing"

@@ -1,16 +1,16 @@
-"""A batch's index: which lines it has, in chunks as they were queued."""
+"""A batch's index: its lines, in chunks as they were queued."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
 from contract import naming
 
-#: A line's number, its custom_id, and whether its request id is derived from the number. A fourth
-#: part, where there is one, is the request id of its leader: the line is a follower, which has no
-#: message and no result of its own, and is answered by its leader's (`submit --dedupe`).
+#: A line's number, its custom_id, and whether its request id is derived from the number. A
+#: follower (`submit --dedupe`) has a fourth part, its leader's request id: it has no message, and
+#: its leader's result answers it.
 IndexEntry = tuple[int, str, bool] | tuple[int, str, bool, str]
 
 
@@ -28,24 +28,21 @@ def leader_of(entry: IndexEntry) -> str:
 
 
 def read_ending(text: str) -> tuple[str, range]:
-    """Read one text of a batch's list of finished requests.
+    """Return the request id in one entry of the list of finished requests, and follower numbers.
 
-    Returns:
-        The request id, and the numbers of those followers whose ending this is: none where it is
-        the request's own. After a leader's own ending comes that of its followers; followers that
-        were queued after their leader ended have one of theirs.
+    The numbers are of the followers whose ending this is; none: it is the request's own. Followers
+    that were queued after their leader ended have an entry of their own.
     """
     request_id, *numbers = text.split("\0")
     first, last = map(int, numbers) if numbers else (1, 0)
     return request_id, range(first, last + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexChunk:
-    """What one ENQUEUE appended.
+class IndexChunk(NamedTuple):
+    """The lines that one ENQUEUE appended.
 
-    `cursor` is the number of physical lines read up to the chunk's end and
-    `digest` the rolling digest there, in hex.
+    `cursor` is the number of physical lines read up to the chunk's end, `digest` the rolling digest
+    there, in hex.
     """
 
     cursor: int

@@ -1,7 +1,4 @@
-"""Log lines as JSON, one object a line, where WARMQ_LOG_FORMAT=json asks for it.
-
-docs/reference/observing.md lists the fields, and the words that `action` can be.
-"""
+"""Log lines as JSON (WARMQ_LOG_FORMAT=json); docs/reference/observing.md lists the fields."""
 
 from __future__ import annotations
 
@@ -13,23 +10,25 @@ from types import MappingProxyType
 
 import orjson
 
-#: What a line may say beside its text, given to the logger as `extra`.
+#: Further fields of a line, given to the logger as `extra`.
 FIELDS = ("action", "request_id", "batch_id", "trace_id")
-
-
-#: What a thread or task works on: of FIELDS, in each line that it logs.
-_AT_HAND: ContextVar[Mapping[str, str]] = ContextVar("at_hand", default=MappingProxyType({}))
+#: The FIELDS of this thread or task.
+_CONTEXT: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=MappingProxyType({}))
 
 
 def set_log_fields(**fields: str) -> None:
-    """Say these of FIELDS in each line that this thread or task logs from now on, beside those
-    said before; a line's own `extra` goes first."""
-    _AT_HAND.set({**_AT_HAND.get(), **fields})
+    """Add these of FIELDS to each line of this thread or task from now on.
+
+    A line's own `extra` has precedence.
+    """
+    _CONTEXT.set({**_CONTEXT.get(), **fields})
 
 
 class JsonLines(logging.Formatter):
-    """Writes a record as one line: time (UTC), level, logger, process, message, and what it has of
-    FIELDS; `exception` is a traceback."""
+    """Writes a record as one line: time (UTC), level, logger, process, message, its FIELDS.
+
+    `exception` is a traceback.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its break."""
@@ -41,9 +40,9 @@ class JsonLines(logging.Formatter):
             "process": record.process,
             "message": _text(record.getMessage()),
         }
-        work = _AT_HAND.get()
+        context = _CONTEXT.get()
         for name in FIELDS:
-            if value := getattr(record, name, None) or work.get(name):
+            if value := getattr(record, name, None) or context.get(name):
                 line[name] = _text(str(value))
         if record.exc_info:
             line["exception"] = _text(self.formatException(record.exc_info))
@@ -51,13 +50,13 @@ class JsonLines(logging.Formatter):
 
 
 def as_json(handlers: Iterable[logging.Handler]) -> None:
-    """Let these handlers write such lines from now on."""
+    """Let these handlers write JSON lines from now on."""
     for handler in handlers:
         handler.setFormatter(JsonLines())
 
 
 def set_up(log_format: str, text: str, level: int = logging.INFO) -> None:
-    """Log to stderr, in this process from now on: as JSON, or as `text` says."""
+    """Log to stderr from now on: as JSON, or in the format `text`."""
     logging.basicConfig(level=level, format=text)
     if log_format == "json":
         as_json(logging.root.handlers)

@@ -1,4 +1,4 @@
-"""Names that every client sees: task, queues, lists, ids, results; and which one was meant."""
+"""Names that every client sees: task, queues, lists, ids, results; and the nearest known name."""
 
 import hashlib
 import re
@@ -12,21 +12,29 @@ PRIORITY_STEPS = (0, 3, 6, 9)
 PRIORITY_SEPARATOR = "\x06\x16"
 RESULT_PREFIX = "celery-task-meta-"
 LISTEN_CHANNEL = "warmq:listen"
-#: What a listener that hears of texts may call itself: one process, so that it has one channel.
+#: Names of listeners to texts; each is one process with one channel.
 LISTENER = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: The default tenant; plain Celery clients are `celery` (contract/lua/turns.lua).
+DEFAULT_TENANT = "default"
 
 #: Namespace of every request id (uuid5 of the DNS name "warmq.generate").
 _NAMESPACE = bytes.fromhex("960db37e6ab45803a58e8309e9e21b67")
+#: The first hex digit of the 9th byte, with RFC 9562's variant bits in it.
+_VARIANT = {digit: f"{int(digit, 16) & 3 | 8:x}" for digit in "0123456789abcdef"}
 
 
 def queue_name(model: str | None, default: str = DEFAULT_QUEUE) -> str:
-    """Return the queue that requests for `model` wait in."""
+    """Return the queue of a model's requests."""
     return f"{default}.{model}" if model else default
+
+
+def _step(priority: int) -> int:
+    return max(step for step in PRIORITY_STEPS if step <= priority)
 
 
 def priority_list(queue: str, priority: int) -> str:
     """Return kombu's list key for a priority 0 (highest) to 9."""
-    step = max(s for s in PRIORITY_STEPS if s <= priority)
+    step = _step(priority)
     return queue if step == 0 else f"{queue}{PRIORITY_SEPARATOR}{step}"
 
 
@@ -35,35 +43,30 @@ def priority_lists(queue: str) -> list[str]:
     return [priority_list(queue, step) for step in PRIORITY_STEPS]
 
 
-#: The tenant of whoever names none; plain Celery clients are `celery` (contract/lua/turns.lua).
-DEFAULT_TENANT = "default"
-
-
 def turn_list(queue: str, priority: int, tenant: str, batch_id: str = "") -> str:
-    """Return the list of a batch's waiting messages; with no batch id, of all batches of the tenant
-    that keep the order in which they came."""
-    step = max(s for s in PRIORITY_STEPS if s <= priority)
-    return f"{queue}{PRIORITY_SEPARATOR}{step}\x06{tenant}\x06{batch_id}"
+    """Return the list of a batch's waiting messages.
+
+    With no batch id: of all batches of the tenant that keep their order of arrival.
+    """
+    return f"{queue}{PRIORITY_SEPARATOR}{_step(priority)}\x06{tenant}\x06{batch_id}"
 
 
 def turns_key(queue: str, step: int | None = None) -> str:
-    """Return the hash of a queue's counters; with a priority step, the ZSET of the tenants that
-    have messages there (contract/lua/turns.lua)."""
+    """Return the hash of a queue's counters (contract/lua/turns.lua).
+
+    With a priority step: the ZSET of the tenants that have messages there.
+    """
     return f"warmq:turns:{queue}" if step is None else f"warmq:turns:{queue}\x06{step}"
 
 
 def keys_with_work(queue: str) -> list[str]:
-    """Return the keys of which one exists whenever a message waits that a worker may take."""
+    """Return keys of which one exists whenever a message waits that a worker may take."""
     return [*priority_lists(queue), *(turns_key(queue, step) for step in PRIORITY_STEPS)]
 
 
 def text_channel(listener: str) -> str:
-    """Return the channel on which one listener hears the texts of all its requests."""
+    """Return the channel of one listener's texts."""
     return f"warmq:text:{listener}"
-
-
-#: The first hex digit of the 9th byte, with RFC 9562's variant bits in it.
-_VARIANT = {digit: f"{int(digit, 16) & 3 | 8:x}" for digit in "0123456789abcdef"}
 
 
 def _uuid5(name: str) -> str:
@@ -83,9 +86,9 @@ def line_request_id(batch_id: str, line: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """Return the closest known name that is at least so `alike` (difflib's ratio), '' if none is.
+    """Return the closest known name, case ignored, '' if none is close.
 
-    Upper and lower case count as the same.
+    `alike` is the least difflib ratio.
     """
     folded = {each.casefold(): each for each in known}
     near = get_close_matches(name.casefold(), folded, 1, alike)

@@ -1,11 +1,9 @@
-"""Which addresses are of the public Internet: URLs of strangers may lead nowhere else."""
+"""Addresses of the public Internet, to which alone strangers' URLs may lead."""
 
 import ipaddress
 
 #: NAT64 (RFC 6052): the last 32 bits are an IPv4 address.
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-
 #: Not of the public Internet, though Python calls them global: IPv4-compatible, local-use NAT64
 #: (RFC 8215), site-local, IETF's own, and the anycast address of 6to4 relays.
 _NOT_PUBLIC = tuple(map(ipaddress.ip_network, (
@@ -14,7 +12,7 @@ _NOT_PUBLIC = tuple(map(ipaddress.ip_network, (
 
 
 def is_public(host: str) -> bool:
-    """Return whether an IP address is one of the public Internet, also where IPv6 wraps it."""
+    """Return whether an IP address is public, also one that IPv6 wraps."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:
@@ -22,6 +20,6 @@ def is_public(host: str) -> bool:
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is not None:
             return is_public(str(inner))
-    if any(address in network for network in _NOT_PUBLIC):  # of the other version is in none
+    if any(address in network for network in _NOT_PUBLIC):
         return False
     return address.is_global and not address.is_multicast

@@ -1,8 +1,7 @@
 """Terminal results: Celery's meta as it is stored, OpenAI's line as users read it."""
 
 import datetime as dt
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -13,7 +12,6 @@ from contract.message import Delivery
 #: Outcomes as the batch counters name them.
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
-
 #: Ends of lines to `str.splitlines`, hence to the SDK's `iter_lines`; JSON allows them in texts.
 _SEPARATORS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -23,7 +21,7 @@ _SEPARATORS = (
 
 
 def one_line(text: bytes) -> bytes:
-    """Return JSON with those letters escaped that some readers of lines take for a line's end."""
+    """Return JSON with its line separators escaped."""
     if not text.isascii():
         for letter, escaped in _SEPARATORS:
             text = text.replace(letter, escaped)
@@ -52,8 +50,8 @@ def failure_meta(
 ) -> bytes:
     """Return the stored form of a failure, or of a revocation (cancelled, expired).
 
-    `exc_module` is null for our own classes, so that a Celery client that does
-    not have warmq installed still gets an exception of that name.
+    `exc_module` is null for warmq's errors: a Celery client without warmq then gets an exception of
+    that name.
     """
     shown: dict[str, Any] = {"code": error.code, "message": error.message}
     if isinstance(error, RequestRejected) and error.field:
@@ -81,17 +79,15 @@ def _warmq(
     return dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
 
 
-@dataclass(slots=True)
-class ResultLine:
-    """One output line; `failed` says which file it belongs in, `rejected` that its author must
-    change the request."""
+class ResultLine(NamedTuple):
+    """One output line; `failed`: it belongs in the error file, `rejected`: its request is wrong."""
 
     json: bytes
     failed: bool
     rejected: bool = False
 
 
-#: Of a line, from 1; every program that reads the output can hold it.
+#: A line's number, from 1, within what every JSON reader can hold.
 _Line = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
@@ -103,7 +99,7 @@ class _Error(msgspec.Struct):
 
 
 class _Ours(msgspec.Struct):
-    """What `warmq` is in a result, as far as anybody uses it."""
+    """The used fields of `warmq` in a result."""
 
     error: _Error | None = None
     timing: dict[str, float] | None = None
@@ -114,8 +110,8 @@ class _Ours(msgspec.Struct):
 def read_meta(raw: bytes) -> dict[str, Any]:
     """Decode a stored or published result; a value of another program reads as a failure.
 
-    Whatever it was, `status` is a text, `warmq` and each of its parts None or as `success_meta` and
-    `failure_meta` write it, and all of it can be written as JSON again.
+    Whatever it was, `status` is a text, and `warmq` and each of its fields is None or as
+    `success_meta` and `failure_meta` write it.
     """
     try:
         meta = orjson.loads(raw)
@@ -133,8 +129,7 @@ def _usable(ours: object) -> dict[str, Any] | None:
     if not isinstance(ours, dict):
         return None
     if not _is_ours(ours):
-        for name, part in ours.items():
-            ours[name] = part if _is_ours({name: part}) else None
+        ours.update({n: part if _is_ours({n: part}) else None for n, part in ours.items()})
     return ours
 
 
@@ -147,7 +142,7 @@ def _is_ours(parts: dict[str, Any]) -> bool:
 
 
 def outcome_of(meta: dict[str, Any]) -> str:
-    """Return the counter a result belongs to, as `read_meta` returned it."""
+    """Return the counter of a result that `read_meta` returned."""
     if meta["status"] == "SUCCESS":
         return "completed"
     code = ((meta.get("warmq") or {}).get("error") or {}).get("code")
@@ -161,7 +156,7 @@ class _Warmq(msgspec.Struct):
 
 
 class _Success(msgspec.Struct):
-    """What `success_meta` writes, as far as an output line needs it."""
+    """The fields of `success_meta` that an output line needs."""
 
     status: Literal["SUCCESS"]
     result: msgspec.Raw
@@ -169,30 +164,43 @@ class _Success(msgspec.Struct):
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
-#: Of JSON that is nested deeper than Python's stack it says RecursionError.
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _read_success(raw: bytes) -> tuple[bytes, _Warmq] | None:
+    """Return the response's JSON, not decoded, and `warmq`; None for any other result."""
+    try:
+        meta = _decode_success(raw)
+        body = bytes(meta.result)
+        body.decode()  # msgspec does not check the values it passes over
+    # RecursionError: nested deeper than Python's stack.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return body, meta.warmq
 
 
 def body_of(raw: bytes) -> bytes | None:
     """Return the response's JSON in a stored success, not decoded; None for any other result."""
-    try:
-        meta = _decode_success(raw)
-        body = bytes(meta.result)
-        body.decode()  # msgspec does not look into what it passes over
-    except _UNREADABLE:
-        return None
-    return body
+    found = _read_success(raw)
+    return found[0] if found else None
 
 
 def error_of(raw: bytes) -> WarmqError:
-    """Return the error that a stored result other than a success tells."""
+    """Return the error in a stored result that is no success."""
     meta = read_meta(raw)
-    result, ours = meta.get("result"), meta.get("warmq") or {}
-    told = ours.get("error") or {"message": str(result), "code": "request_failed"}
-    message, code = str(told.get("message")), str(told.get("code"))
-    if isinstance(result, dict) and result.get("exc_type") == "RequestRejected":
-        return RequestRejected(message, code=code, field=told.get("param"))
+    result, error = meta.get("result"), _error_in(meta)
+    message, code = str(error.get("message")), str(error.get("code"))
+    if _is_rejection(result):
+        return RequestRejected(message, code=code, field=error.get("param"))
     return RequestFailed(message, code=code)
+
+
+def _error_in(meta: dict[str, Any]) -> dict[str, Any]:
+    ours = meta.get("warmq") or {}
+    return ours.get("error") or {"code": "request_failed", "message": str(meta.get("result"))}
+
+
+def _is_rejection(result: object) -> bool:
+    return isinstance(result, dict) and result.get("exc_type") == RequestRejected.__name__
 
 
 def _plain_line(
@@ -202,28 +210,25 @@ def _plain_line(
     line: int | None = None,
     leader: str = "",
 ) -> ResultLine | None:
-    """Return the line of a success that warmq wrote, without decoding its body; None for others.
+    """Return the line of a success without decoding its body; None for any other result.
 
-    custom_id and line are the result's own if they are not given.
+    custom_id and line default to the result's own.
     """
-    try:
-        meta = _decode_success(raw)
-        body, rid = bytes(meta.result), request_id.encode()
-        ran, same_as = rid, b""
-        if leader:
-            ran = leader.encode()
-            same_as = b',"same_as":' + orjson.dumps(meta.warmq.custom_id)
-        body.decode()  # msgspec does not look into what it passes over
-    except _UNREADABLE:
+    found = _read_success(raw)
+    if found is None:
         return None
+    body, ours = found
+    rid = request_id.encode()
+    ran = leader.encode() if leader else rid
+    same_as = b',"same_as":' + orjson.dumps(ours.custom_id) if leader else b""
     if line is None:
-        custom_id, line = meta.warmq.custom_id, meta.warmq.line
+        custom_id, line = ours.custom_id, ours.line
     if line is None or custom_id is None or b"\n" in body:
         return None
     out = b"".join((
         b'{"id":"batch_req_', rid, b'","custom_id":', orjson.dumps(custom_id),
         b',"response":{"status_code":200,"request_id":"', ran, b'","body":', body,
-        b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(meta.warmq.timing),
+        b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(ours.timing),
         same_as, b"}}",
     ))  # fmt: skip
     return ResultLine(one_line(out), False)
@@ -232,9 +237,9 @@ def _plain_line(
 def result_line(
     request_id: str, custom_id: str, line: int, raw: bytes | None, leader: str = ""
 ) -> ResultLine:
-    """Return OpenAI's batch output line for a stored result, or for a lost one.
+    """Return OpenAI's batch output line for a stored result, or for an expired one (None).
 
-    With `leader`, a request id, the result is that request's, and the line says so (`same_as`).
+    With `leader`, a request id, the result is that request's, and the line has `same_as`.
     """
     plain = _plain_line(request_id, raw, custom_id, line, leader) if raw is not None else None
     return plain or _any_line(request_id, custom_id, line, raw, leader)
@@ -271,8 +276,7 @@ def _any_line(
             out["response"] = {"status_code": 200, "request_id": ran, "body": body}
             out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
             return ResultLine(one_line(orjson.dumps(out)), False)
-        error = ours.get("error") or {"code": "request_failed", "message": str(body)}
-        rejected = isinstance(body, dict) and body.get("exc_type") == RequestRejected.__name__
+        error, rejected = _error_in(meta), _is_rejection(body)
     own = {"line": line} if leader else {}  # the leader's error may name the leader's line
     out["error"] = {"line": line, **error, **own, **same_as}
     return ResultLine(one_line(orjson.dumps(out)), True, rejected)

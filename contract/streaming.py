@@ -1,11 +1,10 @@
-"""The text of running requests: how a worker tells it to listeners, and how they read it.
+"""The text of running requests, published by a worker and read by listeners.
 
-A listener is a process that hears the texts of its requests on one channel, `warmq:text:<name>`.
-Each publication is a JSON list of pieces (`Piece`) with their positions. A gateway, which waits for
-many requests, names itself in their messages (`headers.warmq.listener`). Others announce themselves
-on `warmq:listen` (`listen_request`), and get the texts from their beginning; so does whoever was
-disconnected, or misses a piece. Nothing is kept in Redis: the result has the whole text, and is the
-end; it is published on its own channel, Celery's.
+A listener is a process with one channel, `warmq:text:<name>`. Each publication is a JSON list of
+pieces (`Piece`) with their positions. A gateway names itself in its requests' messages
+(`headers.warmq.listener`); other listeners, and one that was disconnected or misses a piece,
+publish a subscription on `warmq:listen` (`listen_request`) and get the texts from their start.
+Redis keeps nothing: the result, published on Celery's channel, has the whole text and is the end.
 """
 
 import secrets
@@ -21,11 +20,11 @@ from contract import naming
 from contract.errors import StoreUnavailable, StoreUnreachable
 from contract.results import outcome_of, read_meta
 
-#: How long a worker remembers a listener of a request that it does not run, in seconds.
+#: Seconds for which a worker keeps a subscription to a request that it does not run.
 LISTEN_S = 15.0
-#: After so long without news of a request a listener announces itself for it again, and so often
-#: while it misses a piece. A connection that is silent for so long is asked for a sign of life, and
-#: given up after as long again.
+#: A listener subscribes again after SILENT_S without news of a request, and every MISSED_S while it
+#: misses a piece. A connection that is silent for SILENT_S gets a PING, and is given up after as
+#: long again.
 SILENT_S, MISSED_S = LISTEN_S / 3, 1.0
 
 
@@ -42,8 +41,12 @@ class Piece(NamedTuple):
     text: str
 
 
+_encode = msgspec.json.Encoder().encode
+_decode_pieces = msgspec.json.Decoder(list[Piece]).decode
+
+
 def encode_pieces(pieces: Iterable[Piece]) -> bytes:
-    """Return what is published of these pieces."""
+    """Return the publication of these pieces."""
     return _encode(list(pieces))
 
 
@@ -51,7 +54,7 @@ def decode_pieces(data: bytes) -> list[Piece]:
     """Return the pieces of one publication.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: it is none.
     """
     try:
         return _decode_pieces(data)
@@ -59,23 +62,18 @@ def decode_pieces(data: bytes) -> list[Piece]:
         raise ValueError(str(error)) from None
 
 
-_encode = msgspec.json.Encoder().encode
-_decode_pieces = msgspec.json.Decoder(list[Piece]).decode
-
-
 def listen_request(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
-    """Return what a listener publishes on `warmq:listen` to be told these texts from their start.
+    """Return a subscription to these texts from their start, for `warmq:listen`.
 
-    It counts for LISTEN_S, or as long as the worker runs the request. With `raw` it is told also
-    what the model writes of an answer that is more than this text: tool calls, reasoning.
+    It holds for LISTEN_S, or as long as the worker runs the request. With `raw` it includes text
+    that becomes more than the answer's text: tool calls, reasoning.
     """
-    told = {"listener": listener, "ids": list(request_ids)}
-    return orjson.dumps(told | {"raw": True} if raw else told)
+    message = {"listener": listener, "ids": list(request_ids)}
+    return orjson.dumps(message | {"raw": True} if raw else message)
 
 
 def texts_of(body: object) -> dict[int, str]:
-    """Return the text of each choice of a response body; of none where it has no choices, or is
-    no such body: anybody may write a result.
+    """Return the text of each choice of a response body, none for any other value.
 
     A message of Anthropic's and a response of OpenAI's have one.
     """
@@ -88,15 +86,15 @@ def texts_of(body: object) -> dict[int, str]:
 def _texts_of(body: Mapping[str, Any]) -> dict[int, str]:
     parts = body.get("content") if body.get("type") == "message" else None
     if body.get("object") == "response":
-        items = (item for item in body.get("output") or () if item.get("type") == "message")
-        parts = [part for item in items for part in item.get("content") or ()]
+        messages = (part for part in body.get("output") or () if part.get("type") == "message")
+        parts = [part for message in messages for part in message.get("content") or ()]
     if parts is not None:
         return {0: _joined(parts)}
     texts = {}
     for number, choice in enumerate(body.get("choices") or ()):
-        said = (choice.get("message") or choice).get("content") or choice.get("text") or ""
-        # Mistral's reasoning models answer with a list of what they thought and said.
-        text = _joined(said) if isinstance(said, list) else str(said)
+        content = (choice.get("message") or choice).get("content") or choice.get("text") or ""
+        # Mistral's reasoning models answer with a list of thoughts and texts.
+        text = _joined(content) if isinstance(content, list) else str(content)
         index = choice.get("index")
         texts[index if type(index) is int else number] = text
     return texts
@@ -107,11 +105,11 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 class Transcript:
-    """The text of one request as its pieces tell it: `texts` by choice.
+    """The text of one request, made of its pieces: `texts` by choice.
 
-    `restarts` counts how often a text began anew: of all choices with another attempt, or of one
-    because the engine wrote another. A choice in `gaps` misses a piece. `ended` is the outcome, ''
-    while it runs.
+    `restarts` counts how often a text began anew: all choices with another attempt, or one because
+    the engine wrote another. A choice in `gaps` misses a piece. `ended` is the outcome, '' while it
+    runs.
     """
 
     def __init__(self) -> None:
@@ -123,7 +121,7 @@ class Transcript:
     def add(self, piece: Piece) -> Piece | None:
         """Take in the next piece; return what of it is new, None for nothing.
 
-        Pieces of an older attempt count for nothing: its worker was taken for dead.
+        Pieces of an older attempt are ignored: its worker was taken for dead.
         """
         _, attempt, choice, at, text = piece
         have = self.texts.get(choice, "")
@@ -142,7 +140,7 @@ class Transcript:
             return None
         self.gaps.discard(choice)
         whole = have[:at] + text
-        if have.startswith(whole):  # a piece may come twice: after an announcement
+        if have.startswith(whole):  # a piece comes twice after a subscription
             return None
         if not whole.startswith(have):
             self.ended, have = "", ""
@@ -152,7 +150,7 @@ class Transcript:
 
 
 class Listener:
-    """Hears the texts of some requests, for one thread; `close` it.
+    """Receives the texts of some requests, for one thread; `close` it.
 
     Each call raises StoreUnavailable where Redis cannot be used.
     """
@@ -163,26 +161,26 @@ class Listener:
         self._client = client
         self._name = secrets.token_hex(8)
         self._pubsub: Any = None
-        #: When each request was last announced, and told of, in time.monotonic().
+        #: When each request was last subscribed to, and last received; time.monotonic().
         self._announced: dict[str, float] = {}
-        self._told: dict[str, float] = {}
-        #: When the connection was last heard, and asked.
-        self._heard_at = self._pinged_at = 0.0
+        self._received: dict[str, float] = {}
+        #: When the connection last brought anything, and got a PING.
+        self._active_at = self._pinged_at = 0.0
 
     def read(self, wait_s: float) -> list[Piece]:
-        """Return what is new, after waiting for it, or for the result."""
+        """Return new pieces, after waiting for them, or for the result."""
         if self._pubsub is None:
             self._pubsub = self._subscribed()
-            self._announced.clear()  # what was published before was not heard
-            self._heard_at = time.monotonic()
+            self._announced.clear()  # earlier publications were missed
+            self._active_at = time.monotonic()
         self._announce(time.monotonic())
         new: list[Piece] = []
         try:
             message = self._pubsub.get_message(timeout=wait_s)
             while message is not None:
-                self._heard_at = time.monotonic()
+                self._active_at = time.monotonic()
                 if message["type"] == "message":
-                    new += self._heard(message["channel"].decode(), message["data"])
+                    new += self._receive(message["channel"].decode(), message["data"])
                 message = self._pubsub.get_message()
             self._check(time.monotonic())
         except StoreUnavailable:
@@ -193,30 +191,30 @@ class Listener:
     def _announce(self, now: float) -> None:
         due = [request_id for request_id in self.transcripts if now >= self._due(request_id)]
         if due:
-            told = listen_request(self._name, due, raw=True)
-            self._client.publish(naming.LISTEN_CHANNEL, told)
+            message = listen_request(self._name, due, raw=True)
+            self._client.publish(naming.LISTEN_CHANNEL, message)
             self._announced |= dict.fromkeys(due, now)
 
     def _check(self, now: float) -> None:
-        """Give up a connection that does not even answer a PING; the next read opens another."""
-        if self._pinged_at > self._heard_at:
+        """Give up a connection that does not answer a PING; the next read opens another."""
+        if self._pinged_at > self._active_at:
             if now >= self._pinged_at + SILENT_S:
                 self.close()
-        elif now >= self._heard_at + SILENT_S:
+        elif now >= self._active_at + SILENT_S:
             self._pubsub.ping()
             self._pinged_at = now
 
     def _due(self, request_id: str) -> float:
-        """Return when to announce a request again; whoever is told all of it needs no news."""
+        """Return when to subscribe to a request again."""
         announced = self._announced.get(request_id)
         if announced is None:
             return 0.0
         if self.transcripts[request_id].gaps:
             return announced + MISSED_S
-        return max(announced, self._told.get(request_id, 0.0)) + SILENT_S
+        return max(announced, self._received.get(request_id, 0.0)) + SILENT_S
 
     def _subscribed(self) -> Any:
-        """Return a subscription that hears all that is published from now on."""
+        """Return a subscription that receives all publications from now on."""
         pubsub = self._client.pubsub()
         channels = [naming.RESULT_PREFIX + request_id for request_id in self.transcripts]
         try:
@@ -229,7 +227,7 @@ class Listener:
             raise
         return pubsub
 
-    def _heard(self, channel: str, data: bytes) -> Iterable[Piece]:
+    def _receive(self, channel: str, data: bytes) -> Iterable[Piece]:
         if channel.startswith(naming.RESULT_PREFIX):
             request_id = channel.removeprefix(naming.RESULT_PREFIX)
             if transcript := self.transcripts.get(request_id):
@@ -242,13 +240,13 @@ class Listener:
         now = time.monotonic()
         for piece in pieces:
             if transcript := self.transcripts.get(piece.request_id):
-                self._told[piece.request_id] = now
+                self._received[piece.request_id] = now
                 new = transcript.add(piece)
                 if new is not None:
                     yield new
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """End the subscription."""
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
             pubsub.close()

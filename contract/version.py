@@ -1,15 +1,15 @@
-"""Which warmq this is: the one place that says it."""
+"""This installation's version, and the protocol that it uses in Redis."""
 
 from importlib import metadata
 
-#: The form of what Redis holds: batches, messages, leases, lists. Workers announce theirs, batches
-#: carry it as `v`, and lua/common.lua has the same number. What another one wrote is refused in
-#: words, unless a release says that it serves it. 1: what 0.1.0 wrote, before there was a number.
+#: The form of batches, messages, leases and lists in Redis, as in lua/common.lua. Workers announce
+#: theirs, batches have it as `v`; another's is refused unless a release serves it. 1: 0.1.0, which
+#: wrote no number.
 PROTOCOL = 2
 
 
 def version() -> str:
-    """Return the version that is installed, as `0.1.0`; a mere checkout does not know its own."""
+    """Return the installed version, as `0.1.0`; a mere checkout has none."""
     try:
         return metadata.version("warmq")
     except metadata.PackageNotFoundError:

@@ -1,5 +1,5 @@
--- CANCEL: commit `cancelled` for the requests named, queued or running. The
--- message itself stays where it is: POP and DONE keep what has been cancelled, for RETRY.
+-- CANCEL: commit `cancelled` for the requests named, queued or running. Messages stay where they are: POP
+-- and DONE keep them for RETRY.
 -- ARGV: batch, life, flag 0|1|expired, ttl_ms, then pairs (request id, meta)
 --   flag 1 seals the batch and makes POP cancel the rest of it (first call of a batch cancel)
 --   flag expired seals the batch, and commits `expired`: its deadline has passed, whether or not
@@ -9,14 +9,14 @@
 local batch, life, outcome = ARGV[1], ARGV[2], ARGV[3] == 'expired' and 'expired' or 'cancelled'
 unblock()
 if not batch_alive(batch, life) then return -1 end
-local b = batch_state(batch)
-if ARGV[3] == '1' and not b.finished then
+local state = batch_state(batch)
+if ARGV[3] == '1' and not state.finished then
   redis.call('HSET', batch_key(batch), 'cancelling', 1, 'sealed', 1)
   redis.call('PUBLISH', 'warmq:batch-cancel', batch)
-  b.touched = true
-elseif outcome == 'expired' and not b.finished then
+  state.touched = true
+elseif outcome == 'expired' and not state.finished then
   redis.call('HSET', batch_key(batch), 'sealed', 1)
-  b.touched = true
+  state.touched = true
 end
 local ids, lines = {}, 0
 for i = 5, #ARGV, 2 do

@@ -1,8 +1,8 @@
--- What requests cost, before and after they ran. Keys are those of turns.lua.
+-- Charges of requests, before and after they ran. Keys are those of turns.lua.
 
--- What leases that end change, added up by list: applied once, at a script's end. `used` and
--- `charged` are tokens; `other_` are those of a weight that is not 1, `share` and `used_share` the
--- same divided by it; `unanswered` and `unanswered_used` are of those without an answer.
+-- Changes of leases that end, added up by list and applied once, at a script's end. `used` and `charged`
+-- are tokens; `other_` are those of a weight that is not 1, `share` and `used_share` the same divided by
+-- it; `unanswered` and `unanswered_used` are of requests without an answer.
 local ended_turns = {}
 local function end_turn(home, sequences, cost, used, reported, weight)
   local sum = ended_turns[home]
@@ -25,7 +25,7 @@ local function end_turn(home, sequences, cost, used, reported, weight)
   end
 end
 
--- How long an hour's tokens are kept, in ms: the last hour and the one before are shown.
+-- Life of an hour's tokens, in ms: the last hour and the one before are shown.
 local USED_MS, HOUR_MS = 3 * 3600000, 3600000
 local function note_used(queue, tenant, tokens)
   local key = 'warmq:used:' .. queue .. ':' .. math.floor(now_ms() / HOUR_MS)
@@ -58,7 +58,7 @@ local function cost_of_size(size)
   return math.max(1, math.min(math.floor(size / BYTES_A_TOKEN), MOST_COST))
 end
 
--- The bytes of a message without those of pictures and other media that are part of it.
+-- The bytes of a message without its embedded pictures and other media.
 local function text_bytes(message)
   local bytes, from = #message, 1
   while true do
@@ -69,14 +69,13 @@ local function text_bytes(message)
   end
 end
 
--- The tokens that a message will probably need: as its batch's requests so far, else as the
--- queue's, else by its size and how many answers it asks for; no more than its sequences can have in
--- the model's context, where that is known (0: it is not). A mean of 0 says nothing: some engines
--- report no tokens.
+-- Estimates a message's tokens: the mean of its batch's requests so far, else of the queue's, else by its
+-- size and number of answers; at most what its sequences can have in the model's context (0: unknown). A
+-- mean of 0 counts as none: some engines report no tokens.
 local queue_means = {}
-local function cost_of(list, b, message, sequences, context)
+local function cost_of(list, state, message, sequences, context)
   local most = context > 0 and math.min(context * sequences, MOST_COST) or MOST_COST
-  if b and b.mean then return b.mean < most and b.mean or most end
+  if state and state.mean then return state.mean < most and state.mean or most end
   local queue = place_of(list)
   if queue_means[queue] == nil then
     local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
@@ -88,7 +87,7 @@ local function cost_of(list, b, message, sequences, context)
   return math.min(text + UNKNOWN_ANSWER * sequences, most)
 end
 
--- Has POP pass over all lists of tenants, named in a text with \6 after each; returns a set of them.
+-- Makes POP skip all lists of tenants, named in a text with \6 after each; returns them as a set.
 local function pass_over(queue, tenants, passed, most)
   local found = {}
   for tenant in string.gmatch(tenants, '([^\6]*)\6') do
@@ -98,8 +97,8 @@ local function pass_over(queue, tenants, passed, most)
   return found
 end
 
--- The first of a ZSET that POP has not passed over so often. Where it stood is noted in `passed`, by
--- NUL and the key: who is served moves behind it, and those before it are not looked at again.
+-- The first member of a ZSET that POP has not skipped too often. Its place is kept in `passed`, by NUL and
+-- the key: a served member moves behind it, and those before it are not examined again.
 local function first_of(ring, prefix, passed, most)
   local at = passed['\0' .. ring] or 0
   while true do

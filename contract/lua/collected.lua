@@ -1,5 +1,5 @@
--- COLLECTED: note when all results of a finished batch were kept elsewhere; or, with marks, what is
--- written of the results of any batch. A mark tells the content of a file; the latest ones are kept.
+-- COLLECTED: note when all results of a finished batch were kept elsewhere; or, with marks, which files
+-- hold results of any batch. A mark stands for the content of a file; the latest ones are kept.
 -- ARGV: batch, life[, mark...]
 -- Touches: warmq:batch:<id>
 -- Returns: 1, or 0 if the batch is gone, or not finished (any more) where no marks are given

@@ -1,6 +1,6 @@
--- DEAD RETRY: give dead letters one more life at the end of their own queue. One that
--- another delivery answered meanwhile, or whose batch is gone, is only forgotten. Deadlines
--- that have passed are lifted, and Celery's `expires` too, which Lua cannot read.
+-- DEAD RETRY: queue dead letters again at the end of their own lists. One that another delivery answered
+-- meanwhile, or whose batch is gone, is only forgotten. Past deadlines are lifted, and Celery's `expires`
+-- always, which Lua cannot read.
 -- ARGV: dead letter ids
 -- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, the lists of waiting messages, warmq:turns:*,
 --   celery-task-meta-<id>, warmq:batch:<id>
@@ -9,7 +9,7 @@
 unblock()
 local count, moved, now = 0, 0, now_ms()
 
--- Whether a stored failure is this letter's request's: any client may use any id.
+-- Whether a stored failure is this request's own: any client may use any id.
 local function is_own(id, batch)
   local ok, meta = pcall(cjson.decode, redis.call('GET', RESULT .. id))
   local ours = ok and type(meta) == 'table' and meta['warmq']
@@ -27,7 +27,7 @@ local function undo_failure(id, batch)
   redis.call('ZREM', RETIRING, batch)
 end
 
--- Whether the request has its answer, or can have none any more.
+-- Whether the request has its answer, or can have none.
 local function is_settled(id, batch, life, failed)
   if batch == '' then return redis.call('EXISTS', RESULT .. id) == 1 and not failed end
   if not batch_alive(batch, life) then return true end

@@ -1,5 +1,5 @@
--- DUE_CLAIM: take work whose time has come; it is leased, and comes back if nobody renews it. If Redis'
--- clock has stepped back since the last call, what was waited for has as long to wait as it had then.
+-- DUE_CLAIM: claim due work under a lease; it is due again if nobody renews it. If Redis' clock has stepped
+-- back since the last call, waiting times are kept.
 -- ARGV: kind of work, lease in ms, most, longest wait of this kind in ms ('' for no limit): what is due
 --   later is due now
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held, warmq:{lease_seq,sweep}
@@ -9,14 +9,14 @@ local kind, lease_ms, most, longest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[
 local due, now = 'warmq:gateway:due:' .. kind, now_ms()
 local AT_ONCE, NOTED_MS, STEP_MS = 1000, 1000, 500
 
--- The clock at the last call, by how much times are still to be moved, and from which one on.
+-- The clock at the last call, by how much times are still to be moved, and from which time on.
 local noted = redis.call('HGET', 'warmq:sweep', 'due:' .. kind) or ''
 local last, by, from = string.match(noted, '^(%d+) (%d+) (%d+)$')
 last, by, from = tonumber(last or now), tonumber(by or 0), tonumber(from or 0)
 if last - now > STEP_MS then by, from = last - now, now + 1 end
 local moving = by > 0
 if moving then
-  -- Upwards: what was moved lies below what is still to be moved.
+  -- Upwards: moved times lie below those still to be moved.
   local found = redis.call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
   for i = 1, #found, 2 do
     redis.call('ZADD', due, found[i + 1] - by, found[i])

@@ -1,4 +1,4 @@
--- DUE_RELEASE: give leased work back, to be looked at again later, or at once if somebody has asked.
+-- DUE_RELEASE: give claimed work back, due again later, or now if it was scheduled meanwhile.
 -- ARGV: kind of work, id, token, ms from now
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
 -- Returns: 1; 0 if another one holds it now

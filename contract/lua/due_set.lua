@@ -1,4 +1,4 @@
--- DUE_SET: say when work is to be looked at (again), or that it is done.
+-- DUE_SET: schedule work (again), or remove it when it is done.
 -- ARGV: kind of work, id, token of who holds it ('' for anybody, who brings new work forward), ms from
 --   now ('' : it is done)
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
@@ -8,7 +8,7 @@ local due, id, token = 'warmq:gateway:due:' .. ARGV[1], ARGV[2], ARGV[3]
 if token ~= '' then
   if redis.call('HGET', due .. ':held', id) ~= token then return 0 end
 elseif redis.call('HEXISTS', due .. ':held', id) == 1 then
-  -- Somebody is at it: it is looked at once more as soon as that one is through.
+  -- It is claimed: it is due once more as soon as its claim ends.
   redis.call('HSET', due .. ':held', id .. '\0again', 1)
   return 1
 end

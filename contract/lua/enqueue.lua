@@ -9,21 +9,21 @@
 --   celery-task-meta-<id>
 -- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} | {'full', text}
 
--- The outcome of a request of a batch that has its result; nil while it has none.
+-- The outcome of a request of a batch; nil while it has no result.
 local function outcome_of(batch, id)
   local status = result_status(id)
   if status == '' or foreign(id, batch_state(batch)) then return nil end
   if string.find(status, '{"status":"SUCCESS"', 1, true) then return 'completed' end
   if status == FAILURE then return 'failed' end
-  -- Of those that are revoked only the code, which the meta has but once unescaped, tells.
+  -- Only the code of a revoked request, which the meta has but once unescaped, gives its outcome.
   local expired = string.find(redis.call('GET', RESULT .. id), '"code":"expired"', 1, true)
   return expired and 'expired' or 'cancelled'
 end
 
--- Notes the followers of a chunk, ended where their leader has; returns how many they are.
+-- Notes the followers of a chunk, ended where their leader has; returns their number.
 local function add_followers(batch, chunk)
-  local b = batch_state(batch)
-  if not b.once then return 0 end
+  local state = batch_state(batch)
+  if not state.dedupe then return 0 end
   local key, count, first, last = followers_key(batch), 0, {}, {}
   for _, entry in ipairs(cjson.decode(chunk)[3]) do
     local leader = entry[4]
@@ -38,11 +38,11 @@ local function add_followers(batch, chunk)
   for leader, from in pairs(first) do
     local outcome = outcome_of(batch, leader)
     if outcome then
-      add(b, outcome, last[leader] - from + 1)
-      b.ended[#b.ended + 1] = ended_followers(leader, from, last[leader])
+      add(state, outcome, last[leader] - from + 1)
+      state.ended[#state.ended + 1] = ended_followers(leader, from, last[leader])
     end
   end
-  add(b, 'identical', count)
+  add(state, 'identical', count)
   return count
 end
 

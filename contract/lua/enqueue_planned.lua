@@ -1,5 +1,5 @@
--- ENQUEUE_PLANNED: append messages of a batch whose lines ENQUEUE has only announced, if they are
--- those the batch waits for: in its plan's order, which every submit of the file computes alike.
+-- ENQUEUE_PLANNED: append messages of a batch whose lines ENQUEUE has only announced, if they are those the
+-- batch waits for: in its plan's order, which every submit of the file computes alike.
 -- ARGV: batch, life, list key, cursor, digest (both of the whole file's end), plan, position before,
 --   high water count, high water fraction, messages joined by newlines (as in ENQUEUE)
 -- Touches: warmq:batch:<id>, the list key, warmq:turns:*

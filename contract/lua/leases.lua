@@ -1,22 +1,23 @@
--- Leases, and the way back from them. A leased message lies in a list of its own,
--- warmq:leased:<lease>, and moves from key to key without being decoded. The score in warmq:leases
--- is when a lease ends; a negative one: it is on its way back to a queue, the newest lease lowest.
+-- Leases, and the return of their messages. A leased message lies in a list of its own,
+-- warmq:leased:<lease>, and moves from key to key without being decoded. The score in warmq:leases is when
+-- a lease ends; a negative one: it is on its way back to a queue, the newest lease lowest.
 
--- Bytes that one script moves, and messages: Redis serves nobody else meanwhile.
+-- Bounds of one script in bytes and messages: Redis serves nobody else meanwhile.
 local MOVE_BYTES, MOVE_COUNT = 4 * 1024 * 1024, 500
 
 local function leased_key(lease) return 'warmq:leased:' .. lease end
 
--- <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: the
--- slots of the engine that holds it, the tokens it was charged for (turns.lua), where the message
--- goes back to, and where it is retried.
+-- <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: slots of the
+-- engine that has it, tokens charged (turns.lua), the list to which the message returns, and the list in
+-- which it is retried.
 local function lease_record(slots, cost, size, list, home, id, batch, life)
   return slots .. '\0' .. cost .. '\0' .. size .. '\0' .. list .. '\0' .. home .. '\0' .. id ..
     '\0' .. batch .. '\0' .. life
 end
 
-local function pack_lease(l)
-  return lease_record(l.slots, l.cost, l.size, l.list, l.home, l.id, l.batch, l.life)
+local function pack_lease(leased)
+  return lease_record(leased.slots, leased.cost, leased.size, leased.list, leased.home, leased.id,
+                      leased.batch, leased.life)
 end
 
 local function unpack_lease(record)
@@ -26,8 +27,7 @@ local function unpack_lease(record)
            home = home, id = id, batch = batch, life = life }
 end
 
--- Of a record only what a charge needs: home, cost and size. Each table is work for the garbage
--- collector.
+-- A record's home, cost and size alone, without a table for the garbage collector.
 local function charge_of(record)
   local cost, size, at = string.match(record, '^%d+%z(%d+)%z(%d+)%z()')
   local before = string.find(record, '\0', at, true) -- a pattern would look at each byte
@@ -42,26 +42,27 @@ local function suspects_of(list)
   return queue .. ':suspects'
 end
 
-local function pack_letter(l, r, reason, at)
-  return table.concat({ at, l.size, l.home, l.id, l.batch, l.life,
-                        cjson.encode(r and r.custom_id or cjson.null), (string.gsub(reason, '%z', '?')) }, '\0')
+local function pack_letter(leased, request, reason, at)
+  return table.concat({ at, leased.size, leased.home, leased.id, leased.batch, leased.life,
+                        cjson.encode(request and request.custom_id or cjson.null),
+                        (string.gsub(reason, '%z', '?')) }, '\0')
 end
 
--- Moves the last message in `from` to the dead letters. `l` tells size, home, request id, batch
--- and life, `r` what its message says (nil if it cannot be read).
-local function dead_letter(from, l, r, reason, now)
+-- Moves the last message in `from` to the dead letters. `leased` has size, home, request id, batch and
+-- life, `request` is the message as it was read (nil if it cannot be read).
+local function dead_letter(from, leased, request, reason, now)
   local letter = redis.call('INCR', 'warmq:lease_seq')
   redis.call('LMOVE', from, 'warmq:dead:' .. letter, 'RIGHT', 'LEFT')
-  redis.call('HSET', 'warmq:dead', letter, pack_letter(l, r, reason, now))
+  redis.call('HSET', 'warmq:dead', letter, pack_letter(leased, request, reason, now))
 end
 
--- How many sequences a lease is charged for, and by which weight of its tenant its tokens were
--- divided. Where either is not 1 they are noted, in a hash beside the records, whose form workers of
--- 0.2 read, too: <lease> -> <sequences> NUL <home>, then NUL <weight> where that is not 1.
+-- Sequences of a lease, and the weight by which its tokens were divided, where either is not 1. They are in
+-- a hash next to the records, because workers of 0.2 read the records too: <lease> -> <sequences> NUL
+-- <home>, then NUL <weight> where that is not 1.
 local SEQUENCES = 'warmq:sequences'
 
--- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens. `reported`
--- are those that the engine has told of an answer, nil where there is none.
+-- Ends a lease's charge: its slots of the cap, and `cost` in favour of `used` tokens. `reported` are the
+-- tokens that the engine counted for an answer, nil where there is none.
 local any_sequences
 local function end_charge(lease, home, cost, used, reported)
   if any_sequences == nil then any_sequences = redis.call('EXISTS', SEQUENCES) == 1 end
@@ -74,7 +75,7 @@ local function end_charge(lease, home, cost, used, reported)
   end_turn(home, tonumber(sequences) or 1, cost, used, reported, tonumber(weight) or 1)
 end
 
--- A worker of 0.2 that sweeps ends a lease as one of one sequence: what it has left is ended here.
+-- A worker of 0.2 sweeps a lease as one of one sequence: the rest of its charge is ended here.
 local function end_left_charges()
   local noted = redis.call('HRANDFIELD', SEQUENCES, 20, 'WITHVALUES')
   for i = 1, #noted, 2 do
@@ -95,99 +96,101 @@ local function drop_lease(worker, lease)
   redis.call('UNLINK', leased_key(lease))
 end
 
--- Gives a leased message up, as a dead letter with an ending of its own. One that was cancelled
--- meanwhile has its ending: it is kept for RETRY, as if it had not run.
-local function give_up(lease, l, reason, now, ending, ttl_ms)
+-- Makes a leased message a dead letter with an ending. One that was cancelled meanwhile has its ending: it
+-- is kept for RETRY, as if it had not run.
+local function give_up(lease, leased, reason, now, ending, ttl_ms)
   local from, outcome, home = leased_key(lease), nil, nil
-  if l.batch ~= '' and batch_alive(l.batch, l.life) then outcome, home = noted_ending(l.batch, l.id) end
-  if outcome and home == '' then
-    redis.call('RENAME', from, kept_key(l.batch, l.id))
-    note_ended(l.batch, l.id, outcome, l.size, l.home)
-  elseif not outcome then
-    local r = read_message(redis.call('LINDEX', from, 0) or '')
-    dead_letter(from, l, r, reason, now)
-    if r then commit_ending(r, ending(r), 'failed', ttl_ms) end
+  if leased.batch ~= '' and batch_alive(leased.batch, leased.life) then
+    outcome, home = noted_ending(leased.batch, leased.id)
   end
-  forget_counts(l.id)
+  if outcome and home == '' then
+    redis.call('RENAME', from, kept_key(leased.batch, leased.id))
+    note_ended(leased.batch, leased.id, outcome, leased.size, leased.home)
+  elseif not outcome then
+    local request = read_message(redis.call('LINDEX', from, 0) or '')
+    dead_letter(from, leased, request, reason, now)
+    if request then commit_ending(request, ending(request), 'failed', ttl_ms) end
+  end
+  forget_counts(leased.id)
 end
 
--- Moves messages on their way back, as many as MOVE_BYTES allow. The newest go first, so that
--- the oldest is at the head of its list in the end. Returns whether any are left.
+-- Moves returning messages, as many as MOVE_BYTES allow, the newest first, so that the oldest is at the
+-- head of its list in the end. Returns 1 if any are left.
 local function move_back()
   local moved, left = 0, 0
   local found = redis.call('ZRANGEBYSCORE', LEASES, '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
   for i, lease in ipairs(found) do
     local worker = string.match(lease, '^(.*)/%d+$')
     local record = redis.call('HGET', worker_key(worker), lease)
-    local l = record and unpack_lease(record)
-    if i > MOVE_COUNT or l and i > 1 and moved + l.size > MOVE_BYTES then
+    local leased = record and unpack_lease(record)
+    if i > MOVE_COUNT or leased and i > 1 and moved + leased.size > MOVE_BYTES then
       left = 1
       break
     end
-    local answer = l and redis.pcall('LMOVE', leased_key(lease), l.list, 'RIGHT', 'RIGHT')
-    -- A list that is not a list must not stop the others; its messages wait until it is one.
+    local answer = leased and redis.pcall('LMOVE', leased_key(lease), leased.list, 'RIGHT', 'RIGHT')
+    -- A key that is not a list must not stop the rest; its messages wait until it is one.
     if type(answer) ~= 'table' then
       drop_lease(worker, lease)
-      if answer then note_pushed(l.list, 1) end
+      if answer then note_pushed(leased.list, 1) end
     end
-    moved = moved + (l and l.size or 0)
+    moved = moved + (leased and leased.size or 0)
   end
-  -- What LMOVE answers is in Lua's memory, which maxmemory does not count.
+  -- LMOVE's replies are in Lua's memory, which maxmemory does not count.
   if moved > 1024 * 1024 then collectgarbage() end
   return left
 end
 
--- Notes in which way an attempt ended without an answer, for people who look: the last ten of a
--- request, for as long as results are kept.
+-- Notes why an attempt ended without an answer: the last ten of a request, for as long as results are kept.
 local ATTEMPTS = 10
-local function note_attempt(worker, l, swept, now, ttl_ms)
-  local key = attempts_key(l.id)
-  local why = swept and 'lease' or l.died and 'died' or 'returned'
+local function note_attempt(worker, leased, swept, now, ttl_ms)
+  local key = attempts_key(leased.id)
+  local why = swept and 'lease' or leased.died and 'died' or 'returned'
   if redis.call('LPUSH', key, now .. '\0' .. worker .. '\0' .. why) > ATTEMPTS then
     redis.call('LTRIM', key, 0, ATTEMPTS - 1)
   end
   redis.call('PEXPIRE', key, ttl_ms)
 end
 
--- Sends leases back to the head of their own lists; move_back() then moves the messages.
--- `leases` is a list of {lease, died, and the record's fields}, newest first.
--- A death inside the suspects' list halves the group; who dies alone a second time is
--- the culprit: one death somebody else may have caused, from outside.
+-- Marks leases as returning to the head of their own lists; move_back() then moves the messages. `leases`
+-- is a list of {lease, died, and the record's fields}, newest first. A death inside the suspects' list
+-- halves the group; a request that dies alone a second time is the culprit: the first death may have had a
+-- cause outside.
 local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   local died_suspects, groups = {}, {}
-  for _, l in ipairs(leases) do
-    if l.died and l.list == suspects_of(l.list) then
-      died_suspects[l.list] = (died_suspects[l.list] or 0) + 1
+  for _, leased in ipairs(leases) do
+    if leased.died and leased.list == suspects_of(leased.list) then
+      died_suspects[leased.list] = (died_suspects[leased.list] or 0) + 1
     end
   end
-  for _, l in ipairs(leases) do
-    local target, deaths = l.list, died_suspects[l.list]
-    end_charge(l.lease, l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
-    if l.batch ~= '' and not batch_alive(l.batch, l.life) then
-      drop_lease(worker, l.lease) -- its batch was deleted
-      if not batch_state(l.batch).life then forget_counts(l.id) end
+  for _, leased in ipairs(leases) do
+    local target, deaths = leased.list, died_suspects[leased.list]
+    -- A request that kills an engine pays for it.
+    end_charge(leased.lease, leased.home, leased.cost, leased.died and leased.cost or 0)
+    if leased.batch ~= '' and not batch_alive(leased.batch, leased.life) then
+      drop_lease(worker, leased.lease) -- its batch was deleted
+      if not batch_state(leased.batch).life then forget_counts(leased.id) end
     else
-      redis.call('HINCRBY', 'warmq:returns', l.id, 1)
-      note_attempt(worker, l, swept, now, ttl_ms)
-      if l.died and redis.call('HINCRBY', 'warmq:deaths', l.id, 1) >= max_deaths then
-        target = suspects_of(l.list)
+      redis.call('HINCRBY', 'warmq:returns', leased.id, 1)
+      note_attempt(worker, leased, swept, now, ttl_ms)
+      if leased.died and redis.call('HINCRBY', 'warmq:deaths', leased.id, 1) >= max_deaths then
+        target = suspects_of(leased.list)
       end
-      if deaths == 1 and l.died and redis.call('HINCRBY', 'warmq:deaths', alone(l.id), 1) == 2 then
+      if deaths == 1 and leased.died and redis.call('HINCRBY', 'warmq:deaths', alone(leased.id), 1) == 2 then
         local text = 'the engine died each time it ran this request'
-        local function ending(r) return ending_meta(r, 'RequestFailed', 'poison', text, date) end
-        give_up(l.lease, l, 'poison: ' .. text, now, ending, ttl_ms)
-        redis.call('DEL', l.list .. ':group')
-        drop_lease(worker, l.lease)
+        local function ending(request) return ending_meta(request, 'RequestFailed', 'poison', text, date) end
+        give_up(leased.lease, leased, 'poison: ' .. text, now, ending, ttl_ms)
+        redis.call('DEL', leased.list .. ':group')
+        drop_lease(worker, leased.lease)
       else
-        if deaths and l.died then groups[l.list] = math.ceil(deaths / 2) end
-        l.list = target
-        redis.call('HSET', worker_key(worker), l.lease, pack_lease(l))
-        redis.call('ZADD', LEASES, -lease_number(l.lease), l.lease)
+        if deaths and leased.died then groups[leased.list] = math.ceil(deaths / 2) end
+        leased.list = target
+        redis.call('HSET', worker_key(worker), leased.lease, pack_lease(leased))
+        redis.call('ZADD', LEASES, -lease_number(leased.lease), leased.lease)
       end
     end
   end
   for list, size in pairs(groups) do redis.call('SET', list .. ':group', size, 'PX', ttl_ms) end
-  -- Nothing ends the counts of a request whose queue somebody empties.
+  -- Nobody clears the counts of a request whose queue is emptied from outside.
   redis.call('PEXPIRE', 'warmq:returns', ttl_ms)
   redis.call('PEXPIRE', 'warmq:deaths', ttl_ms)
 end

@@ -1,4 +1,4 @@
--- LIST: all batches, newest first, and the states of the first of them.
+-- LIST: return all batches, newest first, and the states of the first of them.
 -- ARGV: of how many batches the state is wanted
 -- Touches: warmq:batches, warmq:batch:<id>
 -- Returns: {{batch id, ...}, {{field, value, ...} of each; empty if the batch has expired, ...}}

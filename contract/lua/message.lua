@@ -1,7 +1,7 @@
--- Reading Celery protocol-2 messages. A message may be megabytes, nearly all of it the body,
--- which no script needs: only what follows the body is decoded.
+-- Reads Celery protocol-2 messages. A message may be megabytes, nearly all of it the body, which no script
+-- needs: only the part after the body is decoded.
 
--- Whether a text is UTF-8: what is not cannot be written into a result that a client reads.
+-- Whether a text is UTF-8: any other cannot be written into a result that a client reads.
 local CONTINUED = '[\128-\191]'
 local function is_utf8(text)
   if not string.find(text, '[\128-\255]') then return true end
@@ -15,8 +15,8 @@ local function is_utf8(text)
   return not string.find(text, '[\128-\255]')
 end
 
--- Where the body's closing quote is in a message as kombu and `producer` write it, body first;
--- nil in any other. An unescaped quote stands behind an even number of backslashes.
+-- The position of the body's closing quote in a message as kombu and `producer` write it, body first; nil
+-- in any other. An unescaped quote stands behind an even number of backslashes.
 local function body_end(message)
   local at = select(2, string.find(message, '^{"body":%s?"'))
   while at do
@@ -39,21 +39,21 @@ local function step_of(priority)
   return ''
 end
 
--- How many sequences an engine runs for a request, by what its message says.
+-- The number of sequences that a message asks for.
 local MOST_SEQUENCES = 100000
-local function sequences_of(said)
-  local usable = type(said) == 'number' and said >= 1 and said <= MOST_SEQUENCES
-  return usable and math.floor(said) or 1
+local function sequences_of(count)
+  local usable = type(count) == 'number' and count >= 1 and count <= MOST_SEQUENCES
+  return usable and math.floor(count) or 1
 end
 
 local function usable_id(id)
   return #id > 0 and #id <= 255 and not string.find(id, '%c') and is_utf8(id)
 end
 
--- What follows the body in a message as contract/message.py writes it, whole: texts that are the
--- same in all, what a message has of its own, and what all of its batch have in common, which is
--- read once for each run of them. Read so, POP takes a fifth less time than when it decodes
--- (docs/explanation/performance.md, "versus"); a message that differs in anything is decoded.
+-- The part after the body as contract/message.py writes it, whole: texts that are the same in all messages,
+-- fields of one message, and fields common to its batch, which are read once for each run of them. POP
+-- takes a fifth less time so than when it decodes (docs/explanation/performance.md, "versus"); a message that differs
+-- in anything is decoded.
 local HEAD = '","content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",' ..
   '"task":"warmq.generate","argsrepr":"","kwargsrepr":"","origin":"warmq","eta":null,' ..
   '"expires":null,"group":null,"parent_id":null,"retries":0,"timelimit":[null,null],"id":"'
@@ -91,66 +91,71 @@ local function read_written(message, stop)
            sequences = 1 }
 end
 
--- The same for a message without a usable id, such as all of Celery's task protocol 1, in which the
--- ids are in the body and in correlation_id.
+-- Reads a message without a usable id, such as all of Celery's task protocol 1, in which the ids are in the
+-- body and in correlation_id.
 local LONGEST_ANSWERED = 65536
 local function no_id(headers, properties)
-  local id, why = headers['id'], 'headers.id is not a usable task id: it has more than 255 bytes, or control characters'
+  local id = headers['id']
+  local why = 'headers.id is not a usable task id: it has more than 255 bytes, or control characters'
   if id == nil and type(properties) == 'table' then
-    id, why = properties['correlation_id'], "headers.id is missing, as in Celery's task protocol 1: leave task_protocol at 2"
+    id = properties['correlation_id']
+    why = "headers.id is missing, as in Celery's task protocol 1: leave task_protocol at 2"
   end
   local waits = type(id) == 'string' and #id > 0 and #id <= LONGEST_ANSWERED and is_utf8(id) and
                 type(headers['warmq']) ~= 'table' and headers['ignore_result'] ~= true
-  return nil, why, waits and { id = id, batch = '', life = '', custom_id = cjson.null, line = cjson.null } or nil
+  if not waits then return nil, why end
+  return nil, why, { id = id, batch = '', life = '', custom_id = cjson.null, line = cjson.null }
 end
 
--- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
--- `step` is the suffix of the priority's list; `tenant` and `keep_ms` only requests without a batch
--- have, which a gateway has pushed. The reason beside a message: it can be read, but
--- 0.1.0 wrote it, or a newer warmq, which may mean more than this one knows. The third value, of one that cannot
--- be read: at which task id its client waits for an answer.
+-- The fields of a Celery protocol-2 message that warmq needs; nil and the reason if it is not one. `step`
+-- is the suffix of the priority's list; only requests without a batch, from a gateway, have `tenant` and
+-- `keep_ms`. A reason together with a request: 0.1.0 wrote it, or a newer warmq, whose meaning this one may
+-- not know. The third value, of an unreadable message: the task id at which its client waits for an answer.
 local function read_message(message)
   local stop = body_end(message)
   local written = stop and read_written(message, stop)
   if written then return written end
-  local ok, m = pcall(cjson.decode, stop and '{"body":"' .. string.sub(message, stop) or message)
-  if not ok or type(m) ~= 'table' then return nil, 'not a JSON object' end
-  local h = m['headers']
-  if type(h) ~= 'table' then return nil, 'no headers: not a Celery protocol-2 message' end
-  if type(h['id']) ~= 'string' or not usable_id(h['id']) then return no_id(h, m['properties']) end
-  if type(m['body']) ~= 'string' or type(m['properties']) ~= 'table' then
+  local ok, decoded = pcall(cjson.decode, stop and '{"body":"' .. string.sub(message, stop) or message)
+  if not ok or type(decoded) ~= 'table' then return nil, 'not a JSON object' end
+  local headers = decoded['headers']
+  if type(headers) ~= 'table' then return nil, 'no headers: not a Celery protocol-2 message' end
+  if type(headers['id']) ~= 'string' or not usable_id(headers['id']) then
+    return no_id(headers, decoded['properties'])
+  end
+  if type(decoded['body']) ~= 'string' or type(decoded['properties']) ~= 'table' then
     return nil, 'no body or no properties'
   end
-  local out = { id = h['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null,
+  local out = { id = headers['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null,
                 sequences = 1 }
-  out.ignored = h['ignore_result'] == true
-  out.step = step_of(tonumber(m['properties']['priority']))
-  local w = h['warmq']
-  if type(w) == 'table' then
-    if type(w['batch']) == 'string' and w['batch'] ~= '' then
-      if w['life'] == nil and type(w['created']) == 'string' then
+  out.ignored = headers['ignore_result'] == true
+  out.step = step_of(tonumber(decoded['properties']['priority']))
+  local ours = headers['warmq']
+  if type(ours) == 'table' then
+    if type(ours['batch']) == 'string' and ours['batch'] ~= '' then
+      if ours['life'] == nil and type(ours['created']) == 'string' then
         return out, 'queued by warmq 0.1.0 (protocol 1), which this worker does not read: submit it again'
       end
-      -- A message that only claims to be of a batch belongs to none that lives.
-      out.batch, out.life = w['batch'], type(w['life']) == 'string' and w['life'] or ''
+      -- A message without a batch's life belongs to no living batch.
+      out.batch, out.life = ours['batch'], type(ours['life']) == 'string' and ours['life'] or ''
     end
-    if type(w['custom_id']) == 'string' and is_utf8(w['custom_id']) then out.custom_id = w['custom_id'] end
-    if type(w['line']) == 'number' then out.line = w['line'] end
-    if type(w['deadline']) == 'number' then out.deadline = w['deadline'] end
-    if type(w['tenant']) == 'string' and usable_id(w['tenant']) then out.tenant = w['tenant'] end
-    out.sequences = sequences_of(w['sequences'])
-    if type(w['keep_ms']) == 'number' then out.keep_ms = w['keep_ms'] end
-    if type(w['v']) == 'number' and w['v'] > PROTOCOL then
+    local custom_id = ours['custom_id']
+    if type(custom_id) == 'string' and is_utf8(custom_id) then out.custom_id = custom_id end
+    if type(ours['line']) == 'number' then out.line = ours['line'] end
+    if type(ours['deadline']) == 'number' then out.deadline = ours['deadline'] end
+    if type(ours['tenant']) == 'string' and usable_id(ours['tenant']) then out.tenant = ours['tenant'] end
+    out.sequences = sequences_of(ours['sequences'])
+    if type(ours['keep_ms']) == 'number' then out.keep_ms = ours['keep_ms'] end
+    if type(ours['v']) == 'number' and ours['v'] > PROTOCOL then
       return out, string.format('queued by a newer warmq (protocol %.0f, this worker knows %d): ' ..
-                                'upgrade the workers, then retry it', w['v'], PROTOCOL)
+                                'upgrade the workers, then retry it', ours['v'], PROTOCOL)
     end
   end
   return out
 end
 
--- A request that is run again is not held to a deadline that has passed, `now` in ms. The message
--- is changed as text: cjson would turn its empty lists into {}. Within a string the quotes would
--- be escaped, so these patterns meet nothing but the fields.
+-- Lifts a past deadline from a request that is run again, `now` in ms. The message is changed as text:
+-- cjson would turn its empty lists into {}. Within a string the quotes would be escaped, so these patterns
+-- match nothing but the fields.
 local DEADLINE = '("deadline":%s*)(%-?%d[%d.eE+-]*)'
 local function without_past_deadline(message, now)
   local stop = body_end(message) or 1
@@ -160,23 +165,23 @@ local function without_past_deadline(message, now)
   return string.sub(message, 1, stop - 1) .. string.gsub(rest, DEADLINE, '%1null')
 end
 
--- The same for Celery's `expires`, which Lua cannot read: whenever it is.
+-- Lifts Celery's `expires`, which Lua cannot read.
 local EXPIRES = '("expires":%s*)"[^"\\]*"'
 local function without_expires(message)
   local stop = body_end(message) or 1
   return string.sub(message, 1, stop - 1) .. string.gsub(string.sub(message, stop), EXPIRES, '%1null')
 end
 
--- Celery's meta for an ending that no worker computed. Strings only through
--- cjson: it never sees a result body, whose empty lists it would turn into {}.
-local function ending_meta(r, exc_type, code, text, date)
-  local s, revoked = cjson.encode, exc_type == 'TaskRevokedError'
-  local batch = r.batch == '' and 'null' or s(r.batch)
+-- Celery's meta for an ending that no worker computed. Strings only through cjson: it never reads a result
+-- body, whose empty lists it would turn into {}.
+local function ending_meta(request, exc_type, code, text, date)
+  local encode, revoked = cjson.encode, exc_type == 'TaskRevokedError'
+  local batch = request.batch == '' and 'null' or encode(request.batch)
   return '{"status":"' .. (revoked and 'REVOKED' or 'FAILURE') .. '","result":{"exc_type":"' ..
-    exc_type .. '","exc_message":[' .. s(text) .. '],"exc_module":' ..
+    exc_type .. '","exc_message":[' .. encode(text) .. '],"exc_module":' ..
     (revoked and '"celery.exceptions"' or 'null') ..
-    '},"traceback":null,"children":[],"date_done":' .. s(date) .. ',"task_id":' .. s(r.id) ..
-    ',"warmq":{"batch":' .. batch .. ',"custom_id":' .. s(r.custom_id) ..
-    ',"line":' .. (type(r.line) == 'number' and string.format('%d', r.line) or 'null') ..
-    ',"error":{"code":"' .. code .. '","message":' .. s(text) .. '}}}'
+    '},"traceback":null,"children":[],"date_done":' .. encode(date) .. ',"task_id":' .. encode(request.id) ..
+    ',"warmq":{"batch":' .. batch .. ',"custom_id":' .. encode(request.custom_id) ..
+    ',"line":' .. (type(request.line) == 'number' and string.format('%d', request.line) or 'null') ..
+    ',"error":{"code":"' .. code .. '","message":' .. encode(text) .. '}}}'
 end

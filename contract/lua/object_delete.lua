@@ -1,4 +1,4 @@
--- OBJECT_DELETE: remove one of the gateways' objects. A batch of Anthropic's API is two, which go together.
+-- OBJECT_DELETE: remove one of the gateways' objects. A batch of Anthropic's API is two objects.
 -- ARGV: kind, id, owner
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
 --   warmq:gateway:records:<owner>

@@ -1,5 +1,5 @@
--- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id. Where Redis takes no
--- writes it only reads.
+-- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id. Where Redis takes no writes it
+-- only reads.
 -- ARGV: kind, owner, id after which the page begins ('' for the first), most, 1 for the oldest first,
 --   place in the list to go on from ('' for the page's beginning)
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,

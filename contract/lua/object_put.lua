@@ -6,7 +6,7 @@
 -- Returns: the new version; 0 if the object has another version, or is there although new or gone
 --   although not; or if the batch has another version
 local kind, id, owner = ARGV[1], ARGV[2], ARGV[3]
--- Where Redis is full, what is there can end, and a batch that ends has its files; nothing else begins.
+-- Where Redis is full, existing objects can end, and an ending batch gets its files; nothing else begins.
 if ARGV[4] ~= '0' or kind == 'file' then unblock() end
 if ARGV[8] and redis.call('HGET', 'warmq:gateway:batch:' .. ARGV[8], 'version') ~= ARGV[9] then return 0 end
 local key = 'warmq:gateway:' .. kind .. ':' .. id
@@ -19,8 +19,8 @@ if ARGV[7] ~= '' then
 else
   redis.call('PERSIST', key)
 end
--- Equal scores are in the order of their names: a list is sorted by creation, then by id.
--- A batch of Anthropic's API is listed as `message_batch` alone: no list reads past those of another.
+-- Equal scores are sorted by name: a list is in order of creation, then of id. A batch of Anthropic's API
+-- is listed as `message_batch` alone, so that no list reads past those of another.
 if version == 1 and not (kind == 'batch' and string.find(id, '^msgbatch_')) then
   redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id)
 end

@@ -1,6 +1,5 @@
--- RETRY: run ended requests of a batch again. A request whose message is still
--- queued (cancelled, not yet met by POP) only loses its result. A deadline that has
--- passed is lifted, from the messages and from the batch.
+-- RETRY: queue ended requests of a batch again. A request whose message is still queued (cancelled, not yet
+-- met by POP) only loses its result. A past deadline is lifted, from the messages and from the batch.
 -- ARGV: batch, life, then pairs (request id, outcome that is undone)
 -- Touches: warmq:batch:<id>*, celery-task-meta-<id>, the lists of waiting messages,
 --   warmq:{returns,deaths,retiring,revoked}, warmq:turns:*
@@ -17,10 +16,10 @@ for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
   local noted, home = noted_ending(batch, id)
   local gone = false
-  -- Another retry may have been faster: what it undid is not undone twice.
+  -- Another retry may have been faster: it is not undone twice.
   if noted == outcome then
     if home ~= '' then
-      -- To the end of its list, as what is submitted now.
+      -- To the end of its list, as a message that is submitted now.
       local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
       gone = not message
       local lifted = message and without_past_deadline(message, now)
@@ -29,7 +28,7 @@ for i = 3, #ARGV, 2 do
       moved = moved + #(message or '')
     end
   end
-  -- Without its message it would be nowhere, and the batch would never end: it stays as it ended.
+  -- Without its message the batch would never end: the request stays as it ended.
   if noted == outcome and not gone then
     redis.call('HDEL', key .. ':failed', id)
     redis.call('DEL', RESULT .. id)
@@ -45,7 +44,7 @@ if count > 0 then
   local deadline = tonumber(redis.call('HGET', key, 'deadline') or '')
   if deadline and deadline <= now then redis.call('HDEL', key, 'deadline') end
   redis.call('HINCRBY', key, 'retried', count)
-  -- Cancelled before all its messages were there: the same submit brings the others.
+  -- Cancelled before all its messages were queued: the same submit brings the rest.
   local there = redis.call('HMGET', key, 'planned', 'announced')
   if tonumber(there[1] or 0) < tonumber(there[2] or 0) then redis.call('HDEL', key, 'sealed') end
   redis.call('ZREM', RETIRING, batch)

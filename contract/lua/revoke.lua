@@ -1,4 +1,4 @@
--- REVOKE: remember Celery's revocations, so that POP ends these requests wherever they wait.
+-- REVOKE: record Celery's revocations, so that POP ends these requests wherever they wait.
 -- ARGV: seconds to remember them, request ids...
 -- Touches: warmq:revoked
 -- Returns: nothing

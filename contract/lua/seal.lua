@@ -1,4 +1,4 @@
--- SEAL: no more lines will come; COMPLETE is tested.
+-- SEAL: mark a batch as completely submitted, and finish it if it has no open line.
 -- ARGV: batch, life, cursor, digest, reason (why the batch is `failed`, or ''),
 --   expected (JSON of what the submit expects of the batch, or '')
 -- Touches: warmq:batch:<id>, warmq:retiring

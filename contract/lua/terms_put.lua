@@ -1,5 +1,5 @@
--- TERMS_PUT: write what an operator allows or forbids a tenant or a key: small, and wanted most where a
--- tenant has filled Redis.
+-- TERMS_PUT: write a tenant's or a key's terms; an operator needs that most where a tenant has filled
+-- Redis.
 -- ARGV: hash, field, value
 -- Touches: warmq:tenants or warmq:gateway:keys
 -- Returns: nothing

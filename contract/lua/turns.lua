@@ -1,7 +1,7 @@
--- Whose turn it is: virtual token counters (Sheng et al., "Fairness in Serving Large Language
--- Models", OSDI 2024). Of each queue and priority there is one ZSET of the tenants that have
--- messages (tenant -> tokens served, divided by the tenant's weight), and for each of these one of
--- its lists (list key -> tokens served). POP serves the smallest counter, at both. Keys:
+-- Turns of tenants: virtual token counters (Sheng et al., "Fairness in Serving Large Language
+-- Models", OSDI 2024). Each queue and priority has one ZSET of the tenants that have messages
+-- (tenant -> tokens served, divided by the tenant's weight), and each of these one of its lists
+-- (list key -> tokens served). POP serves the smallest counter, at both. Keys:
 --   <queue>\6\22<step>\6<tenant>\6<batch>  messages of one batch; no <batch>: of all batches that
 --                                          keep the order in which they came (`--turn fifo`)
 --   <queue>, <queue>\6\22<step>            kombu's lists: messages of the tenant `celery`
@@ -20,15 +20,15 @@
 --                                          since 1970, for people who look; three hours
 --   warmq:tenants                          hash: tenant -> weight NUL cap ('' for none)
 local CELERY = 'celery'
--- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
+-- Tokens of an answer of unknown length, and bytes of text a token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
--- The most that the text of such a request is thought to have where the model's context is not known.
--- A picture has about so many tokens, however large its file is.
+-- Most text tokens of such a request where the model's context is unknown, and the tokens of a picture,
+-- whatever the size of its file.
 local UNKNOWN_TEXT, MEDIUM_TOKENS = 16384, 1024
--- The most that one request is charged, and what one costs that its author must change: it took a
--- place among what a worker holds, and time to be read. What a server reports may be absurd.
+-- Most tokens that one request is charged, whatever a server reports; and the charge of a request that its
+-- author must change: it took a place in a worker, and time to be read.
 local MOST_COST, REJECTION = 2 ^ 20, 16
--- How long a tenant without messages is remembered, and a queue that nobody uses, in ms.
+-- Life in ms of a tenant without messages, and of a queue that nobody uses.
 local LEFT_MS, QUEUE_MS = 600000, 7 * 86400000
 -- Requests of a turn, at most.
 local LONGEST_TURN = 32
@@ -38,7 +38,7 @@ local MEAN_OVER = 256
 local function turns_key(queue) return 'warmq:turns:' .. queue end
 local function ring_of(queue, step) return turns_key(queue) .. '\6' .. step end
 
--- Adds to a counter of a queue; the counters end some days after the queue was used last.
+-- Adds to a counter of a queue; the counters expire some days after the queue's last use.
 local function add_to_queue(queue, field, number)
   local key = turns_key(queue)
   local found = redis.call('HINCRBY', key, field, number)
@@ -46,8 +46,7 @@ local function add_to_queue(queue, field, number)
   return found
 end
 
--- Queue, step and tenant of a list of waiting messages. Each list is taken apart once: a script asks
--- for every message.
+-- Queue, step and tenant of a list of waiting messages, parsed once: scripts need them for every message.
 local places = {}
 local function place_of(list)
   local place = places[list]
@@ -83,7 +82,7 @@ local function terms_of(tenant)
   return tonumber(weight) or 1, tonumber(cap)
 end
 
--- How many sequences of a tenant are in flight, and how many more may be.
+-- Sequences of a tenant in flight.
 local function in_flight_of(queue, tenant)
   return tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
 end
@@ -97,8 +96,8 @@ local function least_of(ring)
   return tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2])
 end
 
--- A tenant that comes back has neither credit nor penalty for the time it was away: it begins with
--- the smallest counter there is, or with its own, if it was served more shortly before.
+-- A tenant that comes back has neither credit nor penalty for its absence: it begins with the smallest
+-- counter, or with its own if that is higher and recent.
 local function enter(ring, tenant)
   if redis.call('ZSCORE', ring, tenant) then return end
   local left = ring .. ':left'
@@ -109,7 +108,7 @@ local function enter(ring, tenant)
   redis.call('ZADD', ring, string.format('%.17g', score), tenant)
   if least then
     redis.call('ZADD', left, 'GT', string.format('%.17g', given), '')
-  else -- whoever was given more does not wait any more
+  else -- nobody with a higher counter waits any more
     redis.call('ZADD', left, string.format('%.17g', given), '')
   end
   redis.call('PEXPIRE', left, LEFT_MS)
@@ -162,8 +161,8 @@ local function drop_list(list)
   end
 end
 
--- Removes the list that is a batch's alone, whatever its length, and its turns: for a batch that is gone
--- or being deleted.
+-- Removes the list that is a batch's alone, of any length, and its turns: the batch is gone or being
+-- deleted.
 local function remove_list(batch, list)
   if not list or string.sub(list, -#batch - 1) ~= '\6' .. batch then return end
   local waiting = redis.call('LLEN', list)
@@ -172,8 +171,8 @@ local function remove_list(batch, list)
   drop_list(list)
 end
 
--- Why no more may be queued, nil if they may: Redis uses more than a fraction of its maxmemory or,
--- where it has none, so many messages wait. Of kombu's lists only their own are counted.
+-- The reason why no more may be queued, or nil: Redis uses more than a fraction of its maxmemory or,
+-- without one, too many messages wait. Of kombu's lists only their own are counted.
 local function why_full(list, most, fraction)
   local memory = redis.call('INFO', 'memory')
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
@@ -186,15 +185,15 @@ local function why_full(list, most, fraction)
   return waiting >= most and string.format('%d requests wait in the queue', waiting) or nil
 end
 
--- Says that messages were added to the end or the head of a list.
+-- Notes that messages were added to the end or the head of a list.
 local function note_pushed(list, pushed)
   if pushed == 0 or string.find(list, ':suspects$') then return end
   if not is_kombus(list) then add_to_queue((place_of(list)), 'waiting', pushed) end
   join(list)
 end
 
--- Appends messages, joined by newlines, to a list; returns how many. The turn comes first: a
--- producer's user that may not change whose turn it is must not have pushed anything.
+-- Appends messages, joined by newlines, to a list; returns how many. The turn comes first: a producer's
+-- user that may not change turns must not have pushed anything.
 local function push_lines(list, text)
   if text == '' then return 0 end
   join(list)
@@ -214,30 +213,31 @@ local function push_lines(list, text)
   return pushed
 end
 
--- Nothing waits, whatever the count says: somebody may have removed a list.
+-- Resets the count of waiting messages when none was found: somebody may have removed a list.
 local function forget_waiting(queue)
   if redis.call('EXISTS', turns_key(queue) .. ':capped') == 0 then
     redis.call('HDEL', turns_key(queue), 'waiting')
   end
 end
 
--- Takes a tenant whose next message needs more than its cap leaves out of the ring.
+-- Takes a tenant out of the ring whose next message needs more than its cap leaves.
 local function cap_turns(queue, step, tenant)
   redis.call('SADD', turns_key(queue) .. ':capped', step .. '\6' .. tenant)
   leave(ring_of(queue, step), tenant)
 end
 
--- Whether a tenant has a message at a higher priority that waits for its cap: none of a lower one
--- may take what it waits for.
+-- Whether a tenant has a message at a higher priority that waits for its cap: a lower one must not take the
+-- cap's next slot.
 local function waits_above(queue, step, tenant)
   for _, higher in ipairs({ '0', '3', '6' }) do
     if higher >= step then return false end
-    if redis.call('SISMEMBER', turns_key(queue) .. ':capped', higher .. '\6' .. tenant) == 1 then return true end
+    local waits = redis.call('SISMEMBER', turns_key(queue) .. ':capped', higher .. '\6' .. tenant)
+    if waits == 1 then return true end
   end
   return false
 end
 
--- A tenant that was capped gets its turns again, at the priorities at which it waits.
+-- Gives a capped tenant its turns again, at the priorities at which it waits.
 local function uncap(queue, tenant)
   local capped = turns_key(queue) .. ':capped'
   for _, step in ipairs({ '0', '3', '6', '9' }) do
@@ -248,9 +248,9 @@ local function uncap(queue, tenant)
   end
 end
 
--- Adds to a counter of a ZSET; nil if it is not there. What newcomers are given holds charges that
--- may prove too high: a refund leaves its tenant at most a turn below that (`floor` tells it; `each`
--- is what a request cost that now ends), else the newcomers would wait for all that was refunded.
+-- Adds to a counter of a ZSET; nil if it is not there. Newcomers' counters include charges that may prove
+-- too high: a refund leaves its tenant at most a turn below that (`floor` returns it; `each` is what a
+-- request cost that now ends), else the newcomers would wait for all that was refunded.
 local function add_share(key, member, share, floor, each)
   local score = redis.call('ZADD', key, 'XX', 'INCR', string.format('%.17g', share), member)
   if not score or share >= 0 then return score end
@@ -262,10 +262,10 @@ local function add_share(key, member, share, floor, each)
   return score
 end
 
--- Charges a list for requests that were given to a worker or have come back from one, and counts
--- their sequences: `tokens` is the estimate, later the difference to what was used. `ended` is of
--- those that have come back: `share`, the same divided by the tenant's weight when they were charged,
--- and what one of them cost, `each` in tokens and `each_share` divided so.
+-- Charges a list for requests that were leased or have returned, and counts their sequences: `tokens` is
+-- the estimate, later the difference to the used tokens. `ended` is for returned ones: `share`, the same
+-- divided by the tenant's weight when they were charged, and the cost of one of them, `each` in tokens and
+-- `each_share` divided so.
 local function charge(list, sequences, tokens, ended)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)

@@ -1,4 +1,4 @@
-"""What workers have announced of themselves, the parts of one worker as one."""
+"""Announcements of workers, those of a worker's front ends added to its own."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 import orjson
 
-#: Workers announce themselves every second; one silent for so long is not counted.
+#: Workers announce themselves every second; one that is silent for so long is not counted.
 WORKER_SILENT_S = 15.0
-#: What the parts of a worker announce of themselves alone.
+#: Numbers that each front end announces of itself alone.
 SUMMED = ("in_flight", "limit", "slots")
 
 
 def is_alive(worker: Mapping[str, Any]) -> bool:
-    """Whether an announcement of `Reads.announcements` is fresh, and not its worker's last."""
+    """Return whether an announcement is fresh, and not its worker's last."""
     return bool(worker["silent_s"] < WORKER_SILENT_S and worker.get("state") != "stopped")
 
 
 def protocol_of(worker: Mapping[str, Any]) -> int:
-    """Return the protocol that a worker announced; those before it had a number announce none."""
-    told = worker.get("protocol")
-    return told if isinstance(told, int) else 1
+    """Return the protocol that a worker announced; workers of protocol 1 announced none."""
+    protocol = worker.get("protocol")
+    return protocol if isinstance(protocol, int) else 1
 
 
 def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[str, Any]]:
-    """Return what workers have announced, each `silent_s` old at `now_s` by Redis' clock."""
+    """Return workers' announcements, each `silent_s` old at `now_s` on Redis' clock."""
     found = []
     for name, record in raw.items():
         at_ms, _, state = record.partition(b"\0")
@@ -41,29 +41,30 @@ def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[st
 
 
 def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Make one of a worker's parts: several processes of it may feed one engine."""
-    parts: dict[str, list[dict[str, Any]]] = {}
+    """Add the front ends of each worker to its own announcement."""
+    front_ends: dict[str, list[dict[str, Any]]] = {}
     for each in found:
         if isinstance(worker := each.get("part_of"), str) and is_alive(each):
-            parts.setdefault(worker, []).append(each)
+            front_ends.setdefault(worker, []).append(each)
     whole = [each for each in found if "part_of" not in each]
     for worker in whole:
-        if others := parts.get(worker["id"]):
+        if peers := front_ends.get(worker["id"]):
+            parts = [worker, *peers]
             for name in SUMMED:
-                told = (each.get(name) for each in (worker, *others))
-                worker[name] = sum(number for number in told if isinstance(number, int))
-            worker.update(_counted([worker, *others]))
+                numbers = (each.get(name) for each in parts)
+                worker[name] = sum(number for number in numbers if isinstance(number, int))
+            worker.update(_counted(parts))
     return whole
 
 
 def _counted(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `done` of some parts together, and `deaths` of the engine that all of them feed.
-
-    Absent where none tells it, as workers of older versions.
-    """
-    told = [done for part in parts if isinstance(done := part.get("done"), dict)]
-    sums = Counter[str]()
-    for done in told:
-        sums.update({name: count for name, count in done.items() if isinstance(count, int)})
-    deaths = [count for part in parts if isinstance(count := part.get("deaths"), int)]
-    return ({"done": dict(sums)} if told else {}) | ({"deaths": max(deaths)} if deaths else {})
+    """Return the sums of `done`, and the `deaths` of the shared engine, where announced."""
+    found: dict[str, Any] = {}
+    if done := [done for part in parts if isinstance(done := part.get("done"), dict)]:
+        sums = Counter[str]()
+        for counts in done:
+            sums.update({name: n for name, n in counts.items() if isinstance(n, int)})
+        found["done"] = dict(sums)
+    if deaths := [count for part in parts if isinstance(count := part.get("deaths"), int)]:
+        found["deaths"] = max(deaths)
+    return found

@@ -1,7 +1,7 @@
-"""The producer's store: batches in Redis, submitted, walked and changed.
+"""The producer's store: batches in Redis, submitted, read and changed.
 
-Every call is safe to repeat: a reply lost on the network costs nothing. Work
-that grows with the batch goes in chunks, so that no script stalls Redis.
+Every call is safe to repeat. Work that grows with the batch goes in chunks, so that no script
+stalls Redis.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import orjson
 import redis
@@ -27,16 +27,15 @@ from contract.results import failure_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
-#: Before each further try to find Redis, in seconds: the first connection may have been reset.
+#: Seconds before each further try to reach Redis: the first connection may have been reset.
 _WAITS_S = (0.05, 0.1, 0.4)
 #: After a reply of more bytes of results the next MGET asks for half as many.
 REPLY_BYTES = 16 * 2**20
-#: Among so many of a batch's first custom_ids the nearest to a misspelt one is looked for.
+#: How many of a batch's custom_ids are compared with a misspelt one.
 NEAR_AMONG = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """The answer of ENQUEUE, ENQUEUE_PLANNED or SEAL: ok, gone, sealed, moved, full, at or plan.
 
     `cursor` and `digest` come with `moved` and `sealed`, `cursor` is the position with `at`; `text`
@@ -65,7 +64,7 @@ class BatchStore(DeadLetters):
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
         super().__init__(client)
         self._ttl_ms = ttl_ms
-        #: How many results one MGET asks for: it halves where results are large.
+        #: Results of one MGET; halved where results are large.
         self._results_at_once = CHUNK
 
     @classmethod
@@ -74,7 +73,7 @@ class BatchStore(DeadLetters):
     ) -> BatchStore:
         """Return the store behind a URL, after a PING.
 
-        With `timeout_s` no call waits for longer, and none is tried again.
+        With `timeout_s` no call waits for longer, and none is retried.
 
         Raises:
             StoreUnavailable: within seconds, naming the masked URL and the remedy.
@@ -88,14 +87,14 @@ class BatchStore(DeadLetters):
         except ValueError:
             # redis-py's text would quote a part of the URL, which may be the password's.
             raise StoreUnavailable(
-                f"{masked(url)}: not a Redis URL; in WARMQ_REDIS_URL, percent-encode what is "
-                "special in the password"
+                f"{masked(url)}: not a Redis URL; in WARMQ_REDIS_URL, percent-encode special "
+                "characters of the password"
             ) from None
 
-    # -- from the first line to the last: index, endings, results -------------------
+    # -- index, endings, results ------------------------------------------------------
 
     def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
-        """Yield the batch's chunks in line order, those that exist now."""
+        """Yield the batch's present chunks in line order."""
         key = keys.batch_key(batch_id, "index")
         while True:
             raws = self._client.lrange(key, start, start + 7)
@@ -107,7 +106,7 @@ class BatchStore(DeadLetters):
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
         """Return request ids in the order they finished; a retried one comes again.
 
-        In a batch that runs the same bodies once, some are texts for `contract.index.read_ending`.
+        Of a batch submitted with --dedupe, some are texts for `contract.index.read_ending`.
         """
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
@@ -115,8 +114,10 @@ class BatchStore(DeadLetters):
     def followers(
         self, batch_id: str, of: Iterable[tuple[str, range]]
     ) -> Iterator[IndexEntry | None]:
-        """Yield the entries of followers, None for one that is gone; `of` has leaders' request ids
-        and the numbers of their followers."""
+        """Yield the entries of followers, None for one that is gone.
+
+        `of` pairs leaders' request ids with the numbers of their followers.
+        """
         key = keys.batch_key(batch_id, "identical")
         wanted = ((leader, f"{leader}\0{n}") for leader, numbers in of for n in numbers)
         while page := list(islice(wanted, CHUNK)):
@@ -136,19 +137,18 @@ class BatchStore(DeadLetters):
         return found
 
     def collected(self, batch: Batch) -> None:
-        """Note that all results of a finished batch are kept elsewhere: no operator is told any
-        more that they are about to expire."""
+        """Note that a finished batch's results are kept elsewhere: no warning of their expiry."""
         self._run("collected", batch.id, batch.life)
 
     def written(self, batch: Batch, marks: Sequence[str]) -> None:
-        """Note what is written of a batch's results: a mark tells the content of a file."""
+        """Note marks of the files to which a batch's results were written."""
         self._run("collected", batch.id, batch.life, *marks)
 
     def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
         """Return index entry and request id of one request; the first, if a custom_id repeats.
 
         Raises:
-            BatchConflict: if the batch has no such request.
+            BatchConflict: the batch has no such request.
         """
         first_ids: list[str] = []
         for chunk in self.index(batch.id):
@@ -161,7 +161,7 @@ class BatchStore(DeadLetters):
         raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}{hint}")
 
     def custom_id_of(self, batch: Batch, request_id: str) -> str:
-        """Return the custom_id of a request that the batch has."""
+        """Return the custom_id of a request of the batch."""
         for chunk in self.index(batch.id):
             ids = chunk.request_ids(batch.id)
             if request_id in ids:
@@ -201,7 +201,7 @@ class BatchStore(DeadLetters):
     ) -> Enqueued:
         """Append one chunk. `before` is the (cursor, digest) it follows.
 
-        Of a planned batch it has no messages: so many are `announced`, for `enqueue_planned`.
+        A chunk of a planned batch has no messages, but announces a number for `enqueue_planned`.
         """
         sent = b"=%d" % announced if announced else b"\n".join(messages)
         flat = [part for pair in rejects for part in pair]
@@ -223,7 +223,7 @@ class BatchStore(DeadLetters):
         high_water: float,
         high_water_requests: int,
     ) -> Enqueued:
-        """Append messages of a batch all of whose chunks are there, up to `end`.
+        """Append messages of a batch whose chunks are all there, up to `end`.
 
         `plan` names their order, `position` is how many come before them in it.
         """
@@ -235,52 +235,45 @@ class BatchStore(DeadLetters):
     def seal(
         self, batch: Batch, end: tuple[int, str], reason: str = "", expected: bytes = b""
     ) -> Enqueued:
-        """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk.
+        """Mark the batch as completely submitted; `end` is the last chunk's (cursor, digest).
 
-        `expected` is JSON: what the submit expects of the batch.
+        `expected` is the submit's estimate as JSON.
         """
         return Enqueued.of(self._run("seal", batch.id, batch.life, *end, reason, expected))
 
     # -- change ---------------------------------------------------------------
 
     def cancel(self, batch: Batch) -> int:
-        """Cancel what is not finished, queued or running.
+        """Cancel all queued and running requests.
 
         Returns:
-            How many requests were cancelled since `batch` was read: workers that look for
-            requests end cancelled ones, too, and are often faster.
+            How many requests were cancelled since `batch` was read, those that workers met in
+            their queue included.
         """
-        count = self.begin_cancel(batch)
-        for chunk in self.index(batch.id):
-            count += self._cancel_entries(batch, chunk.entries, chunk.request_ids(batch.id))
+        count = self.begin_cancel(batch) + self._end_all(batch, _cancelled())
         after = self.batch(batch.id)
         if after is None or after.life != batch.life:  # deleted meanwhile
             return count
         return max(count, after.number("cancelled") - batch.number("cancelled"))
 
     def begin_cancel(self, batch: Batch) -> int:
-        """Note that a batch is to be cancelled: no worker begins a request of it any more, and
-        those that run are stopped. `cancel` also ends those that wait, which may take time.
-        """
+        """Stop running requests and let none begin; `cancel` also ends those that wait."""
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
 
     def expire(self, batch: Batch) -> int:
-        """End what is not finished of a batch whose deadline has passed; return how many that was.
+        """End the requests of a batch whose deadline has passed; return how many.
 
-        Workers do that for what they find in their queue; this does it without any. A batch that
-        was not submitted to its end takes no more lines.
+        Workers do that for requests in their queue; this needs no worker. An unsealed batch takes
+        no more lines.
         """
         error = RequestFailed("not finished before its deadline", code="expired")
-        count = self._end(batch, error, [], [])
-        for chunk in self.index(batch.id):
-            count += self._end(batch, error, chunk.entries, chunk.request_ids(batch.id))
-        return count
+        return self._end(batch, error, [], []) + self._end_all(batch, error)
 
     def cancel_request(self, batch: Batch, custom_id: str) -> int:
         """Cancel one request; return 1 and its followers, or 0 if it had already ended.
 
         Raises:
-            BatchConflict: if there is none, or it is a follower: its leader's answer is its own.
+            BatchConflict: there is none, or it is a follower, answered by its leader.
         """
         entry, rid = self.find(batch, custom_id)
         if leader := leader_of(entry):
@@ -289,13 +282,13 @@ class BatchStore(DeadLetters):
                 f"request {custom_id!r} of batch {batch.id} is answered by request {name!r}, whose "
                 f"body is the same: cancel {name!r}, which ends all lines with that body"
             )
-        return self._cancel_entries(batch, [entry], [rid])
+        return self._end(batch, _cancelled(), [entry], [rid])
 
-    def _cancel_entries(
-        self, batch: Batch, entries: Sequence[IndexEntry], request_ids: Sequence[str]
-    ) -> int:
-        error = RequestFailed("cancelled by the user", code="cancelled")
-        return self._end(batch, error, entries, request_ids)
+    def _end_all(self, batch: Batch, error: RequestFailed) -> int:
+        return sum(
+            self._end(batch, error, chunk.entries, chunk.request_ids(batch.id))
+            for chunk in self.index(batch.id)
+        )
 
     def _end(
         self, batch: Batch, error: RequestFailed, entries: Sequence[IndexEntry], ids: Sequence[str]
@@ -312,9 +305,8 @@ class BatchStore(DeadLetters):
         return max(0, int(self._run("cancel", batch.id, batch.life, flag, self._ttl_ms, *args)))
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
-        """Queue ended requests again whose outcome is named; return how many."""
-        # Outcome and bytes of the message.
-        wanted = {rid: of for rid, of in self._ended(batch) if of[0] in outcomes}
+        """Queue ended requests with one of the outcomes again; return how many."""
+        wanted = {rid: note for rid, note in self._ended(batch) if note[0] in outcomes}
         if not wanted:
             return 0
         self._hold(batch.id)
@@ -327,12 +319,14 @@ class BatchStore(DeadLetters):
         return count
 
     def retryable(self, batch: Batch, outcomes: Sequence[str]) -> int:
-        """Return how many requests are noted for `retry`: after one, those that it left as they
-        were, because their messages are gone, and those that have ended anew."""
+        """Return how many requests are noted for `retry`.
+
+        After a retry: those whose messages are gone, and those that have ended anew.
+        """
         return sum(1 for _, (outcome, _) in self._ended(batch) if outcome in outcomes)
 
     def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Yield id, outcome and bytes of the message of each request that RETRY may run again."""
+        """Yield id, and outcome and bytes of the message, of each request that RETRY may run."""
         key = keys.batch_key(batch.id, "failed")
         for request_id, note in self._client.hscan_iter(key, count=1000):
             yield request_id.decode(), read_note(note)
@@ -358,7 +352,7 @@ class BatchStore(DeadLetters):
     def delete(self, batch_id: str, *, force: bool = False) -> bool:
         """Remove a batch and its results; False if it is not finished and not `force`d.
 
-        Interrupted half-way it can be repeated, and a worker does it, too.
+        An interrupted delete can be repeated; a worker also completes it.
         """
         batch = self.batch(batch_id)
         if batch is None:
@@ -369,7 +363,6 @@ class BatchStore(DeadLetters):
         return True
 
     def _delete_chunks(self, batch_id: str) -> None:
-        """Remove what is left of a batch that is being deleted."""
         index = keys.batch_key(batch_id, "index")
         more = 1
         while more:
@@ -378,8 +371,12 @@ class BatchStore(DeadLetters):
             more = self._run("delete_chunk", batch_id, raw, *ids)
 
 
+def _cancelled() -> RequestFailed:
+    return RequestFailed("cancelled by the user", code="cancelled")
+
+
 def read_note(note: bytes) -> tuple[str, int]:
-    """Return how a request ended that RETRY may run again, and how many bytes its message has.
+    """Return outcome and bytes of the message of an ended request that RETRY may run.
 
     A note is `warmq:batches` NUL outcome NUL bytes NUL home (lua/common.lua writes it).
     """
@@ -391,8 +388,8 @@ def _find(store: Reads, waits_s: Iterable[float]) -> None:
     for wait_s in waits_s:
         try:
             store.ping()
+            break
         except StoreUnreachable:
             time.sleep(wait_s)
-        else:
-            return
-    store.ping()
+    else:
+        store.ping()

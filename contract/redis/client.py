@@ -1,5 +1,6 @@
-"""redis-py's clients with warmq's errors: every command, pipeline and subscription raises
-StoreUnavailable or a subclass of it, nothing else. Both run Lua scripts by name (scripts.py).
+"""redis-py's clients, which raise StoreUnavailable and its subclasses, and run Lua scripts by name.
+
+Every command, pipeline and subscription raises nothing else.
 """
 
 import re
@@ -25,24 +26,24 @@ from contract.redis.scripts import sha, source, timed
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
 _ERRORS = (exceptions.RedisError, OSError)
-#: Redis would answer the same command so again: the cause is what was sent, or a key's type.
+#: Errors that the same command would always get: its arguments, or a key's type, cause them.
 _FINAL = re.compile(
     "WRONGTYPE|Protocol error|"
     "^(ERR )?(string exceeds|value is not|hash value is not|increment or decrement)"
 )
-#: What to do about what Redis says, by a word of it.
+#: Remedies of errors of Redis, by a word of their text.
 _REMEDIES = {
     "DB index is out of range": "correct the number behind the / in WARMQ_REDIS_URL",
     "NOREPLICAS": "this primary has fewer replicas than its min-replicas-to-write: start them",
-    "MISCONF": "Redis cannot write to its disk: look at its log, and make room",
+    "MISCONF": "Redis cannot write to its disk: read its log, and free disk space",
 }
-_IN_VAIN = "sending it again does not help"
 _FINAL_REMEDIES = {"WRONGTYPE": "another program uses a key of warmq's: give it another database"}
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
+_CHECK_LOGIN = "check user, password and ACL in WARMQ_REDIS_URL"
 
 
 def translated(error: Exception) -> StoreUnavailable:
-    """Return warmq's error for one of redis-py's; it says what the operator can do."""
+    """Return warmq's error for one of redis-py's, with a remedy for the operator."""
     text = str(error) or type(error).__name__
     if inner := _IN_SCRIPT.search(text):  # Redis 6 wraps the error of a command in a script
         text = inner[1]
@@ -55,18 +56,25 @@ def translated(error: Exception) -> StoreUnavailable:
     elif _is_read_only(error):
         remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
     elif isinstance(error, exceptions.ResponseError) and _FINAL.search(text):
-        kind, remedy = StoreRefused, _FINAL_REMEDIES.get(text.split()[0], _IN_VAIN)
+        kind = StoreRefused
+        remedy = _FINAL_REMEDIES.get(text.split()[0], "sending it again does not help")
     elif isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text:
-        kind, remedy = StoreForbidden, "check user, password and ACL in WARMQ_REDIS_URL"
+        kind, remedy = StoreForbidden, _CHECK_LOGIN
     elif isinstance(error, exceptions.ConnectionError):
         kind = StoreUnreachable
         if isinstance(error, exceptions.AuthenticationError):
-            remedy = "check user, password and ACL in WARMQ_REDIS_URL"
+            remedy = _CHECK_LOGIN
     return kind(f"Redis: {text} ({remedy})")
 
 
 def _is_read_only(error: Exception) -> bool:
     return isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error)
+
+
+def _raise_unless_unknown(error: StoreUnavailable) -> None:
+    """Raise an error of EVALSHA, unless Redis does not know the script."""
+    if not isinstance(error.__cause__, exceptions.NoScriptError):
+        raise error
 
 
 def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,21 +121,25 @@ class Client(redis.Redis):
         return _SyncPubSub(self.connection_pool, **options)
 
     def run_script(self, name: str, *args: Any) -> Any:
-        """Run a script of contract/lua and return its reply."""
+        """Run a script of a folder `lua` and return its reply."""
         with timed(name):
-            return self._run_script(name, *args)
+            try:
+                return self.execute_command("EVALSHA", sha(name), 0, *args)
+            except StoreUnavailable as error:
+                _raise_unless_unknown(error)
+            self.execute_command("SCRIPT LOAD", source(name))
+            return self.execute_command("EVALSHA", sha(name), 0, *args)
 
     def run_scripts(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
         """Run a script once with each of these arguments, in one round trip; return the replies.
 
-        It must be one that may run again: all of them do where Redis has forgotten the script.
+        The script must be safe to repeat: all calls are where Redis has forgotten it.
         """
         with timed(name):
             try:
                 return self._run_scripts(name, calls)
             except StoreUnavailable as error:
-                if not isinstance(error.__cause__, exceptions.NoScriptError):
-                    raise
+                _raise_unless_unknown(error)
             self.execute_command("SCRIPT LOAD", source(name))
             return self._run_scripts(name, calls)
 
@@ -140,15 +152,6 @@ class Client(redis.Redis):
             if isinstance(error, exceptions.RedisError):
                 raise translated(error) from error
         return replies
-
-    def _run_script(self, name: str, *args: Any) -> Any:
-        try:
-            return self.execute_command("EVALSHA", sha(name), 0, *args)
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, exceptions.NoScriptError):
-                raise
-        self.execute_command("SCRIPT LOAD", source(name))
-        return self.execute_command("EVALSHA", sha(name), 0, *args)
 
 
 class _AsyncPipeline(AsyncPipeline):
@@ -173,15 +176,11 @@ class AsyncClient(redis.asyncio.Redis):
         return _PubSub(self.connection_pool, **options)
 
     async def run_script(self, name: str, *args: Any) -> Any:
-        """Run a script of contract/lua and return its reply."""
+        """Run a script of a folder `lua` and return its reply."""
         with timed(name):
-            return await self._run_script(name, *args)
-
-    async def _run_script(self, name: str, *args: Any) -> Any:
-        try:
+            try:
+                return await self.execute_command("EVALSHA", sha(name), 0, *args)
+            except StoreUnavailable as error:
+                _raise_unless_unknown(error)
+            await self.execute_command("SCRIPT LOAD", source(name))
             return await self.execute_command("EVALSHA", sha(name), 0, *args)
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, exceptions.NoScriptError):
-                raise
-        await self.execute_command("SCRIPT LOAD", source(name))
-        return await self.execute_command("EVALSHA", sha(name), 0, *args)

@@ -18,9 +18,9 @@ _RECORD = re.compile(rb"\d+\0\d+\0")
 
 
 class DeadLetter(TypedDict):
-    """A dead letter without its message. `at` is when it died, in ms; `bytes` its message's size.
+    """A dead letter without its message. `at` is in ms, `bytes` the message's size.
 
-    A message that could not be read has no request_id, one of no batch no batch_id.
+    request_id is None for an unreadable message, batch_id for a request without a batch.
     """
 
     id: str
@@ -37,10 +37,7 @@ class DeadLetters(Tenants):
     """The dead letters of one Redis. Raises StoreUnavailable where it cannot be used."""
 
     def dead_letters(self, letter_ids: Iterable[str] | None = None) -> Iterator[DeadLetter]:
-        """Yield the dead letters, or those that are named and exist; oldest first.
-
-        Redis is asked for CHUNK of them at a time; of the others only the ids are held.
-        """
+        """Yield the dead letters, or the named ones that exist, oldest first, CHUNK at a time."""
         ids = iter(self._dead_ids(letter_ids))
         while page := list(islice(ids, CHUNK)):
             records = self._client.hmget(keys.DEAD, page)
@@ -49,7 +46,7 @@ class DeadLetters(Tenants):
             )
 
     def _dead_ids(self, named: Iterable[str] | None) -> list[str]:
-        """Return the ids that are named, or all; they are numbers, and the oldest is the lowest."""
+        """Return the named ids, or all; they are numbers, the oldest is the lowest."""
         if named is None:
             named = (name.decode() for name, _ in self._client.hscan_iter(keys.DEAD, count=CHUNK))
         return sorted(set(named), key=lambda letter_id: (len(letter_id), letter_id))
@@ -79,31 +76,20 @@ def groups(sizes: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
 
 
 def _letter(letter_id: str, record: bytes) -> DeadLetter:
-    if not _RECORD.match(record):
-        return _older_letter(letter_id, record)
-    at, size, home, request_id, batch_id, _, custom_id, reason = record.split(b"\0", 7)
+    if _RECORD.match(record):
+        at, size, home, request_id, batch_id, _, custom_id, reason = record.split(b"\0", 7)
+        bytes_, prefix = int(size), ""
+    else:  # of 0.1.0, with its message in its record: it can be deleted, not retried
+        reason, at, home, message = [*record.split(b"\0", 3), b"", b"", b""][:4]
+        request_id, batch_id, custom_id = b"", b"", b"null"
+        bytes_, prefix = len(message), "of warmq 0.1.0, retry it with 0.2.0: "
     return {
         "id": letter_id,
-        "reason": reason.decode(errors="replace"),
-        "at": int(at),
-        "bytes": int(size),
+        "reason": prefix + reason.decode(errors="replace"),
+        "at": int(at) if at.isdigit() else 0,
+        "bytes": bytes_,
         "list": home.decode(errors="replace"),
         "request_id": request_id.decode(errors="replace") or None,
         "batch_id": batch_id.decode(errors="replace") or None,
         "custom_id": orjson.loads(custom_id),
-    }
-
-
-def _older_letter(letter_id: str, record: bytes) -> DeadLetter:
-    """Return a letter of 0.1.0, with its message in its record: it can be deleted, not retried."""
-    reason, at, home, message = [*record.split(b"\0", 3), b"", b"", b""][:4]
-    return {
-        "id": letter_id,
-        "reason": f"of warmq 0.1.0, retry it with 0.2.0: {reason.decode(errors='replace')}",
-        "at": int(at) if at.isdigit() else 0,
-        "bytes": len(message),
-        "list": home.decode(errors="replace"),
-        "request_id": None,
-        "batch_id": None,
-        "custom_id": None,
     }

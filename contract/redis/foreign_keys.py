@@ -1,24 +1,21 @@
-"""What other programs have left in Redis where warmq has its own: keys of another type, and lists
-named like a queue that no worker reads.
-"""
+"""Keys of other programs in warmq's Redis: of another type, or lists that no worker reads."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from contract import naming
 from contract.redis import keys
 
-#: Keys are looked through for so long at most, so many in one call.
-LOOK_S, AT_ONCE = 3.0, 5_000
+#: Bounds of a scan of all keys: seconds, and keys in one call.
+SCAN_S, SCAN_COUNT = 3.0, 5_000
 
 
 def types_of(queue: str) -> dict[str, str]:
-    """Return the type, as TYPE names it, of each key that a worker of a queue cannot do without."""
+    """Return the type, as TYPE names it, of each key that a queue's worker needs."""
     lists = [*naming.priority_lists(queue), keys.suspects_list(queue)]
     rings = (naming.turns_key(queue, step) for step in naming.PRIORITY_STEPS)
     hashes = [
@@ -31,15 +28,14 @@ def types_of(queue: str) -> dict[str, str]:
 
 
 def wrong_types(queue: str, found: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the keys of a queue that have another type, `found`, and which; `none` is right."""
+    """Return the keys of a queue whose `found` type is wrong, with that type."""
     wanted = types_of(queue)
     shown = {key: kind.decode() for key, kind in found.items()}
     return {key: kind for key, kind in shown.items() if kind not in (wanted[key], "none")}
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadList:
-    """A list of requests that no worker reads, and the option of its client that named it."""
+class UnreadList(NamedTuple):
+    """A list of requests that no worker reads, and its client's option that named it."""
 
     key: str
     waiting: int
@@ -47,14 +43,14 @@ class UnreadList:
 
 
 def unread_lists(client: Any, queue: str) -> Iterator[UnreadList]:
-    """Yield the lists of requests that are named like a queue's and are none of it.
+    """Yield the lists of requests that are named like a queue's but not read by its workers.
 
-    Not all keys are looked at where there are millions.
+    Of millions of keys not all are scanned.
     """
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", queue)
-    cursor, until = None, time.monotonic() + LOOK_S
+    cursor, until = None, time.monotonic() + SCAN_S
     while cursor != 0 and time.monotonic() < until:
-        cursor, names = client.scan(cursor or 0, f"*{pattern}*", AT_ONCE, "list")
+        cursor, names = client.scan(cursor or 0, f"*{pattern}*", SCAN_COUNT, "list")
         for raw in names:
             name = raw.decode(errors="replace")
             option = _option(name, queue)
@@ -63,7 +59,7 @@ def unread_lists(client: Any, queue: str) -> Iterator[UnreadList]:
 
 
 def _option(name: str, queue: str) -> str:
-    """Return the option of kombu by which a client has named its list so; '' for no such list."""
+    """Return kombu's option that gave a list this name; '' for no such list."""
     before, found, after = name.partition(queue)
     if not found or name in naming.priority_lists(queue):
         return ""

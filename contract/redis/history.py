@@ -1,4 +1,4 @@
-"""The last day of each queue, the last hour of each worker, by minutes (worker/lua/ring.lua)."""
+"""The last day of each queue and the last hour of each worker, by minutes (worker/lua/ring.lua)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from contract.redis.reads import Reads
 
-#: Minutes that a queue's ring and a worker's have room for.
+#: Minutes in a queue's ring and in a worker's.
 DAY, HOUR = 1440, 60
 
 
@@ -24,13 +24,12 @@ class Minute(NamedTuple):
     slots_s: int = 0
 
     def plus(self, more: Minute) -> Minute:
-        """Return both together, as the first one's minute."""
-        sums = (a + b for a, b in zip(self[1:], more[1:], strict=True))
-        return Minute(self.minute, *sums)
+        """Return the sums of both, under this one's number."""
+        return Minute(self.minute, *(a + b for a, b in zip(self[1:], more[1:], strict=True)))
 
     @property
     def fill(self) -> float | None:
-        """Which share of the slots was in use; None if there was none."""
+        """The share of slots in use; None without slots."""
         return min(1.0, self.busy_s / self.slots_s) if self.slots_s else None
 
 
@@ -38,38 +37,34 @@ class HistoryReads(Reads):
     """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
     def day(self, queues: Iterable[str], minutes: int = DAY) -> list[Minute]:
-        """Return the last minutes of some queues together, the oldest first: one round trip."""
-        return self._read([f"warmq:ring:{queue}" for queue in queues], DAY, minutes)
+        """Return the last minutes of some queues in sum, the oldest first: one round trip."""
+        now = self.now_ms() // 60_000
+        fields = [str(minute % DAY) for minute in range(now - minutes + 1, now + 1)]
+        sums: dict[int, Minute] = {}
+        for values in self._each("hmget", [f"warmq:ring:{queue}" for queue in queues], fields):
+            for minute, one in _minutes(value for value in values if value).items():
+                sums[minute] = sums[minute].plus(one) if minute in sums else one
+        return _last(sums, now, minutes)
 
     def hours(self, workers: Sequence[str]) -> dict[str, list[Minute]]:
         """Return the last hour of each worker, the oldest minute first: one round trip."""
         now = self.now_ms() // 60_000
         raws = self._each("hgetall", [f"warmq:ring-of:{worker}" for worker in workers])
         return {
-            worker: _last(_minutes(raw), now, HOUR)
+            worker: _last(_minutes(raw.values()), now, HOUR)
             for worker, raw in zip(workers, raws, strict=True)
         }
 
-    def _read(self, names: Sequence[str], size: int, minutes: int) -> list[Minute]:
-        now = self.now_ms() // 60_000
-        fields = [str(minute % size) for minute in range(now - minutes + 1, now + 1)]
-        sums: dict[int, Minute] = {}
-        for values in self._each("hmget", names, fields):
-            found = zip(fields, values, strict=True)
-            for minute, one in _minutes({f.encode(): v for f, v in found if v}).items():
-                sums[minute] = sums[minute].plus(one) if minute in sums else one
-        return _last(sums, now, minutes)
 
-
-def _minutes(raw: Mapping[bytes, bytes]) -> dict[int, Minute]:
+def _minutes(values: Iterable[bytes]) -> dict[int, Minute]:
     found = {}
-    for text in raw.values():
+    for text in values:
         numbers = [int(number) for number in text.split() if number.isdigit()]
-        if len(numbers) == len(Minute._fields):  # another program's entry has no place here
+        if len(numbers) == len(Minute._fields):  # another program's entry is skipped
             found[numbers[0]] = Minute(*numbers)
     return found
 
 
 def _last(found: Mapping[int, Minute], now: int, minutes: int) -> list[Minute]:
-    """Return every minute, those of which nothing is known as well."""
+    """Return every minute up to `now`, unknown ones as zeros."""
     return [found.get(m, Minute(m)) for m in range(now - minutes + 1, now + 1)]

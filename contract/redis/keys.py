@@ -1,12 +1,9 @@
-"""Names of Redis keys and channels.
-
-docs/reference/redis-keys.md lists every key, its type and what it holds.
-"""
+"""Names of Redis keys and channels; docs/reference/redis-keys.md describes each."""
 
 from contract.naming import RESULT_PREFIX
 
 LEASE_SEQ = "warmq:lease_seq"
-#: A number behind a name is the protocol that gave it its form (contract/version.py).
+#: A number in a name is the protocol that gave the key its form (contract/version.py).
 LEASES = "warmq:leases:2"
 SEQUENCES = "warmq:sequences"
 WORKERS = "warmq:workers"
@@ -18,7 +15,7 @@ SWEEP = "warmq:sweep"
 TENANTS = "warmq:tenants"
 BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring:2"
-#: Written and removed within one script, which tries what a user may do.
+#: Written and removed within one script, which tests a user's rights.
 SCRATCH = "warmq:scratch"
 CANCEL_CHANNEL = "warmq:cancel"
 BATCH_CANCEL_CHANNEL = "warmq:batch-cancel"
@@ -30,7 +27,7 @@ def suspects_list(queue: str) -> str:
 
 
 def worker_key(worker: str) -> str:
-    """Return the hash of the leases that a worker holds."""
+    """Return the hash of a worker's leases."""
     return f"warmq:worker:2:{worker}"
 
 
@@ -55,5 +52,5 @@ def dead_key(letter_id: str) -> str:
 
 
 def result_key(request_id: str) -> str:
-    """Return the key a result is polled under; the one Celery's Redis backend uses."""
+    """Return the key of a result, the one that Celery's Redis backend uses."""
     return RESULT_PREFIX + request_id

@@ -1,6 +1,4 @@
-"""What may be asked of Redis again and again: each read is one or two round trips, however many
-requests a batch has.
-"""
+"""Reads of batches, queues and workers: one or two round trips, however large a batch is."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wron
 from contract.streaming import Listener
 from contract.version import PROTOCOL, version
 
-#: Batches read in one round trip: Redis serves nobody else meanwhile.
+#: Commands in one round trip: Redis serves nobody else meanwhile.
 PAGE = 250
 
 
@@ -51,12 +49,12 @@ class Reads:
         self._client: Any = Client(connection_pool=client.connection_pool)
 
     def _run(self, name: str, *args: Any) -> Any:
-        """Run a script that writes, and return its reply."""
+        """Run a script and return its reply."""
         return self._client.run_script(name, *args)
 
     @classmethod
     def using(cls, other: Reads) -> Self:
-        """Return these calls for the Redis that another object uses, on its connections."""
+        """Return an object that uses the connections of `other`."""
         return cls(other._raw_client)
 
     def close(self) -> None:
@@ -64,7 +62,7 @@ class Reads:
         self._raw_client.close()
 
     def ping(self) -> None:
-        """Ask whether Redis is there."""
+        """Ask Redis for a reply."""
         self._client.ping()
 
     def now_ms(self) -> int:
@@ -75,7 +73,7 @@ class Reads:
     # -- batches ----------------------------------------------------------------
 
     def batch(self, batch_id: str) -> Batch | None:
-        """Return the state of a batch, or None if there is none.
+        """Return the state of a batch, None if there is none.
 
         Raises:
             ProtocolMismatch: for a batch of a newer warmq, or of 0.1.0.
@@ -84,61 +82,55 @@ class Reads:
         return check_protocol(Batch(batch_id, _texts(raw.items()))) if raw else None
 
     def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
-        """Return the states of some batches, None for one that is not there: one round trip."""
+        """Return the states of some batches, None for a missing one: one round trip."""
         raws = self._each("hgetall", [keys.batch_key(batch_id) for batch_id in batch_ids])
         pairs = zip(batch_ids, raws, strict=True)
         return [Batch(name, _texts(raw.items())) if raw else None for name, raw in pairs]
 
     def batches(self) -> list[Batch]:
         """Return all batches, newest first: one round trip for the first PAGE, one for the next."""
-        names, states = self._client.run_script("list", PAGE)
+        names, first = self._client.run_script("list", PAGE)
         ids = [name.decode() for name in names]
-        found = [_texts(zip(flat[::2], flat[1::2], strict=True)) for flat in states]
-        for start in range(PAGE, len(ids), PAGE):
-            pipe = self._client.pipeline(transaction=False)
-            for batch_id in ids[start : start + PAGE]:
-                pipe.hgetall(keys.batch_key(batch_id))
-            found += [_texts(raw.items()) for raw in pipe.execute()]
-        return [Batch(b, fields) for b, fields in zip(ids, found, strict=True) if fields]
+        states = [_texts(zip(flat[::2], flat[1::2], strict=True)) for flat in first]
+        found = [Batch(b, fields) for b, fields in zip(ids, states, strict=False) if fields]
+        return found + [batch for batch in self.states(ids[PAGE:]) if batch]
 
     def newest_ids(self, count: int = 1000) -> list[str]:
         """Return the ids of the newest batches; one may have expired a moment ago."""
         return [name.decode() for name in self._client.zrevrange(keys.BATCHES, 0, count - 1)]
 
     def existing(self, batch_ids: Sequence[str]) -> list[str]:
-        """Return those of the batches of which Redis has a state or an index."""
+        """Return the batches that have a state or an index in Redis."""
         pipe = self._client.pipeline(transaction=False)
         for batch_id in batch_ids:
             pipe.exists(keys.batch_key(batch_id), keys.batch_key(batch_id, "index"))
         return [b for b, there in zip(batch_ids, pipe.execute(), strict=True) if there]
 
     def expires_in_s(self, batch_id: str) -> float | None:
-        """Return in how many seconds a batch's state expires; None if it does not."""
+        """Return the seconds until a batch's state expires; None if it does not."""
         left_ms = int(self._client.pttl(keys.batch_key(batch_id)))
         return left_ms / 1000 if left_ms >= 0 else None
 
     def in_flight(self, batch: Batch) -> int:
-        """Return how many requests of a batch workers hold, those of dead workers included."""
+        """Return how many requests of a batch are leased, by dead workers too."""
         pipe = self._client.pipeline(transaction=False)
         leases = self._client.zrevrange(keys.LEASES, 0, -1, withscores=True)
         # One with a negative time is on its way back to its queue (lua/leases.lua).
         for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
             pipe.hgetall(keys.worker_key(worker.decode()))
-        held = (record.split(b"\0", 7) for leased in pipe.execute() for record in leased.values())
+        records = (raw.split(b"\0", 7) for leased in pipe.execute() for raw in leased.values())
         ours = [batch.id.encode(), batch.life.encode()]
-        return sum(of[6:] == ours for of in held)
+        return sum(record[6:] == ours for record in records)
 
-    # -- requests -----------------------------------------------------------------
+    # -- requests and the server --------------------------------------------------
 
     def returns(self, request_id: str) -> int:
         """Return how often an unfinished request was handed back to its queue."""
         return int(self._client.hget(keys.RETURNS, request_id) or 0)
 
     def listener(self, *request_ids: str) -> Listener:
-        """Return what hears the texts of these requests while they are written."""
+        """Return a listener to the texts of these requests while they are written."""
         return Listener(self._client, request_ids)
-
-    # -- the server -------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
         """Return Redis' INFO: version, role, persistence, memory."""
@@ -163,10 +155,11 @@ class Reads:
         return [*unread_lists(self._client, queue)]
 
     def turns(self, queue: str, most: int | None = None) -> list[tuple[int, str, str]]:
-        """Return the lists that have turns: (priority step, tenant, list key), as counted now.
+        """Return the lists that have turns, sorted: (priority step, tenant, list key).
 
-        With `most` those of so many tenants of a priority, and of the ones that are capped; one
-        list more than so many of each."""
+        `most` bounds the tenants of a priority, capped ones apart; one list more than that of
+        each.
+        """
         rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
         last, last_list = (-1, -1) if most is None else (most - 1, most)
         waiting = self._each("zrange", [ring for _, ring in rings], 0, last)
@@ -188,7 +181,7 @@ class Reads:
         ]
 
     def _each(self, command: str, names: Sequence[str], *args: Any) -> list[Any]:
-        """Return what one command says of each of some keys: a round trip for PAGE of them."""
+        """Return one command's replies for some keys: a round trip for PAGE of them."""
         replies: list[Any] = []
         for start in range(0, len(names), PAGE):
             pipe = self._client.pipeline(transaction=False)
@@ -198,33 +191,33 @@ class Reads:
         return replies
 
     def workers(self, queue: str) -> list[dict[str, Any]]:
-        """Return the announcements of the living workers of a queue, as dictionaries."""
-        heard = [worker for worker in self.announcements(queue) if is_alive(worker)]
-        return [{k: v for k, v in worker.items() if k != "silent_s"} for worker in heard]
+        """Return the announcements of the living workers of a queue."""
+        living = [worker for worker in self.announcements(queue) if is_alive(worker)]
+        return [{k: v for k, v in worker.items() if k != "silent_s"} for worker in living]
 
     def served_queues(self) -> set[str]:
         """Return the queues that living workers serve."""
         return {worker["queue"] for worker in self.announcements() if is_alive(worker)}
 
     def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
-        """Return the last announcements of a queue's workers, or of all; also of dead ones.
+        """Return the last announcements of a queue's workers, or of all; of dead ones too.
 
-        Each is `silent_s` old. One is kept for a minute, or for as long as no worker lives. What
-        cannot be read, as another program's entry, is left out.
+        Each is `silent_s` old, and is kept for a minute, or while no worker lives. Unreadable
+        entries are left out.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         return [each for each in read_announcements(raw, now_s) if queue in (None, each["queue"])]
 
     def memory_for_batches(self, high_water: float) -> int | None:
-        """Return the bytes that Redis takes before ENQUEUE refuses chunks; None for no limit."""
+        """Return the bytes of memory above which ENQUEUE refuses chunks; None for no limit."""
         limit = int(self._client.info("memory")["maxmemory"])
         return int(limit * high_water) if limit else None
 
     def why_full(
         self, queue: str, coming: int, *, high_water: float, high_water_requests: int
     ) -> str:
-        """Say why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
+        """Return why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
         memory = self._client.info("memory")
         used, limit = memory["used_memory"], memory["maxmemory"]
         if limit:

@@ -1,28 +1,24 @@
-"""What the gateways' objects take in Redis, by tenant: counted as they are written and removed."""
+"""Memory of the gateways' objects in Redis, by tenant, counted as they are written and removed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
-from typing import cast
+from typing import NamedTuple, cast
 
 from contract.redis.objects import Kind
-from contract.redis.reads import Reads
+from contract.redis.reads import PAGE, Reads
 
 _SUMS = "warmq:gateway:records"
-#: Objects looked at in one round trip: Redis serves nobody else meanwhile.
-_PAGE = 250
-#: A tenant may have so many bytes of records: 40,000 batches of 6 kB, or 160,000 small ones.
+#: Most bytes of a tenant's records: 40,000 batches of 6 kB, or 160,000 small ones.
 MOST_BYTES = 256 * 2**20
-#: And no more than this part of Redis' maxmemory: several tenants, and their requests, share it.
+#: The part of Redis' maxmemory that they may have at most: tenants and their requests share it.
 MOST_PART = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One object: `bytes` is about what it takes in Redis."""
+class Record(NamedTuple):
+    """One object; `bytes` is about its memory in Redis."""
 
     kind: Kind
     id: str
@@ -43,27 +39,26 @@ class Records(Reads):
 
     def owners(self) -> dict[str, int]:
         """Return the bytes of each owner's records."""
-        return {name.decode(): int(held) for name, held in self._client.hgetall(_SUMS).items()}
+        return {name.decode(): int(size) for name, size in self._client.hgetall(_SUMS).items()}
 
     def of(self, owner: str) -> Iterator[Record]:
         """Yield an owner's records in no order, a page at a time."""
-        for page in self._pages(owner):
-            yield from page
+        return chain.from_iterable(self._pages(owner))
 
     def kinds_of(self, owner: str, most: int) -> Counter[str]:
         """Return how many of each kind are among the first `most` of an owner's records."""
         return Counter(record.kind for record in islice(self.of(owner), most))
 
     def listed(self, kind: Kind, owner: str) -> Iterator[str]:
-        """Yield the ids in an owner's list, a page at a time; of what has gone, too."""
+        """Yield the ids in an owner's list, expired ones included, a page at a time."""
         key, begin, found = f"warmq:gateway:{kind}s:{owner}", 0, [b""]
         while found:
-            found = self._client.zrange(key, begin, begin + _PAGE - 1)
+            found = self._client.zrange(key, begin, begin + PAGE - 1)
             yield from (name.decode() for name in found)
             begin += len(found)
 
     def forget_gone(self, owner: str) -> int:
-        """Count no more what has expired of an owner's records; return how many had."""
+        """Remove expired records of an owner from the counts; return how many."""
         count = 0
         for page in self._pages(owner):
             names = chain.from_iterable((record.kind, record.id) for record in page)
@@ -71,19 +66,19 @@ class Records(Reads):
         return count
 
     def end(self, kind: Kind, object_id: str, at_s: int) -> bool:
-        """Have Redis remove an object at a time; return whether it is there."""
+        """Let an object expire at a time; return whether it exists."""
         return bool(self._client.expireat(f"warmq:gateway:{kind}:{object_id}", at_s))
 
     def _pages(self, owner: str) -> Iterator[list[Record]]:
         cursor = -1
         while cursor:
-            cursor, found = self._client.hscan(f"{_SUMS}:{owner}", max(0, cursor), count=_PAGE)
-            records = [_record(name, held) for name, held in found.items()]
+            cursor, found = self._client.hscan(f"{_SUMS}:{owner}", max(0, cursor), count=PAGE)
+            records = [_record(name, size) for name, size in found.items()]
             # A small hash comes whole, however few were asked for.
-            for begin in range(0, len(records), _PAGE):
-                yield records[begin : begin + _PAGE]
+            for begin in range(0, len(records), PAGE):
+                yield records[begin : begin + PAGE]
 
 
-def _record(name: bytes, held: bytes) -> Record:
+def _record(name: bytes, size: bytes) -> Record:
     kind, _, object_id = name.decode().partition(":")
-    return Record(cast("Kind", kind), object_id, int(held))
+    return Record(cast("Kind", kind), object_id, int(size))

@@ -1,5 +1,6 @@
-"""The Lua scripts: each is what all share, in contract/lua, plus its own file; and how often this
-process has called each, how long Redis took, how often it failed.
+"""The Lua scripts, and counters of their calls.
+
+A script's text is the shared files of contract/lua plus its own file.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import NamedTuple
 
 from contract.errors import StoreUnavailable
 
-#: Packages that have scripts, in a folder `lua`: contract those that several of them run, each of
-#: the others its own. No two scripts have one name.
+#: Packages with scripts in a folder `lua`; contract has those that several packages run. No two
+#: scripts have one name.
 PACKAGES = ("contract", "worker", "producer", "gateway")
-#: What stands in front of every script.
+#: Files in front of every script.
 SHARED = ("common", "message", "turns", "charges", "leases")
 
 
@@ -44,13 +45,12 @@ def _own(name: str) -> Traversable:
 
 @cache
 def sha(name: str) -> str:
-    """Return the SHA-1 in hex by which Redis knows a script that was loaded."""
+    """Return the SHA-1 in hex by which Redis knows a loaded script."""
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
 class ScriptTimes(NamedTuple):
-    """Calls; the seconds until they were answered, network included; how many of them failed,
-    because Redis was away or refused them."""
+    """Calls of a script, seconds until their replies, network included, and failed calls."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -63,8 +63,7 @@ _times: dict[str, ScriptTimes] = {}
 
 @contextmanager
 def timed(script: str) -> Iterator[None]:
-    """Count a call, the seconds until the context is left, and whether StoreUnavailable was
-    raised."""
+    """Count a call, its seconds, and whether it raised StoreUnavailable."""
     began, failed = time.perf_counter(), False
     try:
         yield
@@ -79,8 +78,7 @@ def timed(script: str) -> Iterator[None]:
 
 
 def script_times(always: Iterable[str] = ()) -> dict[str, ScriptTimes]:
-    """Return what was counted of each script since the process started: of those that were
-    called, and of `always`."""
+    """Return the counters of the scripts that this process called, and of `always`."""
     with _lock:
         return dict.fromkeys(always, ScriptTimes()) | _times
 

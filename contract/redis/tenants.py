@@ -1,7 +1,9 @@
-"""Tenants: their share of the fleet, what they have waiting and in flight."""
+"""Tenants: their terms, and their requests waiting and in flight."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from contract import naming
 from contract.redis import keys
@@ -10,16 +12,17 @@ from contract.redis.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's terms: its share of tokens is proportional to `weight`; at most `max_in_flight`
-    of its requests run at a time in each queue (None: as many as there are slots)."""
+    """A tenant's terms: its share of tokens is proportional to `weight`.
+
+    At most `max_in_flight` of its requests run at a time in each queue; None: no limit.
+    """
 
     name: str
     weight: float = 1.0
     max_in_flight: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TenantLoad:
+class TenantLoad(NamedTuple):
     """Requests of a tenant in one queue."""
 
     waiting: int = 0
@@ -35,32 +38,32 @@ class Tenants(Reads):
         return [_tenant(name.decode(), terms.decode()) for name, terms in found]
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant's terms, those of everybody if it has none of its own."""
+        """Return a tenant's terms, the default ones if it has none of its own."""
         terms = self._client.hget(keys.TENANTS, name)
         return _tenant(name, terms.decode()) if terms else Tenant(name)
 
     def set_tenant(self, tenant: Tenant) -> None:
-        """Give a tenant its terms; what waits already is served by them, within a second."""
+        """Write a tenant's terms; they hold for waiting requests within a second."""
         cap = "" if tenant.max_in_flight is None else tenant.max_in_flight
         self._run("terms_put", keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
 
     def delete_tenant(self, name: str) -> bool:
-        """Give a tenant everybody's terms again; return whether it had its own."""
+        """Remove a tenant's own terms; return whether it had any."""
         return bool(self._client.hdel(keys.TENANTS, name))
 
     def tenant_loads(self, queue: str) -> dict[str, TenantLoad]:
-        """Return what each tenant of a queue has waiting and in flight, by name."""
+        """Return the load of each tenant of a queue, by name."""
         lists = self.turns(queue)
-        waiting: dict[str, int] = {}
+        waiting = Counter[str]()
         lengths = self._each("llen", [key for _, _, key in lists])
         for (_, tenant, _), length in zip(lists, lengths, strict=True):
-            waiting[tenant] = waiting.get(tenant, 0) + length
+            waiting[tenant] += length
         in_flight = self.in_flight_by(queue)
         names = sorted(waiting.keys() | in_flight.keys())
-        return {name: TenantLoad(waiting.get(name, 0), in_flight.get(name, 0)) for name in names}
+        return {name: TenantLoad(waiting[name], in_flight.get(name, 0)) for name in names}
 
     def in_flight_by(self, queue: str) -> dict[str, int]:
-        """Return how many requests of each tenant workers of a queue hold."""
+        """Return how many requests of each tenant workers of a queue have in flight."""
         return {
             field.decode().removeprefix("in_flight:"): int(count)
             for field, count in self._client.hgetall(naming.turns_key(queue)).items()
@@ -68,24 +71,20 @@ class Tenants(Reads):
         }
 
     def used(self, queues: Iterable[str]) -> dict[str, float]:
-        """Return the tokens that each tenant had of its answered requests in the last hour; of
-        those of the clock's hour before, the share that is left of it."""
+        """Return the tokens of each tenant's requests that were answered in the last hour.
+
+        The clock's hour before counts by the share that is left of it.
+        """
         names = list(queues)
-        hour, before, left = _hours(self.now_ms())
-        raws = self._each("hgetall", [keys.used_key(q, h) for h in (hour, before) for q in names])
+        hour, past_ms = divmod(self.now_ms(), 3_600_000)
+        left = 1 - past_ms / 3_600_000
+        hours = [(hour, 1.0), (hour - 1, left)]
+        raws = self._each("hgetall", [keys.used_key(q, h) for h, _ in hours for q in names])
         sums: dict[str, float] = {}
-        for n, raw in enumerate(raws):
+        for raw, part in zip(raws, (part for _, part in hours for _ in names), strict=True):
             for tenant, tokens in raw.items():
-                found = int(tokens) * (1 if n < len(names) else left)
-                sums[tenant.decode()] = sums.get(tenant.decode(), 0) + found
+                sums[tenant.decode()] = sums.get(tenant.decode(), 0) + int(tokens) * part
         return sums
-
-
-def _hours(now_ms: int) -> tuple[int, int, float]:
-    """Return this hour since 1970, the one before, and how much of that one is counted: so much
-    as is left of this one."""
-    hour, past_ms = divmod(now_ms, 3_600_000)
-    return hour, hour - 1, 1 - past_ms / 3_600_000
 
 
 def _tenant(name: str, terms: str) -> Tenant:

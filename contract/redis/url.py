@@ -1,7 +1,7 @@
 """Checks of addresses and Redis URLs, made before anything is connected."""
 
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import SecretStr
 
@@ -11,69 +11,53 @@ from contract.redis.connect import OPTIONS, connect, connect_async
 LONGEST_S = 10 * 365 * 86_400
 #: Digits of a database's number; Redis counts them in an int.
 LONGEST_DATABASE = 9
-#: Options of redis-py's connections that may stand behind a URL's ?, beside ssl_*. Others change
-#: the types of replies, or what warmq itself sets.
+#: Options of redis-py's connections that a URL may have behind its ?, next to ssl_*. The rest
+#: changes the types of replies, or is set by warmq itself.
 _OPTIONS = {
     "db", "health_check_interval", "password", "retry_on_timeout", "socket_connect_timeout",
     "socket_keepalive", "socket_read_size", "socket_timeout", "username",
 }  # fmt: skip
 _REFUSED = OPTIONS - _OPTIONS
 _SCHEMES = ("redis://", "rediss://", "unix://", "sentinel://")
+_NOT_A_URL = (
+    "not a Redis URL; percent-encode special characters of the password. "
+    "Write redis://user:password@host:6379/0"
+)
 
 
-def redis_url(url: SecretStr) -> SecretStr:
+def redis_url(secret: SecretStr) -> SecretStr:
     """Return WARMQ_REDIS_URL.
 
     Raises:
-        ValueError: redis-py cannot connect to it; the text says why, and does not quote it.
+        ValueError: redis-py cannot connect to it; the text does not quote it.
     """
-    if not url.get_secret_value().startswith(_SCHEMES):
+    url = secret.get_secret_value()
+    if not url.startswith(_SCHEMES):
         raise ValueError(f"must start with one of {', '.join(_SCHEMES)}")
-    if not _database_is_number(url.get_secret_value()):
-        raise ValueError(
-            "the database, behind the host and a /, must be a number; what is special in the "
-            "password is percent-encoded. Write redis://user:password@host:6379/0"
-        )
-    if option := _refused_option(url.get_secret_value()):
-        raise ValueError(f"remove the option {option} behind the ?: warmq sets it, or needs none")
-    if not (_readable(url.get_secret_value()) and _connects(url.get_secret_value())):
-        # The libraries' own messages may quote a part of the password.
-        raise ValueError(
-            "not a Redis URL; percent-encode what is special in the password. "
-            "Write redis://user:password@host:6379/0"
-        )
-    return url
-
-
-def _database_is_number(url: str) -> bool:
-    """Say whether the part behind the host is a number or empty; a socket's URL has none."""
     try:
         parts = urlsplit(url)
-    except ValueError:
-        return True  # another sentence says what is wrong with it
+        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    except ValueError:  # the libraries' own messages may quote a part of the password
+        raise ValueError(_NOT_A_URL) from None
     database = parts.path.strip("/")
-    return parts.scheme == "unix" or not database or _is_number(database)
-
-
-def _refused_option(url: str) -> str:
-    """Return the first option that warmq does not take, '' if there is none."""
-    try:
-        names = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)]
-    except ValueError:
-        return ""  # another sentence says what is wrong with it
-    return next((name for name in names if name in _REFUSED), "")
+    if parts.scheme != "unix" and database and not _is_number(database):
+        raise ValueError(
+            "the database, behind the host and a /, must be a number; percent-encode special "
+            "characters of the password. Write redis://user:password@host:6379/0"
+        )
+    if option := next((name for name in names if name in _REFUSED), ""):
+        raise ValueError(f"remove the option {option} behind the ?: warmq sets it, or needs none")
+    if not (_has_parts(url, parts) and _connects(url)):
+        raise ValueError(_NOT_A_URL)
+    return secret
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= LONGEST_DATABASE
 
 
-def _readable(url: str) -> bool:
-    """Say whether it has the expected parts: a `/`, `#` or `@` in a password would shift them."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
+def _has_parts(url: str, parts: SplitResult) -> bool:
+    """Return whether no `/`, `#` or `@` in a password has shifted the parts."""
     if "@" in parts.path or parts.fragment or not url.isprintable():
         return False
     if parts.scheme == "unix":
@@ -83,7 +67,7 @@ def _readable(url: str) -> bool:
 
 
 def is_address(address: str, with_port: bool = False) -> bool:
-    """Say whether this is `host:port` with a valid name; both parts are needed if `with_port`."""
+    """Return whether this is `host:port` with a valid name; the port is optional by default."""
     host, colon, port = address.rpartition(":")
     if not colon or "]" in port:
         host, port = address, ""
@@ -99,8 +83,7 @@ def is_address(address: str, with_port: bool = False) -> bool:
 
 
 def _connects(url: str) -> bool:
-    """Say whether redis-py understands the URL and its `?options`; nothing is connected."""
-
+    """Return whether redis-py accepts the URL and its `?options`; nothing is connected."""
     try:
         for client in (connect(url, "check"), connect_async(url, "check")):
             connection: Any = client.connection_pool.make_connection()

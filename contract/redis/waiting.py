@@ -1,4 +1,4 @@
-"""What waits in the queues, for people who look and for metrics."""
+"""Requests waiting in the queues, for people and for metrics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contract import naming
 from contract.redis import keys
 from contract.redis.reads import Reads
 
-#: Of one queue and priority a page looks at so many tenants, and at so many lists of each.
-MOST_LISTS = 100
+#: Tenants of one queue and priority that a page shows, and lists of each tenant.
+MAX_LISTS = 100
 
 
 class Waiting(NamedTuple):
-    """Requests that wait at one priority for one tenant; '' for plain Celery clients' lists.
+    """Requests waiting at one priority for one tenant; '' for plain Celery clients' lists.
 
-    `since_ms` is when the oldest of their batches was created, None if none is of a batch. With
-    `more` there are lists beyond those that were counted.
+    `since_ms` is when the oldest of their batches was created, None without a batch. `more`: there
+    are lists beyond the counted ones.
     """
 
     queue: str
@@ -46,9 +46,11 @@ class WaitingReads(Reads):
             for n, queue in enumerate(names)
         }
 
-    def waiting_by(self, queue: str, most: int | None = MOST_LISTS) -> list[Waiting]:
-        """Return what waits in a queue by priority and tenant, of the lists that
-        `turns(queue, most)` returns: five round trips for PAGE lists."""
+    def waiting_by(self, queue: str, most: int | None = MAX_LISTS) -> list[Waiting]:
+        """Return the waiting requests of a queue by priority and tenant.
+
+        Counts the lists of `turns(queue, most)`: five round trips for PAGE lists.
+        """
         plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
         lists = [*plain, *self.turns(queue, most)]
         lengths = self._each("llen", [key for _, _, key in lists])

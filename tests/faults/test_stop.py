@@ -143,4 +143,4 @@ def test_a_redis_that_accepts_and_never_answers_does_not_keep_a_busy_worker(
         os.kill(worker.pid, signal.SIGTERM)
         assert worker.process is not None
         assert worker.process.wait(1 + STOP_S + 5) == 1
-        assert "Redis is away while stopping" in worker.log_path.read_text()
+        assert "Redis is unreachable while stopping" in worker.log_path.read_text()

@@ -1,4 +1,4 @@
-"""How much one worker takes at once, and who waits for whom."""
+"""Limits of what one worker takes, and the order in which requests enter the engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ LARGE_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Requests: `slots` run in the engine, `limit` are in flight at most, and the loop asks Redis
-    for more once `low_water` of them are free. `context` is in tokens, 0 where it is not known."""
+    """Numbers of requests: `slots` run in the engine, at most `limit` are in flight.
+
+    The loop asks Redis for more once `low_water` are free. `context` is in tokens, 0: unknown.
+    """
 
     slots: int = 0
     limit: int = 0
@@ -28,11 +30,11 @@ class AdmissionLimits:
 
     @classmethod
     def of(cls, capacity: Capacity, settings: WorkerSettings) -> AdmissionLimits:
-        """Return the room of an engine under these settings."""
+        """Return the limits for an engine under these settings."""
         slots, look_ahead = capacity.max_num_seqs, settings.look_ahead
         if look_ahead is None:
-            # Where all slots are free at once, those of the next step wait already while others
-            # are fetched; with a quarter of them every other step would be a quarter full.
+            # Where all slots become free in one step, those of the next step must wait already
+            # while more are fetched; a quarter would leave every other step a quarter full.
             look_ahead = max(8, 2 * slots if capacity.one_step else slots // 4)
         limit = slots + look_ahead
         # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
@@ -41,33 +43,34 @@ class AdmissionLimits:
 
     @property
     def slots_of_many(self) -> int:
-        """The slots that requests of many sequences may take: a single one soon finds another."""
+        """Slots that requests of many sequences may take; the rest is for single ones."""
         return multi_sequence_slots(self.slots)
 
     @property
     def preparing_each(self) -> int:
-        """Of a tenant of which so many requests are being prepared no more are leased: they are
-        next, and those of others pass. They are in no slot, and are as many as the look-ahead."""
+        """Requests of one tenant in preparation, outside the slots, above which no more are leased.
+
+        It is the look-ahead.
+        """
         return max(1, self.limit - self.slots)
 
     @property
     def many_waiting(self) -> int:
-        """How many requests of many sequences may wait here for slots; a quarter of those that
-        wait, so that single ones are leased, too."""
+        """Requests of many sequences that may wait for slots: a quarter of the look-ahead."""
         return max(1, (self.limit - self.slots) // 4)
 
 
-class Sequences:
-    """Bounds the sequences that requests of more than one bring into the engine at a time.
+class SequenceLimit:
+    """Bounds the sequences of requests with several of them that are in the engine.
 
-    A request of one sequence never waits here: the room counts it. The others enter in the order in
-    which they came, up to `limit` sequences in sum. One that is larger than the limit enters once
-    no other of them is inside, so none waits forever. `let_in` is called when a waiter
-    has entered.
+    They enter in order of arrival, up to `limit` sequences in sum; one that is larger than the
+    limit enters when no other is inside. `admitted` is called when a waiting request has entered.
     """
 
-    def __init__(self, limit: Callable[[], int], let_in: Callable[[], None] = lambda: None) -> None:
-        self._limit, self._told = limit, let_in
+    def __init__(
+        self, limit: Callable[[], int], admitted: Callable[[], None] = lambda: None
+    ) -> None:
+        self._limit, self._admitted = limit, admitted
         self._inside = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -78,7 +81,7 @@ class Sequences:
 
     @asynccontextmanager
     async def entered(self, count: int) -> AsyncIterator[None]:
-        """Hold so many sequences; waits until there is room for them."""
+        """Hold `count` sequences inside the context; wait until they fit."""
         if count <= 1:
             yield
             return
@@ -87,26 +90,26 @@ class Sequences:
             yield
         finally:
             self._inside -= count
-            self._let_in()
+            self._admit()
 
     async def _enter(self, count: int) -> None:
         turn = (count, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
-        self._let_in()
+        self._admit()
         if turn[1].done():
             return
         try:
             await turn[1]
-            self._told()
+            self._admitted()
         except asyncio.CancelledError:
             if turn in self._waiting:
                 self._waiting.remove(turn)
-            elif turn[1].done() and not turn[1].cancelled():  # let in just now
+            elif turn[1].done() and not turn[1].cancelled():  # admitted just now
                 self._inside -= count
-            self._let_in()
+            self._admit()
             raise
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         while self._waiting:
             count, entering = self._waiting[0]
             if self._inside and self._inside + count > self._limit():
@@ -117,26 +120,24 @@ class Sequences:
                 entering.set_result(None)
 
 
-class Turns:
-    """Lets large messages begin one after another, with as long for the others in between.
+class LargeMessages:
+    """Spaces out the reading of large messages, so that the loop is free half of the time.
 
-    To read a message of megabytes, or of thousands of parts, takes 0.1 s, in which nothing else
-    happens on the loop. A worker is given many messages at once; if all were read in one turn of
-    the loop, leases would not be renewed and nobody's answer would be sent for seconds.
+    A message of megabytes, or of thousands of parts, blocks the loop for 0.1 s; many in a row
+    would delay lease renewals and every answer by seconds.
     """
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
-        #: Until then the loop belongs to others; time.monotonic().
-        self._others_until = 0.0
+        self._not_before = 0.0  # time.monotonic()
 
     async def wait(self) -> None:
-        """Wait until a large message may be read; what follows runs without a break."""
+        """Wait until a large message may be read; the caller then reads it without awaiting."""
         async with self._one:
-            await asyncio.sleep(max(0.0, self._others_until - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
             # Runs in the loop's next turn, before another message's: its lock is released later.
             asyncio.get_running_loop().call_soon(self._has_run, time.monotonic())
 
     def _has_run(self, began: float) -> None:
         now = time.monotonic()
-        self._others_until = now + (now - began)
+        self._not_before = now + (now - began)

@@ -1,4 +1,4 @@
-"""What a worker tells producers of itself every second, and when it ends because it failed."""
+"""The announcement that a worker writes for producers every second, and when it fails."""
 
 import orjson
 from pydantic import SecretStr
@@ -9,24 +9,22 @@ from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
 from worker.settings import WorkerSettings
 
-#: Most characters of a reason.
+#: Bounds in characters, and of batch sizes.
 REASON_CHARACTERS = 300
-#: Most characters of a device's name.
 DEVICE_CHARACTERS = 100
-#: Most batch sizes that are told.
 BUCKETS = 32
 _VERSION = version()
 
 
 def announcement(drain: Drain) -> bytes:
-    """Return it as JSON: state, why (absent where the engine runs), queue, model, load, means."""
-    state, why = drain.lifecycle.state, drain.supervisor.why
-    if drain.lifecycle.stopping and drain.supervisor.failed:
+    """Return this worker's state, load and averages as JSON (docs/reference/redis-keys.md)."""
+    supervisor, counts = drain.supervisor, drain.counts
+    state, why = drain.lifecycle.state, supervisor.why
+    if drain.lifecycle.stopping and supervisor.failed:
         state = State.STOPPED
-    reason = {"why": shown(why, drain.settings)} if why else {}
     return orjson.dumps({
         "state": state.value,
-        **reason,
+        **({"why": shown(why, drain.settings)} if why else {}),
         "version": _VERSION,
         "protocol": PROTOCOL,
         **({"part_of": part_of} if (part_of := drain.leases.part_of) else {}),
@@ -36,48 +34,43 @@ def announcement(drain: Drain) -> bytes:
         **({"adapters": adapters} if (adapters := drain.adapters) else {}),
         "in_flight": len(drain.in_flight),
         "limit": drain.limits.limit,
-        "done": _done(drain),
-        "deaths": drain.supervisor.deaths,
+        "done": {  # totals: the difference of two announcements is a rate
+            "completed": counts.completed,
+            "other": counts.ended - counts.completed,
+            "prompt_tokens": counts.prompt_tokens,
+            "completion_tokens": counts.completion_tokens,
+            "cached_tokens": supervisor.cached_prompt_tokens(),
+            "handed_back": counts.handed_back,
+        },
+        "deaths": supervisor.deaths,
         **_engine(drain),
     })  # fmt: skip
 
 
-def _done(drain: Drain) -> dict[str, int]:
-    """Return totals since the worker started: whoever reads two announcements knows the rates."""
-    counts = drain.counts
-    return {
-        "completed": counts.completed,
-        "other": counts.ended - counts.completed,
-        "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.completion_tokens,
-        "cached_tokens": drain.supervisor.cached_prompt_tokens(),
-        "handed_back": counts.handed_back,
-    }
-
-
 def _engine(drain: Drain) -> dict[str, object]:
-    """Return what is known of the engine once it has started, as far as its adapter tells it:
-    on what it runs, and the batch sizes for which an NPU's model was compiled, largest first."""
-    able = drain.supervisor.capacity
-    if able is None:
+    """Return what the started engine reports of itself.
+
+    `buckets` are the batch sizes for which an NPU's model was compiled, largest first.
+    """
+    capacity = drain.supervisor.capacity
+    if capacity is None:
         return {}
-    told = {
-        "device": str(able.details.get("device") or "")[:DEVICE_CHARACTERS],
-        "buckets": list(able.details.get("buckets", ()))[:BUCKETS],
-    }
-    known = {"kv_tokens": able.kv_tokens, "prefix_caching": able.prefix_caching}
+    device = str(capacity.details.get("device") or "")[:DEVICE_CHARACTERS]
+    buckets = list(capacity.details.get("buckets", ()))[:BUCKETS]
+    known = {"kv_tokens": capacity.kv_tokens, "prefix_caching": capacity.prefix_caching}
     return {
-        **{name: value for name, value in told.items() if value},
-        "slots": able.max_num_seqs,
+        **({"device": device} if device else {}),
+        **({"buckets": buckets} if buckets else {}),
+        "slots": capacity.max_num_seqs,
         **{name: value for name, value in known.items() if value is not None},
-        **drain.means.as_json(),
+        **drain.averages.as_json(),
     }
 
 
 def shown(why: str, settings: WorkerSettings) -> str:
-    """Return the first line, not too long and without any secret of the settings.
+    """Return the first line of a reason, cut, and without any secret of the settings.
 
-    Whoever may read the queue's state sees it, and an engine's library may quote what it was given.
+    An engine's library may quote its arguments, and whoever reads the queue's state sees them.
     """
     line = next(iter(why.strip().splitlines()), "")
     for secret in _secrets(settings):

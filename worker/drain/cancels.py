@@ -1,4 +1,4 @@
-"""Hears what is cancelled, and who listens to text, over Redis' pub/sub."""
+"""Receives cancellations and listeners' subscriptions over Redis' pub/sub."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ REVOKE_KEEP_S = 10800.0
 
 
 class Cancels:
-    """Aborts what is cancelled while it runs here."""
+    """Aborts requests that are cancelled while they run here."""
 
     def __init__(self, drain: Drain, text: RunningText) -> None:
         self._leases = drain.leases
@@ -31,7 +31,7 @@ class Cancels:
         self._timeout_s = drain.settings.redis_timeout_s
 
     async def run(self) -> None:
-        """Listen until cancelled; after a lost connection ask for what was missed."""
+        """Receive until cancelled; after a lost connection look up what was missed."""
         while True:
             pubsub = self._leases.subscribe()
             try:
@@ -39,7 +39,7 @@ class Cancels:
                     keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL, naming.LISTEN_CHANNEL
                 )
                 await self._catch_up()
-                await self._hear(pubsub)
+                await self._receive(pubsub)
             except ERRORS as error:
                 log.debug("cancel channel: %s", error)
                 await asyncio.sleep(RECONNECT_S)
@@ -47,16 +47,16 @@ class Cancels:
                 await pubsub.aclose()
 
     async def revoke(self, request_ids: list[str]) -> None:
-        """Celery's revoke: abort what runs here, remember the rest for POP."""
+        """Abort requests that run here, and record all of them for POP (Celery's revoke)."""
         await self._leases.revoke(request_ids, REVOKE_KEEP_S)
         self.abort(request_ids)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Abort those of them that run here."""
+        """Abort those of the requests that run here."""
         self._in_flight.abort(self._running(set(request_ids)), "cancelled")
 
-    async def _hear(self, pubsub: Any) -> None:
-        """Act on messages; a connection on which not even a PING is answered is given up."""
+    async def _receive(self, pubsub: Any) -> None:
+        """Act on messages; give up a connection that does not answer a PING."""
         pinged = False
         while True:
             message = await pubsub.get_message(timeout=self._timeout_s)
@@ -73,16 +73,16 @@ class Cancels:
     def _act_on(self, channel: str, data: bytes) -> None:
         try:
             if channel == naming.LISTEN_CHANNEL:
-                self._text.heard(orjson.loads(data))
+                self._text.subscribe(orjson.loads(data))
             elif channel == keys.BATCH_CANCEL_CHANNEL:
                 batch = data.decode()
                 of_batch = [r for r in self._in_flight if r.delivery.batch == batch]
                 self._in_flight.abort(of_batch, "cancelled")
             else:
                 self._in_flight.abort(self._running({*map(str, orjson.loads(data))}), "cancelled")
-        # Anybody may publish anything, also what is nested too deep; no worker dies of it.
+        # Anybody may publish anything, deeply nested JSON too; no worker ends because of it.
         except (ValueError, TypeError, KeyError, RecursionError):
-            log.warning("ignored what came on %s", channel, extra={"action": "bad_message"})
+            log.warning("ignored a message on %s", channel, extra={"action": "bad_message"})
 
     def _running(self, request_ids: set[str]) -> Iterator[Running]:
         return (r for r in self._in_flight if r.delivery.request_id in request_ids)

@@ -1,4 +1,4 @@
-"""Writes endings in groups, so that Redis and the event loop are asked once for many."""
+"""Commits endings in groups, so that one DONE and one step of the loop serve many."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,20 +6,19 @@ from collections.abc import Callable, Sequence
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases
 
-#: Endings that come within this many seconds share one DONE. At 1,200 requests/s that is a tenth
-#: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
+#: Seconds an ending waits for more to share its DONE. At 1,200 requests/s that is a tenth of a
+#: round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
 LINGER_S = 0.008
-#: If one step of the engine ends so many, they do not wait for others.
+#: This many endings of one engine step do not wait for more.
 STEP_GROUP = 8
-#: At most so many share one: while Redis writes them the next are computed. With all that wait in
-#: one DONE each of the two waited for the other (docs/decisions/0009).
+#: Most endings of one DONE: while Redis writes them the next are computed (docs/decisions/0009).
 GROUP = 64
-#: Redis serves nobody else while it writes them.
+#: Bytes after which a group is closed; Redis serves nobody else while it writes them.
 GROUP_BYTES = 4 * 2**20
 
 
 class Committer:
-    """Collects endings and commits them; `committed` is told of each group that is in Redis."""
+    """Collects endings and commits them; calls `committed` with each group that is in Redis."""
 
     def __init__(
         self,
@@ -27,8 +26,7 @@ class Committer:
         committed: Callable[[Sequence[Ending]], None],
         enough: Callable[[], int] = lambda: GROUP,
     ) -> None:
-        """Prepare to write; `enough` endings wait for no others: all that are in flight, or so
-        many that slots would stay empty meanwhile."""
+        """Prepare; once `enough` endings wait, or slots would stay empty, they are committed."""
         self._leases = leases
         self._committed = committed
         self._enough = enough
@@ -38,10 +36,10 @@ class Committer:
         self._idle.set()
 
     def put(self, ending: Ending) -> None:
-        """Take an ending; returns at once.
+        """Add an ending, without waiting.
 
-        That of an online request, whose slot only its caller's next one fills, waits for no others;
-        those that end while one DONE is under way share the next.
+        An online request's is committed at the next DONE: only its caller's next request fills
+        its slot.
         """
         self._waiting.append(ending)
         self._idle.clear()
@@ -52,7 +50,7 @@ class Committer:
             asyncio.get_running_loop().call_soon(self._linger)
 
     def _linger(self) -> None:
-        """Commit what ended with the first one, if it is worth it; else wait for more."""
+        """Commit what ended in the same step if it is a group; else wait for more."""
         if len(self._waiting) >= STEP_GROUP:
             self._due.set()
         elif self._waiting:

@@ -1,17 +1,17 @@
-"""What the drain has done so far."""
+"""Counters and moving averages of one drain."""
 
 from typing import Any
 
 from worker.drain.events import Committed, Events, HandedBack, Leased
 
-#: Over how many answers their mean length goes.
+#: Answers over which their mean length goes.
 ANSWERS = 1000
-#: After so many seconds of work a second counts half in the share of those with full slots.
+#: Half-life of a second of work in the share of time with full slots.
 HALF_LIFE_S = 600.0
 
 
 class Counts:
-    """Totals since the worker started; requests, and tokens of those that were completed."""
+    """Totals since the worker started; tokens are those of completed requests."""
 
     def __init__(self, events: Events) -> None:
         self.popped = self.handed_back = 0
@@ -23,7 +23,7 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Requests that have a result, of whatever kind."""
+        """Requests that have a result, of any outcome."""
         return self.completed + self.failed + self.cancelled + self.expired
 
     def as_json(self) -> dict[str, Any]:
@@ -38,48 +38,41 @@ class Counts:
 
     def _committed(self, event: Committed) -> None:
         for ending in event.endings:
-            match ending.outcome:  # one without an outcome is no request's
-                case "completed":
-                    self.completed += 1
-                case "failed":
-                    self.failed += 1
-                case "cancelled":
-                    self.cancelled += 1
-                case "expired":
-                    self.expired += 1
+            if ending.outcome:  # '' only drops a lease
+                setattr(self, ending.outcome, getattr(self, ending.outcome) + 1)
             self.prompt_tokens += ending.prompt_tokens
             self.completion_tokens += ending.completion_tokens
 
 
-class Means:
-    """What is usual here lately: lengths of prompts and answers, and how often slots are full."""
+class Averages:
+    """Recent lengths of prompts and answers, and the share of time with full slots."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._before = (0, 0, 0)
-        self._answers = [0.0] * 3  # how many, their tokens, their prompts'; the latest count most
-        self._full = self._worked = 0.0  # seconds with full slots, and with any work
+        self._sums = [0.0] * 3  # answers, their tokens, their prompts' tokens; decaying
+        self._full_s = self._busy_s = 0.0
 
-    def look(self, running: int, slots: int, seconds: float) -> None:
-        """Take in what was done since the last look, in which so many requests were running."""
+    def update(self, running: int, slots: int, seconds: float) -> None:
+        """Take in the last `seconds`, in which this many requests were running."""
         counts = self._counts
         now = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
         keep = (1 - 1 / ANSWERS) ** (now[0] - self._before[0])
         new = [after - before for after, before in zip(now, self._before, strict=True)]
-        self._answers = [a * keep + b for a, b in zip(self._answers, new, strict=True)]
+        self._sums = [a * keep + b for a, b in zip(self._sums, new, strict=True)]
         self._before = now
         if running and slots:
             keep = 0.5 ** (seconds / HALF_LIFE_S)
-            self._full = self._full * keep + (seconds if running >= slots else 0.0)
-            self._worked = self._worked * keep + seconds
+            self._full_s = self._full_s * keep + (seconds if running >= slots else 0.0)
+            self._busy_s = self._busy_s * keep + seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is announced (docs/reference/redis-keys.md), as far as it is known."""
-        count, answers, prompts = self._answers
+        """Return the announced figures (docs/reference/redis-keys.md) that are known."""
+        count, answers, prompts = self._sums
         found: dict[str, Any] = {}
         if count >= 1:
-            found |= {"mean_answer": round(answers / count, 1)}
-            found |= {"mean_prompt": round(prompts / count, 1)}
-        if self._worked:
-            found["slots_full"] = round(self._full / self._worked, 3)
+            found["mean_answer"] = round(answers / count, 1)
+            found["mean_prompt"] = round(prompts / count, 1)
+        if self._busy_s:
+            found["slots_full"] = round(self._full_s / self._busy_s, 3)
         return found

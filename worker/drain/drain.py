@@ -1,4 +1,4 @@
-"""One worker's part in a queue: its requests, from lease to ending, and what it is made of."""
+"""One worker's drain of a queue: its requests from lease to ending, and its parts."""
 
 import asyncio
 import logging
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from contract.errors import EngineDead, RequestFailed
-from worker.drain.admission import AdmissionLimits, Sequences
+from worker.drain.admission import AdmissionLimits, SequenceLimit
 from worker.drain.committer import Committer
-from worker.drain.counts import Counts, Means
-from worker.drain.endings import Ending, about
+from worker.drain.counts import Averages, Counts
+from worker.drain.endings import Ending, log_extra
 from worker.drain.event_log import log_events
 from worker.drain.events import (
     Committed,
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Takes requests of one queue to one engine; worker/drain/loop.py decides when."""
+    """Brings requests of one queue to one engine; worker/drain/loop.py decides when."""
 
     def __init__(
         self,
@@ -56,39 +56,39 @@ class Drain:
             make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events
         )
         self.outage = Outage(self.events)
-        self.means = Means(self.counts)
+        self.averages = Averages(self.counts)
         self.in_flight = InFlight()
-        self.wakeup = Wakeup(leases)
+        self.wakeup = Wakeup(leases.wait_for_message)
         self.limits = AdmissionLimits()  # none before the engine is ready
-        self._sequences = Sequences(lambda: self.limits.slots_of_many, self.wakeup.poke)
-        #: Those of the requests in flight that wait for what is done one after the other.
+        self._sequences = SequenceLimit(lambda: self.limits.slots_of_many, self.wakeup.poke)
+        #: The requests in flight that wait to be prepared one after the other.
         self.preparing = PreparingRequests(self.wakeup.poke)
         self._serving = Serving(
             self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes
         )
-        #: Names of the adapters that the engine has, beside its model.
+        #: Names of the engine's adapters.
         self.adapters: tuple[str, ...] = ()
         self._crashed: list[Running] = []
-        # A slot is filled again once Redis has the result: what a killed worker has computed in
-        # vain is never more than slots and look-ahead. Answers of one length end together.
+        # A slot is refilled once Redis has its result: a killed worker loses the work of slots and
+        # look-ahead at most. Answers of one length end in the same step.
         self._committer = Committer(
             leases, self._committed, lambda: min(len(self.in_flight), self.limits.low_water)
         )
         self._committing: asyncio.Task[None]
         self.paused = False
         self.idle = asyncio.Event()
-        #: Requests that had ended, and were handed back, when the stop began.
+        #: Counts of ended and handed back requests when the stop began.
         self._before_stop = (0, 0)
 
     @property
     def served(self) -> str:
-        """The model's name as metrics and announcements tell it; '' while it has none."""
+        """The model's name in metrics and announcements; '' while it has none."""
         settings, capacity = self.settings, self.supervisor.capacity
         known = capacity.model if capacity else settings.model
         return settings.served_model_name or known or ""
 
     def set_limits(self) -> None:
-        """Size the room by what the engine that has started can take."""
+        """Take the limits and names from the engine that has started."""
         capacity = self.supervisor.engine_capacity
         self.limits = AdmissionLimits.of(capacity, self.settings)
         self.adapters = tuple(capacity.adapters)
@@ -99,13 +99,13 @@ class Drain:
         self, k: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
     ) -> Popped | None:
         """Lease up to k requests; None if Redis does not answer."""
+        limits = self.limits
+        many = max(0, limits.many_waiting - self._sequences.waiting)
+        busy = self.preparing.busy_tenants(limits.preparing_each)
         try:
-            many = max(0, self.limits.many_waiting - self._sequences.waiting)
-            limits = self.limits
             popped = await self.leases.pop(
-                k, limits.slots, lists, max_bytes, many, limits.context,
-                self.preparing.busy_tenants(limits.preparing_each),
-            )  # fmt: skip
+                k, limits.slots, lists, max_bytes, many, limits.context, busy
+            )
         except ERRORS as error:
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)
@@ -116,20 +116,20 @@ class Drain:
     # -- one request --------------------------------------------------------------
 
     def admit(self, popped: Popped) -> None:
-        """Start every delivery at once; the engine's own scheduler queues what is ahead."""
+        """Start every delivery now; the engine's own scheduler queues what is ahead."""
         if popped.deliveries:
             self.events.publish(Leased(popped.deliveries, popped.now))
         for delivery in popped.deliveries:
-            if twin := self.in_flight.twin(delivery):
+            if same := self.in_flight.same_request(delivery):
                 # Its lease was swept although it runs here, or a client sent it twice. The
                 # earlier lease may be lost, and with it the right to fail: the new one answers.
-                self._committer.put(Ending(self.in_flight.exchange(twin, delivery), ""))
+                earlier = self.in_flight.replace_delivery(same, delivery)
+                self._committer.put(Ending(earlier, ""))
                 continue
             running = self.in_flight.add(delivery)
             left = math.inf if delivery.deadline is None else delivery.deadline - popped.now
             if left <= 0:
-                why = RequestFailed("not started before its deadline", code="expired")
-                self._end(running, failed(delivery, why, "expired"))
+                self._fail(running, "not started before its deadline", "expired", "expired")
                 continue
             running.task = asyncio.create_task(self._serve(running, popped.now))
             if left < math.inf:
@@ -146,32 +146,33 @@ class Drain:
         except EngineDead as error:
             if not self._crashed:
                 self.events.publish(EngineDied(str(error)))
-            running.died = error.inside
-            self._crash(running)
+            self._crash(running, inside=error.inside)
         except asyncio.CancelledError:
             if running.abort in ABORTS:
-                why = RequestFailed(ABORTS[running.abort], code=running.abort)
-                self._end(running, failed(running.delivery, why, running.abort))
+                self._fail(running, ABORTS[running.abort], running.abort, running.abort)
             elif running.abort == "died":
-                running.died = True
-                self._crash(running)
+                self._crash(running, inside=True)
             elif not running.abort:
-                why = RequestFailed("the engine gave this request up")
-                self._end(running, failed(running.delivery, why))
+                self._fail(running, "the engine gave this request up")
         except Exception as error:
             delivery = running.delivery
-            fields = about(delivery, "request_error")
-            log.exception("request %s failed", delivery.request_id, extra=fields)
-            why = RequestFailed(f"{type(error).__name__}: {error}")
-            self._end(running, failed(running.delivery, why))
+            extra = log_extra(delivery, "request_error")
+            log.exception("request %s failed", delivery.request_id, extra=extra)
+            self._fail(running, f"{type(error).__name__}: {error}")
+
+    def _fail(
+        self, running: Running, text: str, outcome: str = "failed", code: str | None = None
+    ) -> None:
+        self._end(running, failed(running.delivery, RequestFailed(text, code=code), outcome))
 
     def _end(self, running: Running, ending: Ending) -> None:
         running.ended = True
-        if ending.delivery is not running.delivery:  # exchanged since it began
+        if ending.delivery is not running.delivery:  # replaced since it began
             ending = replace(ending, delivery=running.delivery)
         self._committer.put(ending)
 
-    def _crash(self, running: Running) -> None:
+    def _crash(self, running: Running, inside: bool) -> None:
+        running.died = inside
         self._crashed.append(running)
         self.wakeup.poke()
 
@@ -184,7 +185,7 @@ class Drain:
     # -- deaths and suspects --------------------------------------------------------
 
     async def recover(self) -> None:
-        """If the engine died, hand back what was in it and rebuild it, unless stopping.
+        """If the engine died, hand back its requests and rebuild it, unless stopping.
 
         Raises:
             EngineDead: it cannot be rebuilt.
@@ -200,11 +201,11 @@ class Drain:
             await self.lifecycle.until_asked(self.supervisor.rebuild(in_use=in_use))
 
     async def hand_back_crashed(self) -> None:
-        """Hand back what ran when the engine died; what was inside counts a death."""
+        """Hand back what ran when the engine died; requests inside it count a death."""
         crashed, self._crashed = self._crashed, []
         leases = [r.delivery.lease for r in crashed if r.died]
-        # Engines admit in order: what is beyond the slots had not been in the engine. Whoever
-        # stops us may have told the engine's processes, too: that is nobody's fault.
+        # Engines admit in order: requests beyond the slots were not in the engine. A stop may
+        # have reached the engine's processes too, and then no request is to blame.
         inside = 0 if self.lifecycle.stopping else self.limits.slots
         died = frozenset(sorted(leases, key=lease_number)[:inside])
         await self.hand_back(crashed, died)
@@ -212,19 +213,19 @@ class Drain:
     async def settle(self) -> None:
         """Wait until nothing runs: every request ended, crashed or was aborted.
 
-        Not once the worker is to stop, for it may not wait that long.
+        Returns when the worker is to stop, for it may not wait that long.
         """
         while (tasks := self.in_flight.tasks()) and not self.lifecycle.stopping:
             await self.lifecycle.until_asked(asyncio.wait(tasks))
         await self.lifecycle.until_asked(self.flush())
 
     def commit(self, group: asyncio.TaskGroup) -> asyncio.Task[None]:
-        """Write endings from now on, in a task of this group, which is returned."""
+        """Start the task that commits endings, and return it."""
         self._committing = group.create_task(self._committer.run())
         return self._committing
 
     async def flush(self) -> None:
-        """Wait until every ending is in Redis, or cannot get there: the committer died."""
+        """Wait until every ending is in Redis, or the committer failed."""
         flushing = asyncio.create_task(self._committer.flush())
         await asyncio.wait([flushing, self._committing], return_when=asyncio.FIRST_COMPLETED)
         flushing.cancel()
@@ -241,32 +242,32 @@ class Drain:
     # -- pausing and stopping -------------------------------------------------------
 
     def pause(self, paused: bool) -> None:
-        """Take nothing from the queue for a while; `idle` is set when nothing is in flight."""
+        """Take nothing from the queue while paused; `idle` is set when nothing is in flight."""
         self.paused = paused
         self.idle.clear()
         self.wakeup.poke()
 
     def stop(self) -> None:
-        """Take nothing more; what runs may finish within the drain timeout."""
+        """Take nothing more; running requests may finish within the drain timeout."""
         if not self.lifecycle.stopping:
             self.events.publish(Stopping(len(self.in_flight), self.settings.drain_timeout_s))
         self.begin_stop()
 
     def hurry(self) -> None:
-        """Hand everything back at once."""
+        """Hand everything back now."""
         if not self.lifecycle.hurrying:
             self.events.publish(Stopping(len(self.in_flight), 0))
         self.begin_stop()
         self.lifecycle.hurry()
 
     def begin_stop(self) -> None:
-        """Stop without a word, as at the end of a drain that nobody has told to stop."""
+        """Stop without an event, as at the end of a drain that failed."""
         if not self.lifecycle.stopping:
             self._before_stop = self.counts.ended, self.counts.handed_back
         self.lifecycle.stop()
         self.wakeup.poke()
 
     def drained(self) -> Drained:
-        """Return what has become of the requests since the stop began."""
+        """Return the counts since the stop began."""
         ended, handed_back = self._before_stop
         return Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)

@@ -1,14 +1,12 @@
-"""What happens in a drain, told to whoever subscribed: counters, the log, streams of text.
+"""Events of a drain, published to its subscribers: counters, the log, streams of text.
 
-The events are a closed set. Those of requests come in groups, as Redis is asked: one for a POP,
-one for a DONE, so that nobody pays for a request that nobody looks at.
+Events of requests come in groups, one for each POP or DONE.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from contract.message import Delivery
 from worker.drain.endings import Ending
@@ -17,112 +15,93 @@ from worker.engine import Capacity
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """A POP brought these requests; `now` is Redis' time in seconds."""
+class Leased(NamedTuple):
+    """A POP returned these requests at `now`, Redis time in seconds."""
 
     deliveries: Sequence[Delivery]
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A request was checked and is given to the engine."""
+class Started(NamedTuple):
+    """A checked request is given to the engine."""
 
     delivery: Delivery
 
 
-@dataclass(frozen=True, slots=True)
-class FirstText:
-    """Text of a request that somebody listens to was seen for the first time in this attempt.
-
-    `after_s` counts from its lease to the look that found the text (running_text.PAUSE_S apart).
-    """
+class FirstText(NamedTuple):
+    """The first text of this attempt was published, `after_s` seconds after its start."""
 
     delivery: Delivery
     after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """These endings are in Redis."""
 
     endings: Sequence[Ending]
 
 
-@dataclass(frozen=True, slots=True)
-class HandedBack:
-    """These requests are in the queue again; `died` are the leases that an engine died with."""
+class HandedBack(NamedTuple):
+    """These requests are queued again; `died` names leases that were in a dead engine."""
 
     deliveries: Sequence[Delivery]
     died: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesLost:
+class LeasesLost(NamedTuple):
     """Other workers have these requests now; their work here is aborted."""
 
     deliveries: Sequence[Delivery]
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """So many requests of dead workers were put back into the queue."""
+class Swept(NamedTuple):
+    """A sweep put this many requests of dead workers back into the queue."""
 
-    count: int
+    requests: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReady:
-    """An engine has started, for the first time or in the place of a dead one."""
+class EngineReady(NamedTuple):
+    """An engine has started; `rebuilt` if it replaces a dead one."""
 
     seconds: float
     capacity: Capacity
     rebuilt: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EngineDied:
-    """The engine can run nothing any more."""
+class EngineDied(NamedTuple):
+    """The engine can run nothing more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RedisLost:
-    """Redis does not answer, or with errors."""
+class RedisLost(NamedTuple):
+    """Redis does not answer, or answers with errors."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RedisBack:
-    """Redis answers again, after so many seconds."""
+class RedisBack(NamedTuple):
+    """Redis answers again."""
 
     away_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """The worker was told to stop; what is in flight may take `within_s` seconds to end. Told
-    again, or not to wait, it hands everything back at once: 0."""
+class Stopping(NamedTuple):
+    """The worker stops; requests in flight may finish within `within_s`, 0: are handed back."""
 
     in_flight: int
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """Nothing is in flight; since the stop began so many requests have ended here, and so many
-    are in the queue again."""
+class Drained(NamedTuple):
+    """Nothing is in flight; counts of requests since the stop began."""
 
     ended: int
     handed_back: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The engine has ended too."""
+class Stopped(NamedTuple):
+    """The engine has ended."""
 
 
 Event = (
@@ -131,41 +110,41 @@ Event = (
     | Stopping | Drained | Stopped
 )  # fmt: skip
 E = TypeVar("E", bound=Event)
-Listener = Callable[[Any], None]
+Subscriber = Callable[[Any], None]
 
 
 class Events:
-    """Calls the listeners of each kind of event, in the order in which they subscribed.
+    """Calls the subscribers of each kind of event, in the order in which they subscribed.
 
-    On the drain's loop only. A listener that raises is logged: the drain goes on without it.
+    On the drain's loop only. An error of a subscriber is logged, and the drain goes on.
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[type, tuple[Listener, ...]] = {}
+        self._subscribers: dict[type, tuple[Subscriber, ...]] = {}
 
-    def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
-        """Call the listener with every event of this kind from now on."""
-        self._listeners[kind] = (*self.subscribers(kind), listener)
+    def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
+        """Call the subscriber with every event of this kind from now on."""
+        self._subscribers[kind] = (*self.subscribers(kind), subscriber)
 
-    def unsubscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
-        """Call it no more."""
-        self._listeners[kind] = tuple(one for one in self.subscribers(kind) if one != listener)
+    def unsubscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
+        """Call the subscriber no more."""
+        self._subscribers[kind] = tuple(s for s in self.subscribers(kind) if s != subscriber)
 
-    def subscribers(self, kind: type) -> tuple[Listener, ...]:
-        """Return who listens; for nobody, an event that is costly to make need not be made."""
-        return self._listeners.get(kind, ())
+    def subscribers(self, kind: type) -> tuple[Subscriber, ...]:
+        """Return the subscribers of a kind, so that costly events are made for nobody."""
+        return self._subscribers.get(kind, ())
 
     def publish(self, event: Event) -> None:
-        """Tell the listeners, now."""
-        for listener in self._listeners.get(type(event), ()):
+        """Call the subscribers now."""
+        for subscriber in self._subscribers.get(type(event), ()):
             try:
-                listener(event)
+                subscriber(event)
             except Exception:
                 log.exception("a listener failed", extra={"action": "listener_failed"})
 
 
 class Outage:
-    """Publishes when Redis no longer answers and when it does again, once for each outage."""
+    """Publishes the beginning and the end of each outage of Redis, once."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -173,7 +152,7 @@ class Outage:
 
     @property
     def ongoing(self) -> bool:
-        """Whether there is one now."""
+        """Whether there is an outage now."""
         return self._since is not None
 
     def lost(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The requests this worker holds: leased, and not committed yet."""
+"""The requests this worker has in flight: leased, and not committed yet."""
 
 import asyncio
 import time
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from contract.message import Delivery
 from worker.drain.leases import lease_number
 
-#: Aborts that end a request, and what its author is told. The others hand it back
-#: (`released`) or leave it to whoever holds its lease now (`lost`).
+#: Aborts that end a request, and its error's text. `released` hands it back, `lost` leaves it to
+#: the worker that has its lease now.
 ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before its deadline"}
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One request in flight; `abort` says why its task was cancelled, `died` that the
-    engine died with it inside. The engine knows it by `engine_id`; `since` is the
-    time.monotonic() at which its task began; `plain` says that somebody wants its text while it
-    runs, and that this is what its answer will say, word for word; `text_seen` that a listener
-    was told of it."""
+    """One request in flight.
+
+    `abort` is why its task was cancelled, `died` that the engine died with it inside, `since` the
+    time.monotonic() at which its task began. `plain`: somebody wants its text while it runs, and
+    that text is its answer word for word. `text_seen`: a listener has got some of it.
+    """
 
     delivery: Delivery
     engine_id: str
@@ -34,16 +35,15 @@ class Running:
 
 
 class InFlight:
-    """Running requests by lease. Iterates oldest lease first, over a copy (control commands
-    look in from another thread)."""
+    """Running requests by lease; iterates over a copy, oldest lease first, in any thread."""
 
     def __init__(self) -> None:
         self._by_lease: dict[str, Running] = {}
         #: The latest delivery of each request.
         self._by_request: dict[str, Running] = {}
-        #: Leases of deliveries that a later one stands for, until Redis has dropped them.
-        self._exchanged: set[str] = set()
-        #: The bytes of all messages in flight, as they stand in Redis.
+        #: Leases that a later delivery of the same request replaces, until Redis has dropped them.
+        self._replaced: set[str] = set()
+        #: Bytes of all messages in flight, as stored in Redis.
         self.size = 0
 
     def __len__(self) -> int:
@@ -56,24 +56,22 @@ class InFlight:
 
     def leases(self) -> list[str]:
         """Return all leases, in no order."""
-        return [*self._by_lease, *self._exchanged]
+        return [*self._by_lease, *self._replaced]
 
     def oldest_s(self) -> float:
-        """Return since when the request that began first is held, in seconds; 0 without one. In
-        any thread."""
+        """Return the seconds since the first running request began, 0 without one; any thread."""
         began = [running.since for running in list(self._by_lease.values()) if running.since]
         return time.monotonic() - min(began) if began else 0.0
 
     def get(self, lease: str) -> Running | None:
-        """Return the request with that lease, if it is still in flight."""
+        """Return the request with that lease, if it is in flight."""
         return self._by_lease.get(lease)
 
     def add(self, delivery: Delivery) -> Running:
-        """Take a delivery in."""
+        """Add a delivery."""
         engine_id = delivery.request_id
-        if engine_id in self._by_request and self.unended(
-            engine_id
-        ):  # another request has that id: anybody may choose one
+        # Another request may have that id: anybody may choose one.
+        if engine_id in self._by_request and self.unended(engine_id):
             engine_id = f"{engine_id}#{lease_number(delivery.lease)}"
         running = self._by_lease[delivery.lease] = Running(delivery, engine_id)
         self._by_request[delivery.request_id] = running
@@ -81,8 +79,8 @@ class InFlight:
         return running
 
     def drop(self, lease: str) -> None:
-        """Forget a lease that is committed, handed back or lost, and the request it was of."""
-        self._exchanged.discard(lease)
+        """Forget a lease that is committed, handed back or lost, and its request."""
+        self._replaced.discard(lease)
         running = self._by_lease.pop(lease, None)
         if running is None:
             return
@@ -93,25 +91,25 @@ class InFlight:
         if running.timer is not None:
             running.timer.cancel()  # it would hold the request until a deadline that may be far
 
-    def twin(self, delivery: Delivery) -> Running | None:
-        """Return the same request, if it is in flight by an earlier delivery."""
+    def same_request(self, delivery: Delivery) -> Running | None:
+        """Return the running request of an earlier delivery of the same request."""
         running = self.unended(delivery.request_id)
         return running if running and running.delivery.same_request(delivery) else None
 
-    def exchange(self, running: Running, delivery: Delivery) -> Delivery:
-        """Let a later delivery of the same request stand for it; return the earlier one.
+    def replace_delivery(self, running: Running, delivery: Delivery) -> Delivery:
+        """Let a later delivery of the same request replace its own; return the earlier one.
 
-        The earlier lease is held until it is dropped.
+        The earlier lease stays in `leases` until it is dropped.
         """
         earlier, running.delivery = running.delivery, delivery
         del self._by_lease[earlier.lease]
-        self._exchanged.add(earlier.lease)
+        self._replaced.add(earlier.lease)
         self._by_lease[delivery.lease] = running
         self.size += delivery.size - earlier.size
         return earlier
 
     def unended(self, request_id: str) -> Running | None:
-        """Return a request that has not ended yet, if it is in flight."""
+        """Return a request in flight that has not ended yet."""
         running = self._by_request.get(request_id)
         return None if running is None or running.ended else running
 
@@ -124,7 +122,7 @@ class InFlight:
         for running in which:
             if running.task is not None and not running.ended and not running.abort:
                 running.abort = why
-                # Not at once: a task cancelled before its first step ends without an ending.
+                # Later: a task that is cancelled before its first step ends without an ending.
                 asyncio.get_running_loop().call_soon(running.task.cancel)
                 if why == "lost":
                     self.drop(running.delivery.lease)

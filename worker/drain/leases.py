@@ -1,8 +1,7 @@
 """The worker's side of the lease protocol: POP, DONE, RELEASE, RENEW, SWEEP.
 
-Writes are retried for as long as it takes: a result that was computed is kept
-until Redis is back, never computed again. Only POP gives up at once, because
-the drain has other things to look at.
+Writes are retried until Redis is back: a computed result is kept, never computed again. POP alone
+gives up immediately, because the drain has other things to do.
 """
 
 import datetime as dt
@@ -18,14 +17,14 @@ from contract.message import Delivery, read_delivery
 from contract.redis import keys
 from contract.redis.connect import connect_async
 from contract.streaming import Piece, encode_pieces
-from worker.drain.arrivals import Arrivals
-from worker.drain.endings import Ending, about, arguments, with_error
+from worker.drain.endings import Ending, done_arguments, log_extra, with_error
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
+from worker.drain.wakeup import Arrivals
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a message until Redis is asked; it tells at once, this only bounds a dead socket.
+#: Most seconds of waiting for a message, which Redis pushes; bounds a dead socket.
 WAKE_BLOCK_S = 5
 #: Leases put back in one SWEEP call, so that the script stays short.
 SWEEP_LIMIT = 250
@@ -35,7 +34,7 @@ POP_BYTES = 2 * 2**20
 
 @dataclass(slots=True)
 class Popped:
-    """What POP brought. `now` is Redis time in seconds; `more` says the lists hold more."""
+    """POP's reply. `now` is Redis time in seconds; `more`: the lists hold more."""
 
     now: float
     deliveries: list[Delivery] = field(default_factory=list)
@@ -52,7 +51,7 @@ class Leases:
     """Leases of one worker in one Redis, on one connection."""
 
     def __init__(self, settings: WorkerSettings, worker_id: str, part_of: str = "") -> None:
-        """Prepare to lease as this worker, or as a `part_of` one, which runs suspects for all."""
+        """Prepare; a front end is `part_of` a worker, which runs suspects for all of them."""
         self.worker_id, self.part_of = worker_id, part_of
         self.queue = settings.queue_to_drain
         self.settings = settings
@@ -60,26 +59,26 @@ class Leases:
         # redis-py types every reply as bytes or str or more; this client never decodes.
         self._client: Any = connect_async(url, f"warmq-{worker_id}", settings.redis_timeout_s)
         self.scripts = Scripts(self._client, self.queue)
-        #: Whether this worker is the one that runs suspects of its queue; the lock ends by itself.
+        #: Whether this worker runs the suspects of its queue; the lock expires by itself.
         self.holds_suspects_lock = False
         self._left = False
         self._pops = 0
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
-        #: The highest lease number heard of, and what it was when each open POP was sent.
+        #: The highest lease number known, and its value when each open POP was sent.
         self._highest = 0
         self._open_pops: list[int] = []
-        #: The list of the turn that goes on, and how many sequences are left of it.
+        #: The list whose turn continues, and how many sequences are left of the turn.
         self._turn: tuple[bytes | str, int] = "", 0
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
         many: int = 0, context: int = 0, without: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
-        """Lease up to k requests, `many` at most of many sequences, not of tenants in `without`.
+        """Lease up to k requests, at most `many` of several sequences, none of tenants `without`.
 
-        No estimate is above `context`, the model's in tokens; 0: it is not known. The caller must
-        count the deliveries as its own before it awaits anything else: `renew` hands back the
-        leases that it is not told of. Raises StoreUnavailable if Redis does not answer.
+        `context` is the model's in tokens, 0 if unknown; it bounds estimates. The caller must
+        count the deliveries as its own before it awaits anything else: `renew` hands back leases
+        that it does not name. Raises StoreUnavailable if Redis does not answer.
         """
         s = self.settings
         self._pops += 1
@@ -117,9 +116,9 @@ class Leases:
         await self.scripts.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
 
     async def done(self, endings: Sequence[Ending]) -> int:
-        """Commit endings; returns how many results were written (the rest existed).
+        """Commit endings; return how many results were written (the rest existed).
 
-        A result that Redis does not take becomes its request's own error.
+        A result that Redis refuses becomes its request's own error.
         """
         fitting = [
             ending if len(ending.meta) <= ALWAYS_TAKEN_BYTES else await self._fitting(ending)
@@ -134,12 +133,12 @@ class Leases:
             return await self._fail(with_error(fitting[0], text, "result_refused"))
 
     async def _done(self, endings: Sequence[Ending]) -> int:
-        ttl_ms, args = self.settings.result_ttl_ms, arguments(endings)
+        ttl_ms, args = self.settings.result_ttl_ms, done_arguments(endings)
         return int(await self.scripts.until_done("done", self.worker_id, ttl_ms, *args))
 
     async def _fitting(self, ending: Ending) -> Ending:
-        """Return the ending, or the error that stands for a result larger than Redis takes."""
-        size, limit = len(ending.meta), await self.scripts.most_bytes()
+        """Return the ending, or an error in place of a result that is too large for Redis."""
+        size, limit = len(ending.meta), await self.scripts.max_bytes()
         if size <= limit:
             return ending
         text = (
@@ -152,9 +151,9 @@ class Leases:
         try:
             return await self._done([ending])
         except StoreRefused as error:
-            fields = about(ending.delivery, "result_refused")
-            rid = ending.delivery.request_id
-            log.error("request %s has no result, its lease will end: %s", rid, error, extra=fields)
+            d = ending.delivery
+            text = "request %s has no result, its lease will end: %s"
+            log.error(text, d.request_id, error, extra=log_extra(d, "result_refused"))
             return 0
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:
@@ -171,19 +170,15 @@ class Leases:
             while left:  # messages go back a few megabytes at a time
                 _, left = await self.scripts.until_done("release", *common, _date())
         except StoreRefused as error:
-            log.error(
-                "%d requests return when their leases end: %s",
-                len(leases),
-                error,
-                extra={"action": "release_refused"},
-            )
+            text = "%d requests return when their leases end: %s"
+            log.error(text, len(leases), error, extra={"action": "release_refused"})
 
     async def renew(self, leases: Sequence[str]) -> list[str]:
         """Extend leases; return those that this worker has no longer.
 
-        Leases that only Redis knows of, because the reply of their POP was lost, are handed back.
-        One with a higher number than was known when the oldest open POP was sent may be in its
-        reply, and is left alone.
+        Leases that only Redis knows, because the reply of their POP was lost, are handed back,
+        but none with a higher number than was known when the oldest open POP was sent: it may be
+        in that reply.
         """
         pops, known = self._pops, min(self._open_pops, default=self._highest)
         quiet = not self._open_pops
@@ -194,18 +189,15 @@ class Leases:
         names = (raw.decode() for raw in unnamed)
         unknown = [lease for lease in names if quiet or lease_number(lease) <= known]
         if unknown:
-            log.warning(
-                "handing back %d leases whose POP reply was lost",
-                len(unknown),
-                extra={"action": "lost_pop"},
-            )
+            text = "handing back %d leases whose POP reply was lost"
+            log.warning(text, len(unknown), extra={"action": "lost_pop"})
             await self._release(unknown)
         return [raw.decode() for raw in lost]
 
     async def sweep(self, announcement: bytes) -> int:
-        """Put expired leases of dead workers back; returns how many, -1 while holding.
+        """Put expired leases of dead workers back; return how many, -1 while holding.
 
-        `announcement` is what producers are told about this worker, as JSON.
+        `announcement` describes this worker to producers, as JSON.
         """
         if self._left:
             return 0
@@ -225,15 +217,15 @@ class Leases:
         return sum(int(count or 0) for count in await pipe.execute())
 
     async def leave(self) -> None:
-        """Remove this worker's announcement; sweeps that come later announce it no more."""
+        """Remove this worker's announcement; later sweeps do not write it."""
         self._left = True
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self) -> bool:
-        """Wait until a message is there that POP takes; False after a few seconds of none.
+        """Wait until POP would find a message; return False after a few seconds of none.
 
-        The list of suspects is not watched: most workers may not run them, and the sweeper has
-        the loop look every second.
+        Suspects are not watched: most workers may not run them, and the sweeper wakes the loop
+        every second.
         """
         return await self._arrivals.wait(min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2))
 
@@ -243,10 +235,10 @@ class Leases:
         await self._client.aclose()
 
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Return of each request whether it has its terminal result already.
+        """Return for each request whether it has its terminal result.
 
-        While a batch is unfinished its results have no expiry: one that has an expiry is of a
-        plain Celery request that uses the same id.
+        Results of an unfinished batch have no expiry; one with an expiry belongs to a plain
+        Celery request of the same id.
         """
         if not deliveries:
             return []
@@ -269,7 +261,7 @@ class Leases:
         ]
 
     async def revoke(self, request_ids: Sequence[str], keep_s: float) -> None:
-        """Remember Celery's revocations, so that POP drops these requests wherever they wait."""
+        """Record Celery's revocations, so that POP drops these requests wherever they wait."""
         await self.scripts.run("revoke", int(keep_s), *request_ids)
 
     def subscribe(self) -> Any:
@@ -277,20 +269,18 @@ class Leases:
         return self._client.pubsub()
 
     async def publish_texts(self, pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
-        """Publish to each listener its pieces; return how many connections heard each."""
+        """Publish each listener's pieces; return how many connections received them."""
         if not pieces:
             return {}
         pipe = self._client.pipeline(transaction=False)
         for listener, of_it in pieces.items():
             pipe.publish(naming.text_channel(listener), encode_pieces(of_it))
-        replies = await pipe.execute()
-        return dict(zip(pieces, replies, strict=True))
+        return dict(zip(pieces, await pipe.execute(), strict=True))
 
     async def take_suspects_lock(self) -> bool:
-        """Become the one worker that runs suspects of this queue, unless another one is."""
-        if self.part_of:
-            return False
-        self.holds_suspects_lock = await self._lock_suspects(self.settings.lease_ms)
+        """Become the worker that runs suspects of this queue, unless another one is."""
+        if not self.part_of:
+            self.holds_suspects_lock = await self._lock_suspects(self.settings.lease_ms)
         return self.holds_suspects_lock
 
     async def renew_suspects_lock(self) -> None:
@@ -308,11 +298,9 @@ class Leases:
         suspects = keys.suspects_list(self.queue)
         return bool(await self.scripts.run("suspects_lock", suspects, self.worker_id, ttl_ms))
 
-    async def note_history(self, told: Sequence[int]) -> None:
-        """Add to this minute of the queue's last day, and of a worker's last hour: requests
-        answered and ended otherwise, tokens of prompts, written, cached, seconds of slots in use
-        and of all slots."""
-        await self.scripts.run("ring", self.queue, self.part_of or self.worker_id, *told)
+    async def note_history(self, numbers: Sequence[int]) -> None:
+        """Add to the current minute of the queue and of this worker (worker/lua/ring.lua)."""
+        await self.scripts.run("ring", self.queue, self.part_of or self.worker_id, *numbers)
 
     # -- batches that have ended ----------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""What a worker is doing, from its start to its end, and how long each part of its stop may take.
+"""States of a worker, and the time limits of its stop, in seconds.
 
-From the signal on, a stop ends within WARMQ_DRAIN_TIMEOUT_S, plus the grace that the engine's
-processes get between SIGTERM and SIGKILL, plus STOP_S. All times are seconds.
+A stop ends within WARMQ_DRAIN_TIMEOUT_S, plus the grace of the engine's processes between SIGTERM
+and SIGKILL, plus STOP_S.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-#: How long aborted requests may take to end; then they are handed back although they run on.
+#: Limit for aborted requests to end; then they are handed back although they run on.
 ABORT_S = 2.0
-#: How long the last writes may wait for Redis once everything is to be handed back.
+#: Limit for the last writes to Redis once everything is handed back.
 HURRY_S = 5.0
-#: How long what is cancelled may take to end.
+#: Limit for cancelled tasks to end.
 CANCEL_S = 1.0
 #: The rest of a stop: HURRY_S, SHUTDOWN_S of supervisor.py, some CANCEL_S, and what Celery
 #: needs to close its connections to a Redis that does not answer.
@@ -28,7 +28,7 @@ _STDERR = 2
 
 
 class State(StrEnum):
-    """What the worker is doing, as `inspect stats` shows it."""
+    """The state of a worker, as `inspect stats` shows it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -38,17 +38,17 @@ class State(StrEnum):
 
 
 class Lifecycle:
-    """The state of one worker, and its stop: first asked for, then hurried.
+    """The state of one worker and its stop, which hurries when the drain timeout is over.
 
-    It hurries once the drain timeout is over. A worker that stops does not become ready again.
+    A worker that stops does not become ready again.
     """
 
     def __init__(self, drain_timeout_s: float, give_up_in: Callable[[float], None]) -> None:
+        """Prepare; `give_up_in` limits how long writes to Redis are retried."""
         self.state = State.STARTING
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._drain_timeout_s = drain_timeout_s
-        #: Tells the writes to Redis for how long they may still be tried.
         self._give_up_in = give_up_in
 
     @property
@@ -58,7 +58,7 @@ class Lifecycle:
 
     @property
     def hurrying(self) -> bool:
-        """Whether the worker waits for nothing any more."""
+        """Whether the worker no longer waits for requests."""
         return self._hurried.is_set()
 
     def engine_ready(self) -> None:
@@ -80,7 +80,7 @@ class Lifecycle:
             asyncio.get_running_loop().call_later(self._drain_timeout_s, self.hurry)
 
     def hurry(self) -> None:
-        """Wait for nothing any more."""
+        """Stop without waiting for requests."""
         self.stop()
         if not self._hurried.is_set():
             self._hurried.set()
@@ -91,16 +91,16 @@ class Lifecycle:
         self.state = State.STOPPED
 
     async def until_asked(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await work, but end it when a stop is asked for; False then."""
+        """Await work, but cancel it when a stop is asked for; return False then."""
         return await until(self._asked, work)
 
     async def until_hurried(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await work, but end it when the worker must hurry; False then."""
+        """Await work, but cancel it when the worker must hurry; return False then."""
         return await until(self._hurried, work)
 
 
 async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
-    """Await work, but end it when the event is set; False then."""
+    """Await work, but cancel it when the event is set; return False then."""
     task = asyncio.create_task(work)
     event_set = asyncio.create_task(event.wait())
     try:
@@ -117,10 +117,10 @@ async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.inf) -> None:
-    """Cancel until all have ended, or the time is over.
+    """Cancel tasks again and again until all have ended, or the time is over.
 
-    Once is not enough: a cancellation that meets an expired socket timeout comes
-    out of redis-py as a TimeoutError, which these tasks rightly survive.
+    A cancellation that meets an expired socket timeout leaves redis-py as a TimeoutError, which
+    these tasks survive.
     """
     deadline = time.monotonic() + timeout_s
     pending = {task for task in tasks if not task.done()}
@@ -131,17 +131,17 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.
 
 
 class ExitTimer:
-    """Ends the process when its stop takes too long, whatever hangs.
+    """Ends the process with exit status 1 when its stop takes too long.
 
-    Its timer is a thread of faulthandler, which needs neither the event loop nor the interpreter's
-    lock: it writes what every thread is doing to stderr, and the process exits with 1.
+    Its thread, faulthandler's, needs neither the event loop nor the interpreter's lock, and first
+    writes every thread's traceback to stderr.
     """
 
     def __init__(self) -> None:
         self._at = math.inf
 
     def within(self, seconds: float) -> None:
-        """Exit after so many seconds, or earlier if that was said before."""
+        """Exit after `seconds`, unless an earlier exit is set."""
         at = time.monotonic() + seconds
         if at < self._at:
             self._at = at

@@ -1,13 +1,11 @@
 """The drain's loop: leases requests from the queue and keeps every slot of the engine full.
 
-    refill:  free room? -> POP -> one asyncio task per request
+    refill:  below the limit? -> POP -> one asyncio task per request
     serve:   check -> engine.generate -> ending
-    commit:  endings in groups -> DONE -> room
+    commit:  endings in groups -> DONE -> free slots
 
-Slots are refilled one by one; a small look-ahead above them waits inside the
-engine's own scheduler. Nothing is popped before the engine is ready.
-
-At the end what runs is finished, or handed back; nothing stays leased.
+Slots are refilled one by one; a small look-ahead above them waits in the engine's scheduler.
+At the end requests are finished or handed back; nothing stays leased.
 """
 
 import asyncio
@@ -33,15 +31,15 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT_BYTES = 256 * 2**20
 
 
-async def run_drain(drain: Drain, beside: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def run_drain(drain: Drain, side_tasks: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Start the engine, drain until stopped, hand back what is left.
 
-    `beside` runs meanwhile (worker/drain/side_tasks.py); if any of it dies, so does the drain.
+    If one of `side_tasks` (worker/drain/side_tasks.py) fails, so does the drain.
     """
     async with asyncio.TaskGroup() as group:
         side = [
             drain.commit(group),
-            *(group.create_task(c) for c in (drain.wakeup.run(), *beside)),
+            *(group.create_task(c) for c in (drain.wakeup.run(), *side_tasks)),
         ]
         try:
             if await drain.lifecycle.until_asked(drain.supervisor.start()):
@@ -52,7 +50,7 @@ async def run_drain(drain: Drain, beside: Iterable[Coroutine[Any, Any, None]]) -
             try:
                 await _hand_over(drain)
                 drain.events.publish(drain.drained())
-            finally:  # Redis may be away, or a side task may have died meanwhile
+            finally:  # Redis may be unreachable, or a side task may have failed
                 try:
                     await drain.supervisor.stop()
                 finally:
@@ -61,7 +59,7 @@ async def run_drain(drain: Drain, beside: Iterable[Coroutine[Any, Any, None]]) -
 
 
 async def _refill(drain: Drain) -> None:
-    most_bytes = drain.supervisor.peers.of(MAX_IN_FLIGHT_BYTES)
+    max_bytes = drain.supervisor.peers.of(MAX_IN_FLIGHT_BYTES)
     while not drain.lifecycle.stopping:
         drain.wakeup.clear()
         await drain.recover()
@@ -71,7 +69,7 @@ async def _refill(drain: Drain) -> None:
             await drain.wakeup.wait()
             continue
         free = drain.limits.limit - len(drain.in_flight) + len(drain.preparing)
-        free_bytes = most_bytes - drain.in_flight.size
+        free_bytes = max_bytes - drain.in_flight.size
         if free < drain.limits.low_water or free_bytes <= 0:
             await drain.wakeup.wait()
             continue
@@ -87,19 +85,18 @@ async def _refill(drain: Drain) -> None:
 
 # -- suspects: requests whose engine died before -----------------------------------------------
 #
-# They run apart from the queue, in halves, and one worker at a time does so. The groups' sizes live
-# in Redis, where RELEASE and SWEEP halve them: a group that dies is halved, a half that survives is
-# cleared, a single request that dies twice is the culprit and becomes a dead letter. So one poison
-# among n suspects costs at most log2(n) + 2 further deaths.
+# They run apart from the queue, in halves, on one worker at a time. RELEASE and SWEEP keep the
+# group's size in Redis: a group that dies is halved, a half that survives is cleared, a single
+# request that dies twice becomes a dead letter. So one poison among n suspects costs at most
+# log2(n) + 2 further deaths.
 
 
 async def _ran_suspects(drain: Drain) -> bool:
-    """Run one group of suspects; False if another worker does.
+    """Run one group of suspects; return False if another worker does.
 
-    The queue has its turn before the next group: each may cost a start of the engine.
-
-    A worker that is told to stop keeps the lock until it has handed over: suspects may still
-    run in its engine. If Redis goes away the lock ends by itself.
+    The queue has its turn before the next group, since each may cost a start of the engine. A
+    worker that stops keeps the lock until it has handed over: suspects may still run in its
+    engine. The lock expires if Redis is lost.
     """
     leases = drain.leases
     try:
@@ -140,14 +137,14 @@ async def _run_group(drain: Drain) -> None:
 
 
 async def _hand_over(drain: Drain) -> None:
-    """Leave nothing behind: finish until the drain timeout is over, then hand back.
+    """Finish requests until the drain timeout is over, then hand the rest back.
 
     Raises:
-        StoreUnavailable: Redis does not answer, and something is left.
+        StoreUnavailable: Redis does not answer, and requests are still leased.
     """
     await drain.lifecycle.until_hurried(_finish(drain))
     leaving = asyncio.create_task(_leave(drain))
-    # A little longer than its writes are tried, for they say what is wrong with Redis.
+    # A little longer than its writes are retried, because their error names what is wrong.
     await asyncio.wait([leaving], timeout=lifecycle.HURRY_S + lifecycle.CANCEL_S)
     if leaving.done():
         leaving.result()
@@ -155,13 +152,13 @@ async def _hand_over(drain: Drain) -> None:
     await end_tasks([leaving], lifecycle.CANCEL_S)
     if drain.in_flight:
         raise StoreUnavailable(
-            f"Redis is away while stopping (no answer for {lifecycle.HURRY_S:g} s); what is leased "
-            "returns to the queue when its lease ends"
+            f"Redis is unreachable while stopping (no answer for {lifecycle.HURRY_S:g} s); leased "
+            "requests return to the queue when their leases end"
         )
 
 
 async def _finish(drain: Drain) -> None:
-    """Let what is in the engine come to its end."""
+    """Wait for the requests in the engine; hand back the look-ahead."""
     await _give_up(drain, list(drain.in_flight)[drain.limits.slots :])
     if tasks := drain.in_flight.tasks():
         await asyncio.wait(tasks)
@@ -171,29 +168,29 @@ async def _finish(drain: Drain) -> None:
 
 
 async def _leave(drain: Drain) -> None:
-    """Hand the rest back, also what a POP has leased whose reply was lost; say goodbye."""
+    """Hand back all leases, those of a lost POP reply too, and remove the announcement."""
     await _give_up(drain, list(drain.in_flight))
     await drain.flush()
     try:
         await drain.leases.renew(drain.in_flight.leases())
         await drain.leases.drop_suspects_lock()
-        if drain.supervisor.failed:  # its reason stays for a while, for those who wait
+        if drain.supervisor.failed:  # producers that wait can read its reason for a while
             await drain.leases.sweep(announcement(drain))
         else:
             await drain.leases.leave()
     except ERRORS as error:
-        log.debug("could not say goodbye: %s", error)
+        log.debug("could not remove this worker's announcement: %s", error)
 
 
 async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
-    """Abort what still runs and hand it back, not counted as a death."""
+    """Abort requests that still run and hand them back, not counted as deaths."""
     drain.in_flight.abort(which, "released")
     if tasks := [r.task for r in which if r.task]:
-        _, deaf = await asyncio.wait(tasks, timeout=lifecycle.ABORT_S)
-        if deaf:
+        _, hanging = await asyncio.wait(tasks, timeout=lifecycle.ABORT_S)
+        if hanging:
             log.warning(
                 "%d requests have not ended %g s after they were aborted",
-                len(deaf),
+                len(hanging),
                 lifecycle.ABORT_S,
                 extra={"action": "abort_hangs"},
             )

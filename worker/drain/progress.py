@@ -1,16 +1,10 @@
-"""What a worker tells of its work now and then; requests are not touched by it.
-
-A line of the log every so often while it works, and one when its queue is empty. And minute by
-minute what it did, into the ring that its queue has in Redis for a day: ten seconds are added up
-here and written in one call; a write that fails is made with the next.
-"""
+"""Reports of a worker's work: a log line now and then, and minutes in its queue's ring in Redis."""
 
 import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple
 
 from worker.drain.counts import Counts
 from worker.drain.drain import Drain
@@ -19,17 +13,17 @@ from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-#: Seconds from one line to the next while requests run; and at least, however often the queue
-#: gets empty.
-EVERY_S, LEAST_S = 30.0, 10.0
-#: From one write into the ring to the next.
+SAMPLE_S = 1.0
+#: Seconds between two lines while requests run.
+EVERY_S = 30.0
+#: Fewest seconds between two lines, however often the queue becomes empty.
+LEAST_S = 10.0
+#: Seconds between two writes into the ring.
 WRITE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where a line's counts begin: time.monotonic(), and totals since the worker started."""
+class _Mark(NamedTuple):
+    """The start of a line's counts: time.monotonic(), and totals since the worker started."""
 
     at: float
     completed: int
@@ -37,23 +31,22 @@ class _Mark:
     prompt_tokens: int
     completion_tokens: int
 
-    @classmethod
-    def of(cls, counts: Counts) -> Self:
-        """Return the totals as they are now."""
-        return cls(
-            time.monotonic(), counts.completed, counts.ended, counts.prompt_tokens,
-            counts.completion_tokens,
-        )  # fmt: skip
+
+def _mark(counts: Counts) -> _Mark:
+    return _Mark(
+        time.monotonic(), counts.completed, counts.ended, counts.prompt_tokens,
+        counts.completion_tokens,
+    )  # fmt: skip
 
 
 class Progress:
-    """Looks at the drain's counters now and then; requests are not touched by it."""
+    """Logs a line every EVERY_S while requests run, and one when the queue is empty."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
         self._was_empty = True
-        #: Since when there is something to tell; None while the queue is empty and that was told.
+        #: None once the empty queue was logged.
         self._mark: _Mark | None = None
         self._ended_at = 0.0
         drain.events.subscribe(Leased, self._leased)
@@ -61,31 +54,31 @@ class Progress:
 
     def _leased(self, _: Leased) -> None:
         if self._mark is None:
-            self._mark = _Mark.of(self._drain.counts)
+            self._mark = _mark(self._drain.counts)
 
     def _committed(self, _: Committed) -> None:
         self._ended_at = time.monotonic()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check every second until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
+            await asyncio.sleep(SAMPLE_S)
+            await self.log_if_due()
 
-    async def look(self) -> None:
-        """Tell if it is time to; what ends one moment and begins the next is not an empty queue."""
+    async def log_if_due(self) -> None:
+        """Log a line if it is due; the queue counts as empty after two checks in a row."""
         mark = self._mark
         if mark is None or self._drain.lifecycle.stopping:
             return
         empty = not self._drain.in_flight and self._drain.wakeup.queue_empty.is_set()
         stays, self._was_empty = empty and self._was_empty, empty
         now = time.monotonic()
-        due = stays if empty else now - max(mark.at, self._told_at) >= EVERY_S
-        if not due or now - self._told_at < LEAST_S:
+        due = stays if empty else now - max(mark.at, self._logged_at) >= EVERY_S
+        if not due or now - self._logged_at < LEAST_S:
             return
         line = self._line(mark, self._ended_at if empty else now)
-        self._told_at = now
-        self._mark = None if stays else _Mark.of(self._drain.counts)
+        self._logged_at = now
+        self._mark = None if stays else _mark(self._drain.counts)
         log.info("%s; %s", line, await self._left(), extra={"action": "progress"})
 
     def _line(self, mark: _Mark, until: float) -> str:
@@ -101,17 +94,21 @@ class Progress:
         return f"{line}; {unanswered:,} failed or cancelled" if unanswered else line
 
     async def _left(self) -> str:
+        in_flight = f"{len(self._drain.in_flight):,} in flight"
         try:
             waiting = await self._drain.leases.waiting()
-        except ERRORS:  # the drain's own commands say that Redis is away
-            return f"{len(self._drain.in_flight):,} in flight"
+        except ERRORS:  # the drain's own commands report the outage
+            return in_flight
         if not waiting and not self._drain.in_flight:
             return "the queue is empty"
-        return f"{len(self._drain.in_flight):,} in flight, {waiting:,} waiting"
+        return f"{in_flight}, {waiting:,} waiting"
 
 
 class History:
-    """Adds up a drain's counters; requests are not touched by it."""
+    """Adds the drain's counters to the ring of its queue (worker/lua/ring.lua).
+
+    A write that fails is made with the next.
+    """
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
@@ -119,35 +116,33 @@ class History:
         self._busy_s = self._slots_s = 0.0
 
     async def run(self) -> None:
-        """Look and write until cancelled."""
+        """Sample and write until cancelled."""
         loop = asyncio.get_running_loop()
-        looked = written = loop.time()
+        sampled = written = loop.time()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SAMPLE_S)
             now = loop.time()
-            self.look(now - looked)
-            looked = now
+            self.sample(now - sampled)
+            sampled = now
             if now - written >= WRITE_S:
                 written = now
                 await self.write()
 
-    def look(self, seconds: float) -> None:
-        """Count the slots for as long as it is since the last look."""
+    def sample(self, seconds: float) -> None:
+        """Count the slots in use for the `seconds` since the last sample."""
         slots, running = self._drain.limits.slots, len(self._drain.in_flight)
-        self._drain.means.look(running, slots, seconds)
+        self._drain.averages.update(running, slots, seconds)
         self._busy_s += min(slots, running) * seconds
         self._slots_s += slots * seconds
 
     async def write(self) -> None:
-        """Add what is new to the ring; nothing if this worker had no engine meanwhile."""
-        drain = self._drain
+        """Add what is new to the ring, unless this worker had no engine meanwhile."""
         totals, busy_s, slots_s = self._totals(), self._busy_s, self._slots_s
         new = [now - before for now, before in zip(totals, self._written, strict=True)]
         if not slots_s and not any(new):
             return
-        told = [*new, round(busy_s), round(slots_s)]
         try:
-            await drain.leases.note_history(told)
+            await self._drain.leases.note_history([*new, round(busy_s), round(slots_s)])
         except ERRORS as error:
             log.debug("the last seconds are not in the ring yet: %s", error)
             return
@@ -157,9 +152,6 @@ class History:
     def _totals(self) -> list[int]:
         counts = self._drain.counts
         return [
-            counts.completed,
-            counts.ended - counts.completed,
-            counts.prompt_tokens,
-            counts.completion_tokens,
-            self._drain.supervisor.cached_prompt_tokens(),
-        ]
+            counts.completed, counts.ended - counts.completed, counts.prompt_tokens,
+            counts.completion_tokens, self._drain.supervisor.cached_prompt_tokens(),
+        ]  # fmt: skip

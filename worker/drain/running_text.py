@@ -1,10 +1,9 @@
-"""Tells listeners the texts of running requests, as soon as the engine has them.
+"""Publishes the texts of running requests to listeners, as soon as the engine has them.
 
-A listener is one process (contract/streaming.py): it hears the texts of all its requests in one
-publication a tick. Text is fetched from the engine, not sent by it (docs/decisions/0008), and of
-requests without a listener nothing is asked. A tick follows a step of the engine, so the first text
-of a request is on its way at once; what comes later is collected for PAUSE_S. Nothing is kept in
-Redis: the result, which has the whole text, repairs what was lost.
+A listener is one process (contract/streaming.py); it gets the texts of all its requests in one
+publication a tick. Text is fetched from the engine (docs/decisions/0008), for requests with a
+listener alone. A tick follows a step of the engine; a request's first text is published
+immediately, later text is collected for PAUSE_S. Redis keeps nothing; the result has all text.
 """
 
 import asyncio
@@ -26,24 +25,24 @@ from worker.engine import NotifiesText
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at requests whose text has begun; the pause grows so that looking takes a
-#: tenth of the loop at most.
+#: Seconds between two ticks over texts that have begun; longer where ticks use more than one part
+#: in LOOP_PARTS of the loop.
 PAUSE_S = 0.02
-SHARE = 10
+LOOP_PARTS = 10
 RETRY_S = 1.0
-#: Texts told at once; anybody may publish anything.
-MOST = 10_000
+#: Bound of texts with a listener: anybody may publish a subscription.
+MAX_TEXTS = 10_000
 
 Key = tuple[str, str]  # request id, listener
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a listener was told of one request's text; attempt 0 is nothing.
+class _Published:
+    """What a listener has got of one request's text; attempt 0 is nothing.
 
-    `until` is when a listener is forgotten that announced itself for a request which does not run
-    here, in time.monotonic(). `raw` listeners are told also what is not the answer word for word:
-    of the others, a part may become tool calls or reasoning, or come with what text does not have.
+    `until` (time.monotonic()) is when a subscription to a request that does not run here ends.
+    `raw` listeners also get text that is not the answer word for word: parts of it may become tool
+    calls or reasoning.
     """
 
     until: float = 0.0
@@ -54,145 +53,138 @@ class _Told:
 
 @dataclass(slots=True)
 class _News:
-    """Pieces of one text, and what its listener has been told once they are published."""
+    """New pieces of one text, and the listener's state before and after they are published."""
 
     key: Key
-    told: _Told
+    before: _Published
     running: Running
     pieces: list[Piece]
-    after: _Told
+    after: _Published
 
 
 class RunningText:
-    """The texts that one worker tells."""
+    """The texts that one worker publishes."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
-        self._told: dict[Key, _Told] = {}
-        #: Those of which nothing was told yet.
+        self._published: dict[Key, _Published] = {}
+        #: Texts of which nothing was published yet.
         self._fresh: set[Key] = set()
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._not_before = 0.0
-        self._looks = False
-        self._said = ""
+        self._polls = False
+        self._logged = ""
         drain.events.subscribe(Leased, self._leased)
         drain.events.subscribe(EngineReady, self._engine_ready)
 
     def _engine_ready(self, _: EngineReady) -> None:
         engine = self._drain.supervisor.engine
-        self._looks = not isinstance(engine, NotifiesText)
+        self._polls = not isinstance(engine, NotifiesText)
         if isinstance(engine, NotifiesText):
             engine.on_text(self._stepped)
 
     def _stepped(self) -> None:
-        if self._told:
+        if self._published:
             self._due.set()
 
     def _leased(self, event: Leased) -> None:
         for delivery in event.deliveries:
             if delivery.listener:
-                self._add((delivery.request_id, delivery.listener), _Told())
+                self._add((delivery.request_id, delivery.listener), _Published())
 
-    def heard(self, announced: Any) -> None:
-        """Take in an announcement: what it names is told from its beginning.
+    def subscribe(self, message: Any) -> None:
+        """Take in a listener's subscription; its texts are published from their beginning.
 
         Raises:
-            ValueError, KeyError, TypeError: if it is none.
+            ValueError, KeyError, TypeError: the message is none.
         """
-        if isinstance(announced, list):  # of a producer before 0.3.0, which waits for a stream
+        if isinstance(message, list):  # of a producer before 0.3.0, which waits for a stream
             return
-        listener, raw = announced["listener"], announced.get("raw") is True
+        listener, raw = message["listener"], message.get("raw") is True
         if not LISTENER.fullmatch(listener):
             raise ValueError(listener)
-        for request_id in map(str, announced["ids"]):
-            self._add((request_id, listener), _Told(time.monotonic() + LISTEN_S, raw))
+        for request_id in map(str, message["ids"]):
+            self._add((request_id, listener), _Published(time.monotonic() + LISTEN_S, raw))
 
-    def _add(self, key: Key, told: _Told) -> None:
-        if key in self._told or len(self._told) < MOST:
-            self._told[key] = told
+    def _add(self, key: Key, published: _Published) -> None:
+        if key in self._published or len(self._published) < MAX_TEXTS:
+            self._published[key] = published
             self._fresh.add(key)
             self._due.set()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Publish until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
             try:
                 await self._tick()
+                continue
             except ERRORS as error:
-                self._failed(error)
-                await asyncio.sleep(RETRY_S)
+                if str(error) != self._logged:  # each second the same would fill the log
+                    self._logged = str(error)
+                    log.warning("no text for listeners: %s", error, extra={"action": "no_stream"})
             except Exception:  # results do not depend on it: the drain must not end because of it
                 log.exception("no text for listeners", extra={"action": "no_stream"})
-                await asyncio.sleep(RETRY_S)
-                self._due.set()
-
-    def _failed(self, error: BaseException) -> None:
-        self._due.set()
-        if str(error) != self._said:  # each second the same would fill the log
-            self._said = str(error)
-            log.warning("no text for listeners: %s", error, extra={"action": "no_stream"})
+            self._due.set()
+            await asyncio.sleep(RETRY_S)
 
     async def _tick(self) -> None:
-        """Tell what is new: of all texts, or between two pauses of those that begin."""
+        """Publish new text: of all requests, or between two pauses of those that begin."""
         began, used = time.monotonic(), time.thread_time()
         everything = began >= self._not_before
-        which = list(self._told if everything else self._fresh)
+        which = list(self._published if everything else self._fresh)
         news = [found for found in self._news(which, began) if found.pieces]
-        if everything:  # by what it used: on a busy machine it may have waited for a processor
-            self._not_before = began + max(PAUSE_S, SHARE * (time.thread_time() - used))
+        if everything:  # by processor time: on a busy machine the thread may have waited
+            self._not_before = began + max(PAUSE_S, LOOP_PARTS * (time.thread_time() - used))
         if news:
             await self._publish(news)
-        if self._told and (not everything or self._looks):
-            self._look_again(self._not_before - time.monotonic())
+        if self._published and (not everything or self._polls):
+            self._tick_after(self._not_before - time.monotonic())
 
-    def _look_again(self, after_s: float) -> None:
+    def _tick_after(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer.when() <= loop.time():
-            self._timer = loop.call_later(max(0.0, after_s), self._due.set)
+            self._timer = loop.call_later(max(0.0, seconds), self._due.set)
 
     async def _publish(self, news: Sequence[_News]) -> None:
         by_listener: dict[str, list[Piece]] = {}
         for found in news:
             by_listener.setdefault(found.key[1], []).extend(found.pieces)
-        heard = await self._drain.leases.publish_texts(by_listener)
-        for found in news:  # only now: what did not get there is told by the next tick
-            if self._told.get(found.key) is not found.told:
-                continue  # announced anew meanwhile
-            if not heard[found.key[1]]:  # nobody: it comes back with an announcement
+        receivers = await self._drain.leases.publish_texts(by_listener)
+        for found in news:  # only now: pieces that did not get there go with the next tick
+            if self._published.get(found.key) is not found.before:
+                continue  # subscribed anew meanwhile
+            if not receivers[found.key[1]]:  # the listener is gone; it may subscribe again
                 self._forget(found.key)
                 continue
             self._fresh.discard(found.key)
-            self._tell_first(found.running)
-            self._told[found.key] = found.after
-
-    def _tell_first(self, running: Running) -> None:
-        if running.text_seen:
-            return
-        running.text_seen = True
-        after_s = time.monotonic() - running.since
-        self._drain.events.publish(FirstText(running.delivery, after_s))
+            running = found.running
+            if not running.text_seen:
+                running.text_seen = True
+                after_s = time.monotonic() - running.since
+                self._drain.events.publish(FirstText(running.delivery, after_s))
+            self._published[found.key] = found.after
 
     def _forget(self, key: Key) -> None:
-        self._told.pop(key, None)
+        self._published.pop(key, None)
         self._fresh.discard(key)
 
     def _news(self, keys: Sequence[Key], now: float) -> Iterator[_News]:
-        """Yield what is new of the texts that are written here; forget those that have ended."""
+        """Yield new text of requests that run here; forget texts that have ended."""
         capacity = self._drain.supervisor.capacity
         parsed = capacity is not None and capacity.parses_chats
         try:
             for key in keys:
-                told = self._told[key]
+                before = self._published[key]
                 running = self._drain.in_flight.unended(key[0])
                 if running is None:
-                    if told.until < now:
+                    if before.until < now:
                         self._forget(key)
-                elif told.raw or (running.plain and not (parsed and _is_chat(running))):
+                elif before.raw or (running.plain and not (parsed and _is_chat(running))):
                     texts = self._drain.supervisor.engine.text_so_far(running.engine_id)
-                    yield _news_of(key, told, running, texts)
+                    yield _news_of(key, before, running, texts)
         except EngineDead:  # between two engines
             return
 
@@ -201,20 +193,21 @@ def _is_chat(running: Running) -> bool:
     return running.delivery.url != COMPLETION_URL
 
 
-def _news_of(key: Key, told: _Told, running: Running, texts: Sequence[str]) -> _News:
-    """Return what is new of a text: all of it where it is not the one that was told before.
+def _news_of(key: Key, before: _Published, running: Running, texts: Sequence[str]) -> _News:
+    """Return the new text: all of it where it does not continue the published one.
 
     A remote engine may run the request again elsewhere, and may write another text then.
     """
     attempt = running.delivery.attempt
-    known = told.texts if told.attempt == attempt else {}
-    news = _News(key, told, running, [], _Told(told.until, told.raw, attempt, dict(known)))
+    known = before.texts if before.attempt == attempt else {}
+    after = _Published(before.until, before.raw, attempt, dict(known))
+    news = _News(key, before, running, [], after)
     for choice, text in enumerate(texts):
         old = known.get(choice, "")
         if len(text) > len(old) and text.startswith(old):
             news.pieces.append(Piece(key[0], attempt, choice, len(old), text[len(old) :]))
-            news.after.texts[choice] = text
+            after.texts[choice] = text
         elif not old.startswith(text):
-            anew = _news_of(key, _Told(told.until, told.raw), running, texts)
-            return replace(anew, told=told)
+            anew = _news_of(key, _Published(before.until, before.raw), running, texts)
+            return replace(anew, before=before)
     return news

@@ -1,4 +1,4 @@
-"""The worker's scripts in Redis, run once or until Redis has taken them."""
+"""The worker's scripts in Redis, run once or retried until Redis has run them."""
 
 import asyncio
 import logging
@@ -12,16 +12,15 @@ from contract.redis.foreign_keys import types_of, wrong_types
 
 log = logging.getLogger(__name__)
 
-#: What a drain survives: Redis cannot be used now (contract/redis/client.py), or a socket failed.
+#: Errors that a drain survives: Redis cannot be used now, or a socket failed.
 ERRORS = (StoreUnavailable, OSError)
-#: The lowest proto-max-bulk-len that Redis can be given: no value up to it is too large.
+#: The lowest proto-max-bulk-len that Redis accepts: no value up to it is too large.
 ALWAYS_TAKEN_BYTES = 2**20
-#: The default of proto-max-bulk-len, for where the worker may not ask.
+#: The default of proto-max-bulk-len, for workers that may not read the configuration.
 USUALLY_TAKEN_BYTES = 512 * 2**20
-#: If the connection breaks so often during the same large write although Redis answers a PING,
-#: Redis is closing it because of the write.
+#: A large write that breaks the connection so often, while Redis answers a PING, is refused.
 BROKEN_TIMES = 3
-#: Scripts that every worker runs: metrics tell of them before their first call.
+#: Scripts that every worker runs: metrics have their series before the first call.
 SCRIPTS = ("done", "pop", "release", "renew", "ring", "sweep")
 
 
@@ -33,37 +32,38 @@ class Scripts:
         self._give_up_at = math.inf
 
     def give_up_in(self, seconds: float) -> None:
-        """Stop trying to write after so many seconds: the process wants to end."""
+        """Retry writes no longer than `seconds` from now: the process is about to end."""
         self._give_up_at = min(self._give_up_at, time.monotonic() + seconds)
 
     async def run(self, name: str, *args: Any) -> Any:
-        """Run a script once. Raises StoreUnavailable if Redis does not take it now."""
+        """Run a script once. Raises StoreUnavailable if Redis does not run it now."""
         try:
             return await self._client.run_script(name, *args)
         except StoreRefused as error:
             if "WRONGTYPE" in error.message:
-                raise StoreRefused(error.message + await self._strangers()) from error
+                raise StoreRefused(error.message + await self._foreign_keys()) from error
             raise
 
-    async def _strangers(self) -> str:
-        """Name the keys that another program uses, as far as this one may know."""
+    async def _foreign_keys(self) -> str:
+        """Return text that names the keys of another program, as far as it may be read."""
         names = [*types_of(self._queue)]
         pipe = self._client.pipeline(transaction=False)
         for name in names:
             pipe.type(name)
         try:
-            found = dict(zip(names, await pipe.execute(), strict=True))
+            found = wrong_types(self._queue, dict(zip(names, await pipe.execute(), strict=True)))
         except ERRORS:
             return ""
-        told = wrong_types(self._queue, found).items()
-        return "".join(f"; the key {key!r} is a {kind} of another program" for key, kind in told)
+        return "".join(
+            f"; the key {k!r} is a {kind} of another program" for k, kind in found.items()
+        )
 
     async def until_done(self, name: str, *args: Any) -> Any:
-        """Run a script, again and again while Redis is away.
+        """Run a script, and retry it while Redis is unreachable.
 
         Raises:
             StoreRefused: Redis would refuse it at any time.
-            StoreUnavailable: the process wants to end (`give_up_in`).
+            StoreUnavailable: the process is about to end (`give_up_in`).
         """
         delay, broken, level = 0.05, 0, logging.WARNING
         while True:
@@ -76,17 +76,12 @@ class Scripts:
                     raise StoreRefused(str(error)) from error
                 if time.monotonic() > self._give_up_at:
                     raise StoreUnavailable(
-                        "Redis is away while stopping; what is leased returns to the queue when "
-                        f"its lease ends. {error}"
+                        "Redis is unreachable while stopping; leased requests return to the queue "
+                        f"when their leases end. {error}"
                     ) from error
-                log.log(
-                    level,
-                    "Redis refused %s, trying again: %s",
-                    name,
-                    error,
-                    extra={"action": "redis_retry"},
-                )
-                level = logging.DEBUG  # told once
+                text = "Redis refused %s, trying again: %s"
+                log.log(level, text, name, error, extra={"action": "redis_retry"})
+                level = logging.DEBUG  # one warning is enough
                 await asyncio.sleep(delay)
                 delay = min(1.0, delay * 2)
 
@@ -96,15 +91,15 @@ class Scripts:
         except ERRORS:
             return False
 
-    async def most_bytes(self) -> int:
-        """Return how many bytes Redis takes in one value."""
+    async def max_bytes(self) -> int:
+        """Return how many bytes one value may have in Redis."""
         try:
-            told = await self._client.config_get("proto-max-bulk-len")
-        except ERRORS:  # users with the rights of docs/how-to/security.md may not ask
+            config = await self._client.config_get("proto-max-bulk-len")
+        except ERRORS:  # users with the rights of docs/how-to/security.md may not read it
             return USUALLY_TAKEN_BYTES
-        return int(told.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
+        return int(config.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
 
 
 def _large(args: Sequence[Any]) -> bool:
-    """Say whether one of a script's arguments may be more than Redis takes."""
+    """Return whether an argument may be larger than Redis accepts."""
     return any(isinstance(arg, bytes) and len(arg) > ALWAYS_TAKEN_BYTES for arg in args)

@@ -10,7 +10,7 @@ from contract.openai.amounts import sequences_of
 from contract.openai.body import text_is_answer
 from contract.openai.lines import check_body, infer_url
 from contract.results import failure_meta, success_meta
-from worker.drain.admission import LARGE_BYTES, Sequences, Turns
+from worker.drain.admission import LARGE_BYTES, LargeMessages, SequenceLimit
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
@@ -20,10 +20,10 @@ from worker.engine.preparation import PREPARATION, Preparation, PreparingRequest
 
 
 def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
-    """Check what a message asks for, of models with these names; none: of any.
+    """Return a message's checked request; `served` names the models, none: any model.
 
     Raises:
-        RequestRejected: saying what its author must change.
+        RequestRejected: its author must change it.
     """
     body = read_body(delivery)
     delivery.message = {}  # it may be megabytes, and is decoded now
@@ -40,9 +40,11 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
     return EngineRequest(url, body, delivery.trace, delivery.tenant)
 
 
-def times(running: Running, popped_at: float) -> dict[str, float | int]:
-    """Return the result's `warmq.timing`: engine_s, queued_s since the batch was created, both
-    seconds, and the attempts so far."""
+def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
+    """Return the result's `warmq.timing`: engine_s, queued_s since the batch's creation, attempts.
+
+    Times are seconds.
+    """
     delivery = running.delivery
     found: dict[str, float | int] = {
         "engine_s": round(time.monotonic() - running.since, 4),
@@ -59,7 +61,7 @@ def failed(
     outcome: str = "failed",
     timing: dict[str, float | int] | None = None,
 ) -> Ending:
-    """Return the ending of a request that has no response."""
+    """Return the ending of a request without a response."""
     meta = failure_meta(
         delivery.request_id,
         error,
@@ -74,22 +76,22 @@ def failed(
 
 
 class Serving:
-    """Runs requests in flight; a compressed body may have `most_bytes` at most."""
+    """Runs requests in flight; a compressed body may inflate to `max_bytes`."""
 
     def __init__(
         self,
         supervisor: Supervisor,
         events: Events,
-        sequences: Sequences,
+        sequences: SequenceLimit,
         preparing: PreparingRequests,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         #: Names of the models and adapters served; empty where any will do.
         self.names: Sequence[str] = ()
         self._supervisor, self._events = supervisor, events
         self._sequences, self._preparing = sequences, preparing
-        self._most_bytes = most_bytes
-        self._turns = Turns()
+        self._max_bytes = max_bytes
+        self._large = LargeMessages()
 
     async def run(self, running: Running, popped_at: float) -> Ending:
         """Run one request to its ending.
@@ -116,8 +118,8 @@ class Serving:
                 async with self._sequences.entered(count):
                     completion = await engine.generate(request, running.engine_id)
         except (RequestRejected, RequestFailed) as error:
-            return failed(delivery, error, timing=times(running, popped_at))
-        timing = times(running, popped_at)
+            return failed(delivery, error, timing=timing_of(running, popped_at))
+        timing = timing_of(running, popped_at)
         return Ending(
             delivery,
             "completed",
@@ -131,7 +133,7 @@ class Serving:
         """Wait for the turn of a large message; inflate a compressed body in a thread."""
         with preparation:
             if delivery.size > LARGE_BYTES:
-                await self._turns.wait()
+                await self._large.wait()
             if delivery.headers.get("compression"):
-                await asyncio.to_thread(inflate, delivery, self._most_bytes)
-                await self._turns.wait()
+                await asyncio.to_thread(inflate, delivery, self._max_bytes)
+                await self._large.wait()

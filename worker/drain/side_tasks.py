@@ -1,4 +1,4 @@
-"""What runs beside the drain's loop; each of these survives Redis being away."""
+"""The tasks that run next to the drain's loop; each survives an outage of Redis."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class SideTasks:
 
 
 async def keep_leases(drain: Drain) -> None:
-    """Renew until cancelled, also the suspects' lock."""
+    """Renew the leases and the suspects' lock until cancelled."""
     lease_s = drain.settings.lease_s
     pause_s = lease_s / 3
     while True:
@@ -54,18 +54,17 @@ async def keep_leases(drain: Drain) -> None:
             continue
         drain.outage.over()
         pause_s = lease_s / 3
-        held = (drain.in_flight.get(lease) for lease in lost)
-        if gone := [r for r in held if r is not None and not r.ended]:
+        known = (drain.in_flight.get(lease) for lease in lost)
+        if gone := [r for r in known if r is not None and not r.ended]:
             drain.events.publish(LeasesLost([r.delivery for r in gone]))
             drain.in_flight.abort(gone, "lost")
 
 
 class Watchdog:
-    """Kills an engine that makes no step while requests are in it.
+    """Kills an engine that makes no step while requests are in it, whichever requests these are.
 
-    What counts is the time with requests in it and without a step, whichever requests these are:
-    in a hung engine they may expire or be cancelled one after the other. It is counted in looks,
-    not read from a clock: a worker process that was itself stopped has seen no step either.
+    The time is counted in checks, not read from a clock: a worker process that was itself stopped
+    has seen no step either.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -75,15 +74,15 @@ class Watchdog:
         self._latest_step = self._stalled_s = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await asyncio.sleep(self._pause_s)
-            self._look()
+            self._check()
             if self._stalled_s > self._limit_s:
                 self._stalled_s = 0.0
                 self._kill()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         supervisor = self._drain.supervisor
         if not supervisor.running:
             self._stalled_s = 0.0

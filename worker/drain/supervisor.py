@@ -1,4 +1,4 @@
-"""Keeps one engine: builds it, watches it, rebuilds it a bounded number of times."""
+"""Builds one engine, and rebuilds it a bounded number of times when it dies."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
@@ -19,46 +19,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REBUILD_BACKOFF_S = 1.0
-#: An engine that died so long after its start, with no request in it, is not counted.
+#: A death so long after the start, with no request in the engine, is not counted.
 IDLE_S = 300.0
-#: How often an engine that is still being built is killed when the worker stops.
+#: Seconds between two kills of an engine that is still being built when the worker stops.
 KILL_EVERY_S = 0.5
-#: How long an engine's shutdown may take, beyond the grace of its processes.
+#: Limit for an engine's shutdown, beyond the grace of its processes.
 SHUTDOWN_S = 8.0
 
 
-class Peers(Protocol):
-    """The other drains of one engine, and this one's part of it."""
-
-    def share(self, capacity: Capacity) -> Capacity:
-        """Return this drain's part of what the engine can take."""
-
-    def of(self, amount: int) -> int:
-        """Return this drain's part of a whole number."""
-
-    def begin(self, engine: Engine) -> None:
-        """Let them feed an engine that has started; returns at once."""
-
-    async def end(self, *, died: bool) -> None:
-        """Let them leave the engine, which is about to be shut down.
-
-        If it died, what they had in it counts a death; else all is handed back. Ends in seconds.
-        """
-
-    async def pause(self) -> None:
-        """Let them take nothing more; return when nothing of theirs is in flight."""
-
-    def resume(self) -> None:
-        """Let them go on."""
-
-    async def ended(self) -> None:
-        """Tell them to stop, if nobody has, and wait until they have ended."""
-
-
 class EngineShare:
-    """One of `count` equal parts: `number` 0 is of the drain that has started the engine.
+    """One drain's part of an engine that `count` drains feed; `number` 0 started the engine.
 
-    Knows no other drains. By itself it is what each of the others has, and of 1 it is all.
+    The methods after `settings` are for the drain that has peers (worker/process/front_ends.py);
+    here they do nothing.
     """
 
     def __init__(self, number: int = 0, count: int = 1) -> None:
@@ -66,43 +39,44 @@ class EngineShare:
         self.count = count
 
     def share(self, capacity: Capacity) -> Capacity:
-        """Return this part of what the engine can take; of a KV cache nobody has a part."""
+        """Return this part of the engine's slots; the KV cache is not divided."""
         slots = self.of(capacity.max_num_seqs)
         return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
 
     def of(self, amount: int) -> int:
-        """Return this part of a whole number; all together are that number. No part is less than 1,
-        so that none stands still."""
+        """Return this part of a whole number, at least 1; the parts add up to it."""
         return max(1, (amount + self.count - 1 - self.number) // self.count)
 
     def settings(self, settings: WorkerSettings) -> WorkerSettings:
         """Return the settings with this part of what limits a whole worker."""
-        if self.count == 1:
+        if self.count == 1 or not settings.look_ahead:
             return settings
-        parts = {"look_ahead": self.of(settings.look_ahead)} if settings.look_ahead else {}
-        return settings.model_copy(update=parts)
+        return settings.model_copy(update={"look_ahead": self.of(settings.look_ahead)})
 
     def begin(self, engine: Engine) -> None:
-        """Tell nobody."""
+        """Let peers feed an engine that has started; returns immediately."""
 
     async def end(self, *, died: bool) -> None:
-        """Tell nobody."""
+        """Let peers leave an engine that is about to be shut down, within seconds.
+
+        If it died, their requests in it count a death; else all are handed back.
+        """
 
     async def pause(self) -> None:
-        """Wait for nobody."""
+        """Let peers take nothing more; return when they have nothing in flight."""
 
     def resume(self) -> None:
-        """Tell nobody."""
+        """Let peers go on."""
 
     async def ended(self) -> None:
-        """Wait for nobody."""
+        """Stop the peers and wait until they have ended."""
 
 
 class Supervisor:
     """Owns the engine and the one thread that builds it.
 
-    The thread lives as long as the process: PDEATHSIG of the engine's
-    processes follows the thread that created them (worker/engine/parent_death.py).
+    The thread lives as long as the process: PDEATHSIG of the engine's processes follows the thread
+    that created them (worker/engine/parent_death.py).
     """
 
     def __init__(
@@ -113,11 +87,10 @@ class Supervisor:
         lifecycle: Lifecycle,
         events: Events,
     ) -> None:
-        #: The other drains of the engine (worker/process/front_ends.py), this one's part of it.
-        self.peers: Peers = EngineShare()
+        self.peers = EngineShare()
         self.capacity: Capacity | None = None
         self.deaths = 0
-        #: What the latest engine's processes get between being asked to end and being killed.
+        #: Seconds that the latest engine's processes get between SIGTERM and SIGKILL.
         self.grace_s = 0.0
         self._make = make
         self._tries = rebuild_tries
@@ -127,20 +100,20 @@ class Supervisor:
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
-        #: The running engine's own count; looked up once, for isinstance of a protocol is slow.
+        #: The running engine's count; kept because isinstance of a protocol is slow.
         self._cached: Callable[[], int] | None = None
         self._cached_before = 0
         self._building: Engine | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stuck = False
-        #: What a start is doing, and why the latest one or a rebuild failed; '' if none did.
+        #: The step of a start, and why the latest start or rebuild failed; '' for none.
         self._doing = self._failure = ""
 
     @property
     def why(self) -> str:
-        """Why no engine runs: what failed, and what its start is doing or waiting for.
+        """Why no engine runs: the failure, and the current step of its start.
 
-        Of an engine that runs, which servers keep requests waiting; '' if none does.
+        For a running engine, the servers that keep requests waiting; '' if there are none.
         """
         engine = self._engine or self._building
         waits_for = engine.waits_for() if isinstance(engine, ReportsWaiting) else ""
@@ -150,7 +123,7 @@ class Supervisor:
 
     @property
     def failed(self) -> bool:
-        """Whether the latest start failed, not because the worker was told to stop."""
+        """Whether the latest start failed, and not because the worker stops."""
         return bool(self._failure)
 
     @property
@@ -162,22 +135,22 @@ class Supervisor:
 
     @property
     def running(self) -> bool:
-        """Whether there is an engine that has started, and is not being replaced or ended."""
+        """Whether an engine has started and is not being replaced or ended."""
         return self._engine is not None
 
     def dead(self) -> bool:
-        """Return whether the engine died, also one that died of itself with nothing in it."""
+        """Return whether the engine died, with or without requests in it."""
         return self._engine is not None and self._engine.dead()
 
     @property
     def engine_capacity(self) -> Capacity:
-        """What the engine can take; known once it has started."""
+        """The capacity of the engine, known once it has started."""
         if self.capacity is None:
             raise EngineDead("the engine has not started")
         return self.capacity
 
     def cached_prompt_tokens(self) -> int:
-        """How many prompt tokens engines had in their prefix caches; 0 if they tell none."""
+        """Return the prompt tokens found in the engines' prefix caches, 0 if they report none."""
         return self._cached_before + (self._cached() if self._cached else 0)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -186,7 +159,7 @@ class Supervisor:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def start(self) -> Capacity:
-        """Build the engine. Any error here is final: a wrong setting does not heal."""
+        """Build the engine. An error is final: a wrong setting does not heal."""
         began = time.monotonic()
         try:
             engine, capacity = await self._started()
@@ -223,13 +196,13 @@ class Supervisor:
             raise
 
     def _fail(self, why: str) -> EngineDead:
-        """Keep why it failed, for those who wait; return it as an error."""
+        """Keep the reason for announcements; return it as an error."""
         if not self._lifecycle.stopping:
             self._failure = why
         return EngineDead(why)
 
     async def rebuild(self, *, in_use: bool) -> Capacity:
-        """Replace a dead engine; `in_use` says that it died with requests in it.
+        """Replace a dead engine; `in_use`: it died with requests in it.
 
         Raises:
             EngineDead: after `rebuild_tries` starts failed in a row, or if it dies again
@@ -268,7 +241,7 @@ class Supervisor:
         ) from last
 
     def survived(self) -> None:
-        """A request completed: the rebuilt engine works, so the count starts anew."""
+        """Note that a request completed: deaths are counted anew."""
         self._fruitless = 0
 
     def _deaths_allowed(self) -> int:
@@ -278,20 +251,20 @@ class Supervisor:
         return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 2
 
     def kill(self) -> None:
-        """Kill an engine that hangs; what runs in it fails with EngineDead."""
+        """Kill an engine that hangs; its requests fail with EngineDead."""
         if self._engine is not None:
             _kill(self._engine)
 
     async def stop(self) -> None:
         """Shut the engine down and free the device, also one that is only half built.
 
-        It ends within `grace_s` + SHUTDOWN_S, and some seconds more where others feed the engine;
-        it raises nothing: what goes wrong is logged.
+        Ends within `grace_s` + SHUTDOWN_S, and some seconds more with peers. Raises nothing:
+        errors are logged.
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
         await self.peers.end(died=False)
-        if not self._stuck:  # also if there is none: a shutdown may still be under way
+        if not self._stuck:  # also if there is none: a shutdown may still be running
             await self._shut_down(engine, kill=building is not None)
         self._lifecycle.stopped()
 
@@ -315,20 +288,16 @@ class Supervisor:
 
 def _log_failure(ending: asyncio.Task[None]) -> None:
     if not ending.cancelled() and (error := ending.exception()):
-        log.error(
-            "the engine's shutdown failed: %s",
-            error,
-            exc_info=error,
-            extra={"action": "shutdown_failed"},
-        )
+        text, extra = "the engine's shutdown failed: %s", {"action": "shutdown_failed"}
+        log.error(text, error, exc_info=error, extra=extra)
 
 
 def _nothing() -> None:
-    """Be the last thing that the engine's thread does."""
+    """Occupy the engine's thread last."""
 
 
 def _kill(engine: Engine) -> None:
     try:
         engine.kill()
-    except Exception:  # the stop, or the watch over the engine, must go on
+    except Exception:  # the stop, or the watchdog, must go on
         log.exception("the engine could not be killed", extra={"action": "kill_failed"})

@@ -1,4 +1,4 @@
-"""Puts back what dead workers held, ends finished batches, and announces this worker."""
+"""Sweeps expired leases, ends finished batches, and announces this worker."""
 
 import asyncio
 from contextlib import suppress
@@ -11,22 +11,21 @@ from worker.drain.leases import SWEEP_LIMIT, Leases
 from worker.drain.scripts import ERRORS
 
 SWEEP_S = 1.0
-#: Batches and results handled between two sweeps; with thousands of small batches one at a
-#: time would take hours.
+#: Batches and results handled between two sweeps: thousands of small batches must not take hours.
 BATCHES = 100
 RESULTS = 10_000
 
 
 async def sweep(drain: Drain) -> None:
-    """Sweep until cancelled; at once when the engine is ready, which others wait to hear."""
+    """Sweep until cancelled, and immediately when the engine is ready: producers wait for that."""
     pause_s = min(SWEEP_S, drain.settings.lease_s / 8)
-    ready = asyncio.Event()
-    drain.events.subscribe(EngineReady, lambda _: ready.set())
+    due = asyncio.Event()
+    drain.events.subscribe(EngineReady, lambda _: due.set())
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await ready.wait()
-        ready.clear()
+                await due.wait()
+        due.clear()
         try:
             count = await drain.leases.sweep(announcement(drain))
             await retire_some(drain.leases)
@@ -35,17 +34,17 @@ async def sweep(drain: Drain) -> None:
             continue
         drain.outage.over()
         if count >= SWEEP_LIMIT:  # there may be more
-            ready.set()
+            due.set()
         if count > 0:
             drain.events.publish(Swept(count))
         drain.wakeup.poke()
 
 
 async def retire_some(leases: Leases) -> int:
-    """End batches that wait for it, or for their delete; return how many results were handled.
+    """End batches that are finished, or being deleted; return how many results were handled.
 
     Raises:
-        StoreUnavailable: Redis went away; what is left is done the next time.
+        StoreUnavailable: Redis was lost; the next call does the rest.
     """
     count = 0
     for batch_id in await leases.batches_to_end(BATCHES):
@@ -56,11 +55,7 @@ async def retire_some(leases: Leases) -> int:
 
 
 async def _retire(leases: Leases, batch_id: str) -> int:
-    """Give one batch's keys their expiry.
-
-    The index goes after the results, so that an interruption repeats work
-    instead of losing the way to a result.
-    """
+    """Set the expiry of one batch's keys, the index last, so that an interruption loses nothing."""
     ttl, life = leases.settings.result_ttl_ms, await leases.life_of(batch_id)
     count = start = 0
     while raws := await leases.index_chunks(batch_id, start, 2):
@@ -76,7 +71,7 @@ async def _retire(leases: Leases, batch_id: str) -> int:
 
 
 async def _delete(leases: Leases, batch_id: str) -> int:
-    """Go on with a delete that was begun; return how many results were removed."""
+    """Continue an interrupted delete; return how many results were removed."""
     count, more = 0, 1
     while more and count < RESULTS:
         chunks = await leases.index_chunks(batch_id, 0, 1)

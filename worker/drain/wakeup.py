@@ -1,28 +1,43 @@
-"""Wakes the drain's loop: for what happened here, and for messages in lists that it found empty."""
+"""Wakes the drain's loop: for changes in this process, and for messages in an empty queue."""
 
 import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from worker.drain.leases import Leases
+from redis import exceptions
+
+from contract.redis.client import AsyncClient, translated
 from worker.drain.scripts import ERRORS
 
+log = logging.getLogger(__name__)
+
 REDIS_PAUSE_S = 0.25
+#: Seconds between two polls where Redis does not push.
+POLL_S = 0.25
+#: Seconds of polling until tracking is tried again: rights and servers change.
+POLLING_S = 60.0
+#: Calls in a row that may find an old key without waiting; the next ones wait for POLL_S, so that
+#: a caller does not spin over messages that nobody takes.
+QUICK_CALLS = 3
 
 
 class Wakeup:
-    """What the loop waits for when it has nothing to do."""
+    """The event for which the loop waits when it has nothing to do."""
 
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
+    def __init__(self, wait_for_message: Callable[[], Awaitable[bool]]) -> None:
+        self._wait_for_message = wait_for_message
         self._changed = asyncio.Event()
         #: Set while the loop waits for a message.
         self.queue_empty = asyncio.Event()
 
     def poke(self) -> None:
-        """Let the loop look again, whatever the reason."""
+        """Let the loop check again, whatever the reason."""
         self._changed.set()
 
     def clear(self) -> None:
-        """Begin a look: only pokes from now on count."""
+        """Begin a check: only pokes from now on count."""
         self._changed.clear()
 
     async def wait(self, *, queue_empty: bool = False) -> None:
@@ -32,12 +47,92 @@ class Wakeup:
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Wait for messages until cancelled, on one connection; it must run beside."""
+        """Wait for messages until cancelled, on a connection of its own."""
         while True:
             await self.queue_empty.wait()
             try:
-                if await self._leases.wait_for_message():
+                if await self._wait_for_message():
                     self.queue_empty.clear()
                     self._changed.set()
             except ERRORS:
                 await asyncio.sleep(REDIS_PAUSE_S)
+
+
+class Arrivals:
+    """Waits on its own connection until any of some keys exists; for one task.
+
+    With CLIENT TRACKING (Redis 6.0, RESP3) Redis pushes a message when a key that the connection
+    has read is written, by whatever command or script; a missing key can only have been created.
+    """
+
+    def __init__(self, client: AsyncClient, keys: Sequence[str]) -> None:
+        """Prepare to watch `keys` in the Redis of `client`; nothing is connected yet."""
+        self._client = client
+        self._keys = keys
+        self._connection: Any = None
+        self._polls_until = 0.0
+        self._warned = False
+        self._in_vain = 0
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True once any key exists, False after `timeout_s` of none.
+
+        Raises:
+            StoreUnavailable: Redis cannot be asked; the next call connects anew.
+        """
+        if self._in_vain >= QUICK_CALLS:
+            await asyncio.sleep(POLL_S)
+        try:
+            if time.monotonic() < self._polls_until or not await self._track():
+                await asyncio.sleep(POLL_S)
+                return bool(await self._client.exists(*self._keys))
+            pushed = await self._connection.can_read()  # since the last call
+            # EXISTS finds keys written before it, a push reports those written after it.
+            found = await self._any()
+            self._in_vain = self._in_vain + 1 if found and not pushed else 0
+            if found:
+                return True
+            # Returns at a push, or after the time; the EXISTS then also tests the connection.
+            await self._connection.read_response(timeout=timeout_s, push_request=True)
+            return await self._any()
+        except (exceptions.RedisError, OSError) as error:
+            await self.close()
+            raise translated(error) from error
+
+    async def _any(self) -> bool:
+        await self._connection.send_command("EXISTS", *self._keys)
+        return bool(await self._connection.read_response())
+
+    async def _track(self) -> bool:
+        """Connect, unless connected, with tracking on; return False if Redis refuses it."""
+        if self._connection and self._connection.is_connected:
+            return True
+        pool: Any = self._client.connection_pool
+        self._connection = pool.make_connection()
+        await self._connection.connect()
+        try:
+            if self._connection.get_protocol() != 3:
+                raise exceptions.ResponseError("WARMQ_REDIS_URL has protocol=2, it takes 3")
+            await self._connection.send_command("CLIENT", "TRACKING", "ON")
+            await self._connection.read_response()
+        except exceptions.ResponseError as error:
+            await self.close()
+            self._polls_until = time.monotonic() + POLLING_S
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "an idle worker polls Redis for new messages every %g s, because Redis refuses "
+                    "CLIENT TRACKING: %s. It takes Redis 6.0 or later, and a user with the right "
+                    "client|tracking",
+                    POLL_S,
+                    error,
+                    extra={"action": "polls"},
+                )
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connection; a later call of `wait` opens another."""
+        connection, self._connection = self._connection, None
+        if connection:
+            await connection.disconnect(nowait=True)

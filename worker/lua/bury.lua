@@ -1,4 +1,4 @@
--- BURY: a leased message that Python's stricter decoder refuses becomes a dead letter.
+-- BURY: make a leased message that Python's stricter decoder refuses a dead letter.
 -- ARGV: worker, lease id, reason, ttl_ms, date
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:dead:<n>,
 --   warmq:{leases,sequences,dead,lease_seq,returns,deaths}, warmq:batch:<id>*, warmq:turns:*, and what
@@ -7,11 +7,15 @@
 local worker_hash, lease, reason = worker_key(ARGV[1]), ARGV[2], ARGV[3]
 local record = redis.call('HGET', worker_hash, lease)
 if not record then return 0 end
-local now, l = now_ms(), unpack_lease(record)
+local now, leased = now_ms(), unpack_lease(record)
 unblock()
-local function ending(r) return ending_meta(r, 'RequestRejected', 'invalid_json', reason, ARGV[5]) end
-give_up(lease, l, reason, now, ending, tonumber(ARGV[4]))
-if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then end_charge(lease, l.home, l.cost, REJECTION) end
+local function ending(request)
+  return ending_meta(request, 'RequestRejected', 'invalid_json', reason, ARGV[5])
+end
+give_up(lease, leased, reason, now, ending, tonumber(ARGV[4]))
+if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then
+  end_charge(lease, leased.home, leased.cost, REJECTION)
+end
 drop_lease(ARGV[1], lease)
 apply_turns()
 apply_to_batches(now)

@@ -1,6 +1,6 @@
--- DONE: end leases and commit their results, many at a time; of each request all or nothing.
--- A success may be committed by anyone, any other ending only by the lease's
--- holder. `keep` = 1 keeps the message for `producer retry`.
+-- DONE: end leases and commit their results, many at a time; each request all or nothing. A success may be
+-- committed by anyone, any other ending only by the lease's holder. `keep` = 1 keeps the message for
+-- `producer retry`.
 -- ARGV: worker, ttl_ms, then for each: lease id, request id, batch, life (of a request without a
 --   batch: for how long its result is kept, in ms; '': for ttl_ms),
 --   outcome ('' commits nothing, 'ignored' ends without a result), keep, prompt tokens,
@@ -14,18 +14,18 @@ unblock()
 local any_counts = redis.call('EXISTS', 'warmq:returns', 'warmq:deaths') > 0
 
 for i = 3, #ARGV, 9 do given[#given + 1] = ARGV[i] end
--- Asked for all at once: a call of its own for each costs a tenth of the script.
+-- Read for all together: a call for each costs a tenth of the script.
 local ends, records = ask_many('ZMSCORE', LEASES, given), ask_many('HMGET', worker_hash, given)
 
 local function keep(lease, record, id, batch, outcome)
-  local l = unpack_lease(record)
+  local leased = unpack_lease(record)
   redis.call('RENAME', leased_key(lease), kept_key(batch, id))
-  note_ended(batch, id, outcome, l.size, l.home)
+  note_ended(batch, id, outcome, leased.size, leased.home)
 end
 
--- What a request costs its tenant: the tokens that its engine reported. Where it reported none, what
--- its slot cost: an answer by its size, a request that its author must change a little, and any other
--- ending what its lease was charged. Without an outcome the request runs on, under another lease.
+-- The cost of a request: the tokens that its engine reported. Without a report: an answer by its size, a
+-- request that its author must change a little, any other ending its lease's charge. Without an outcome the
+-- request runs on, under another lease.
 local function cost_of_ending(outcome, kept, reported, cost, size)
   if reported > 0 then return math.min(reported, MOST_COST) end
   if outcome == '' then return 0 end
@@ -55,7 +55,7 @@ local function finish(n)
       if wrote then
         if ARGV[i + 5] == '1' then keep(lease, record, id, batch, outcome) end
       else
-        -- Cancelled while it ran: `producer retry` needs the message, whatever came of it.
+        -- Cancelled while it ran: `producer retry` needs the message, whatever the result.
         local noted, home = noted_ending(batch, id)
         if noted and home == '' then keep(lease, record, id, batch, noted) end
       end

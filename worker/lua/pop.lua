@@ -1,9 +1,9 @@
--- POP: lease up to k messages; it looks at no more than max_bytes of them, but at least at one.
--- Of each priority, the highest first, tenants and their lists have turns (contract/lua/turns.lua). A turn is a
--- run of neighbours, as long as an engine's prefix cache wants it and no longer than its slots; it
--- goes on in the worker's next POP, which names it. A request of many sequences takes as much of a
--- turn and of its tenant's cap; one that is larger than the cap runs when the tenant runs nothing.
--- The leases are written at the end, also after an error, so that it loses nothing.
+-- POP: lease up to k messages; it examines no more than max_bytes of them, but at least one. Of each
+-- priority, the highest first, tenants and their lists have turns (contract/lua/turns.lua). A turn is a run
+-- of neighbours, as long as an engine's prefix cache needs it and no longer than its slots; it continues in
+-- the worker's next POP, which names it. A request of many sequences takes as much of a turn and of its
+-- tenant's cap; one that is larger than the cap runs when the tenant runs nothing. The leases are written
+-- at the end, also after an error, so that none is lost.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list of the turn that
 --   goes on ('' for none), sequences left of it, how many requests of many sequences to lease at most,
 --   the model's context in tokens (0: not known), tenants to take nothing of now, \6 after each, then
@@ -19,11 +19,11 @@ local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
-local most_unused = 100 -- messages without a use, of one list in one call: others do not wait for all
--- Lists of one tenant that are passed over in one call, and of all.
+local most_unused = 100 -- unusable messages of one list in one call: the rest is for later calls
+-- Lists of one tenant that are skipped in one call, and of all.
 local PASSES, ALL_PASSES = 8, 500
--- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups; and a
--- tenant that comes waits for no longer than the slots take to be filled anew.
+-- Runs of 32 neighbours keep more than 95 % of the prefix cache's gain from small groups; and a new tenant
+-- waits no longer than the slots take to be refilled.
 local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
 local many, context, now = tonumber(ARGV[12]), tonumber(ARGV[13]), now_ms()
 unblock()
@@ -47,54 +47,57 @@ end
 
 -- The list of a message's own priority, from whichever list of the queue it was taken.
 local suspects = suspects_of(queue)
-local function home_of(list, r)
+local function home_of(list, request)
   if list ~= suspects then return list end
-  if r.batch ~= '' then return batch_state(r.batch).list or queue .. r.step end
-  return r.tenant and tenant_list(queue, r.step, r.tenant) or queue .. r.step
+  if request.batch ~= '' then return batch_state(request.batch).list or queue .. request.step end
+  return request.tenant and tenant_list(queue, request.step, request.tenant) or queue .. request.step
 end
 
-local function keep(list, message, r, outcome)
-  local kept = kept_key(r.batch, r.id)
+local function keep(list, message, request, outcome)
+  local kept = kept_key(request.batch, request.id)
   redis.call('DEL', kept)
   redis.call('LMOVE', list, kept, 'RIGHT', 'LEFT')
-  note_ended(r.batch, r.id, outcome, #message, home_of(list, r))
+  note_ended(request.batch, request.id, outcome, #message, home_of(list, request))
 end
 
--- Takes a message that must not run from its list, with an ending if it has none; returns
--- whether it did.
-local function end_unrun(list, message, r)
-  local b = r.batch ~= '' and batch_state(r.batch)
-  if b and not b.life and string.match(list, '\6[^\6]*\6([^\6]*)$') == r.batch then
-    -- The list is of a batch that is gone: all of it goes at once.
+-- Takes a message that must not run from its list, with an ending if it has none; returns whether it did.
+local function end_unrun(list, message, request)
+  local state = request.batch ~= '' and batch_state(request.batch)
+  if state and not state.life and string.match(list, '\6[^\6]*\6([^\6]*)$') == request.batch then
+    -- The list belongs to a batch that is gone: all of it is removed.
     local waiting = redis.call('LLEN', list)
     redis.call('UNLINK', list)
     if waiting > 1 then add_to_queue(queue, 'waiting', 1 - waiting) end
-    forget_counts(r.id)
+    forget_counts(request.id)
     return true
   end
-  if b and not batch_alive(r.batch, r.life) then
+  if state and not batch_alive(request.batch, request.life) then
     redis.call('LTRIM', list, 0, -2)
-    if not b.life then forget_counts(r.id) end -- else they are those of a batch of the same name
+    if not state.life then forget_counts(request.id) end -- else they are those of a batch of the same name
     return true
   end
-  local result = result_status(r.id)
-  if result ~= '' and not (b and foreign(r.id, b)) then
+  local result = result_status(request.id)
+  if result ~= '' and not (state and foreign(request.id, state)) then
     local outcome, home
-    if b then outcome, home = noted_ending(r.batch, r.id) end
-    if outcome and home == '' then keep(list, message, r, outcome) else redis.call('LTRIM', list, 0, -2) end
+    if state then outcome, home = noted_ending(request.batch, request.id) end
+    if outcome and home == '' then
+      keep(list, message, request, outcome)
+    else
+      redis.call('LTRIM', list, 0, -2)
+    end
   else
     local code, text
-    if b and b.cancelling or is_revoked(r.id) then
+    if state and state.cancelling or is_revoked(request.id) then
       code, text = 'cancelled', 'cancelled by the user'
-    elseif r.deadline and r.deadline * 1000 < now then
+    elseif request.deadline and request.deadline * 1000 < now then
       code, text = 'expired', 'not started before its deadline'
     else
       return false
     end
-    commit_ending(r, ending_meta(r, 'TaskRevokedError', code, text, date), code, ttl_ms)
-    if b then keep(list, message, r, code) else redis.call('LTRIM', list, 0, -2) end
+    commit_ending(request, ending_meta(request, 'TaskRevokedError', code, text, date), code, ttl_ms)
+    if state then keep(list, message, request, code) else redis.call('LTRIM', list, 0, -2) end
   end
-  if any_returns then forget_counts(r.id) end
+  if any_returns then forget_counts(request.id) end
   return true
 end
 
@@ -108,21 +111,23 @@ local function next_number()
 end
 
 local charged, charged_tokens = 0, 0
-local function lease(list, message, r)
+local function lease(list, message, request)
   local id = worker .. '/' .. string.format('%d', next_number())
-  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), message, r.sequences, context)
-  local home = home_of(list, r)
-  local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
+  local state = request.batch ~= '' and batch_state(request.batch)
+  local cost = cost_of(list, state, message, request.sequences, context)
+  local home = home_of(list, request)
+  local record = lease_record(slots, string.format('%d', cost), #message, list, home, request.id,
+                              request.batch, request.life)
   if list == suspects then
-    charge(home, r.sequences, cost)
+    charge(home, request.sequences, cost)
   else
-    charged, charged_tokens = charged + r.sequences, charged_tokens + cost
+    charged, charged_tokens = charged + request.sequences, charged_tokens + cost
   end
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local at = #records
   records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
   local _, _, tenant = place_of(home)
-  local weight, sequences = terms_of(tenant), r.sequences
+  local weight, sequences = terms_of(tenant), request.sequences
   if sequences > 1 or weight ~= 1 then
     local ending = weight ~= 1 and '\0' .. string.format('%.14g', weight) or ''
     noted[#noted + 1], noted[#noted + 2] = id, sequences .. '\0' .. home .. ending
@@ -130,23 +135,24 @@ local function lease(list, message, r)
   end
   local returns, deaths = '0', '0'
   if any_returns then
-    returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
-    deaths = redis.call('HGET', 'warmq:deaths', r.id) or '0'
+    returns = redis.call('HGET', 'warmq:returns', request.id) or '0'
+    deaths = redis.call('HGET', 'warmq:deaths', request.id) or '0'
   end
   local n = #out
   out[n + 1], out[n + 2], out[n + 3], out[n + 4], out[n + 5] = id, returns, deaths, message, tenant
   leased = leased + 1
 end
 
--- `unused_left`: whether messages without a use were left where they are.
+-- `unused_left`: whether unusable messages were left where they are.
 local full, unused_left = k <= 0, false
 
--- Lists whose next message is one of many sequences, for which this worker has no room now, and
--- tenants of which all are such, or as many as are looked at.
+-- Skipped lists, whose next message has many sequences, for which this worker has no slots now, and skipped
+-- tenants, which have only such lists, or as many as are examined.
 local passed, passes, passed_bytes = {}, 0, 0
 local without = pass_over(queue, ARGV[14], passed, PASSES)
 
--- Why a message must not be leased now, if so: `room` is what its tenant's cap left before this run.
+-- The reason why a message must not be leased now, or nil: `room` is what its tenant's cap left before this
+-- run.
 local function why_not(list, room, sequences)
   if sequences > 1 and many <= 0 then return 'passed' end
   if charged + sequences <= room then return nil end
@@ -155,8 +161,8 @@ local function why_not(list, room, sequences)
   return in_flight_of(queue_of, tenant) > 0 and 'capped' or nil
 end
 
--- Takes messages from a list until `most` sequences are leased or none is left; returns what kept
--- the next one back.
+-- Takes messages from a list until `most` sequences are leased or none is left; returns the reason why the
+-- next one stays.
 local function take_from(list, most, room)
   local unused = 0
   while not full and charged < most do
@@ -164,26 +170,27 @@ local function take_from(list, most, room)
     local message = redis.call('LINDEX', list, -1)
     if not message then break end
     if examined > 0 and bytes + #message > max_bytes or examined >= EXAMINE then full = true break end
-    local r, reason, waits = read_message(message)
-    local usable, ended = r and true, nil
+    local request, reason, waits = read_message(message)
+    local usable, ended = request and true, nil
     -- A request whose result key has another type must not stop the queue.
-    if r then usable, ended = pcall(end_unrun, list, message, r) end
+    if request then usable, ended = pcall(end_unrun, list, message, request) end
     if usable and reason and not ended then
-      -- It has no ending: one of a newer warmq, retried, goes to a worker that knows what it means.
-      dead_letter(list, { size = #message, home = home_of(list, r), id = r.id, batch = r.batch,
-                          life = r.life }, r, reason, now)
+      -- It has no ending: a request of a newer warmq, retried, goes to a worker that understands it.
+      dead_letter(list, { size = #message, home = home_of(list, request), id = request.id, batch = request.batch,
+                          life = request.life }, request, reason, now)
     elseif waits then
-      commit_ending(waits, ending_meta(waits, 'RequestRejected', 'invalid_request', reason, date), 'failed', ttl_ms)
+      local meta = ending_meta(waits, 'RequestRejected', 'invalid_request', reason, date)
+      commit_ending(waits, meta, 'failed', ttl_ms)
       redis.call('LTRIM', list, 0, -2)
     elseif not usable then
-      dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
+      dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, request,
                   reason or 'the key of its result has another type', now)
     elseif not ended then
-      -- Most requests fit into the room; without one caps do not count.
-      local why = room and (r.sequences > 1 or charged >= room) and why_not(list, room, r.sequences)
+      -- Most requests fit into the cap; without one it does not count.
+      local why = room and (request.sequences > 1 or charged >= room) and why_not(list, room, request.sequences)
       if why == 'passed' then passed_bytes = passed_bytes + #message end
       if why then return why end
-      lease(list, message, r)
+      lease(list, message, request)
     end
     examined, bytes = examined + 1, bytes + #message
     if leased >= k then full = true end
@@ -197,13 +204,13 @@ local function take_from(list, most, room)
   end
 end
 
--- The turn that goes on: its list, and how many sequences are left of it.
+-- The turn that continues: its list, and how many sequences are left of it.
 local turn, turn_left = ARGV[10], tonumber(ARGV[11])
--- Tenants whose turns end because their cap is reached: so many in one call.
+-- Most tenants in one call whose turns end at their cap.
 local capped, EXAMINE_CAPPED = 0, 500
 
--- The list whose turn it is among those of a priority, how many sequences it may give now, and how
--- many its tenant's cap leaves.
+-- The list whose turn it is at a priority, how many sequences it may give now, and how many its tenant's
+-- cap leaves.
 local function next_list(step)
   local ring = ring_of(queue, step)
   if turn_left > 0 and turn ~= '' and not passed[turn] then
@@ -228,7 +235,7 @@ local function next_list(step)
       local list = first_of(lists, '', passed, PASSES)
       if list then
         turn, turn_left = list, TURN
-        -- Where nobody else waits there is nobody to give turns to.
+        -- A tenant that waits alone needs no turns.
         local alone = redis.call('ZCARD', ring) == 1 and redis.call('ZCARD', lists) == 1
         return list, alone and math.huge or TURN, room
       end
@@ -237,7 +244,7 @@ local function next_list(step)
   end
 end
 
--- One run of messages, and what it costs; also after an error.
+-- Takes one run of messages and charges it, also after an error.
 local function take_run(step, list, most, room)
   local before, finished, why = examined, pcall(take_from, list, math.min(most, room), room)
   if charged_tokens > 0 then charge(list, charged, charged_tokens) end
@@ -271,7 +278,7 @@ local function take_turns()
   end
 end
 
--- Where nobody has got anything, nobody waits for the removal.
+-- When nothing was leased, more unusable messages are removed.
 local function take_all()
   take_turns()
   if leased == 0 and unused_left and not full then

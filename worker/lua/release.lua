@@ -1,4 +1,4 @@
--- RELEASE: hand unfinished deliveries back to the head of their own lists, at once.
+-- RELEASE: hand unfinished deliveries back to the head of their own lists.
 -- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, died 0|1), newest first
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,sequences,returns,deaths,
 --   dead,lease_seq}, warmq:attempts:<id>, the lists of waiting messages, <queue>:suspects*, warmq:turns:*, and what commit()
@@ -12,9 +12,9 @@ for i = 5, #ARGV, 2 do
   local record = redis.call('HGET', worker_key(worker), ARGV[i])
   local expiry = redis.call('ZSCORE', LEASES, ARGV[i])
   if record and expiry and tonumber(expiry) >= 0 then
-    local l = unpack_lease(record)
-    l.lease, l.died = ARGV[i], ARGV[i + 1] == '1'
-    leases[#leases + 1] = l
+    local leased = unpack_lease(record)
+    leased.lease, leased.died = ARGV[i], ARGV[i + 1] == '1'
+    leases[#leases + 1] = leased
   end
 end
 if #leases > 0 then hand_back(worker, leases, max_deaths, now, date, ttl_ms) end

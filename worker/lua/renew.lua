@@ -1,4 +1,4 @@
--- RENEW: prolong the leases this worker names.
+-- RENEW: prolong the leases that this worker names.
 -- ARGV: worker, lease_ms, lease ids...
 -- Touches: warmq:leases, warmq:worker:<worker>
 -- Returns: {lost ids, unnamed ids}: lost are no longer ours; unnamed are ours in Redis

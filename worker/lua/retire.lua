@@ -1,5 +1,5 @@
--- RETIRE: give results of a finished batch their expiry, a chunk at a time; with
--- the last call the batch's own keys get theirs, so they outlive the results.
+-- RETIRE: set the expiry of a finished batch's results, a chunk at a time; the last call sets that of the
+-- batch's own keys, so that they outlive the results.
 -- ARGV: batch, life, ttl_ms, last 0|1, request ids...
 -- Touches: warmq:batch:<id>*, warmq:retiring, celery-task-meta-<id>
 -- Returns: 1; 0 if the batch is not finished (any more), another one, or RETRY holds it; -1 if it
@@ -14,10 +14,10 @@ if not state[1] or not state[3] then -- 0.1.0 gave a batch no life
   return 0
 end
 if state[3] ~= life then return 0 end
--- HOLD puts it off for a minute; more is left of one only when Redis' clock has stepped back.
+-- HOLD delays it for a minute; a longer delay means that Redis' clock has stepped back.
 local held_ms = tonumber(redis.call('ZSCORE', RETIRING, batch) or 0) - now_ms()
 if held_ms > 0 and held_ms <= 60000 then return 0 end
--- RETRY must not open the batch again before HOLD has taken back what follows.
+-- RETRY must not open the batch again before HOLD has removed the expiries that follow.
 redis.call('HSET', key, 'retiring', ttl_ms)
 redis.call('DEL', key .. ':held')
 local any_kept = redis.call('EXISTS', key .. ':failed') == 1

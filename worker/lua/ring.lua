@@ -1,7 +1,5 @@
--- RING: add what a worker did since it last said so to this minute of its queue's last day, and to
--- this minute of its own last hour.
--- Both are rings: a minute's field is used again after a day (an hour), so that they stay small,
--- however many workers write and however long they run.
+-- RING: add a worker's latest numbers to this minute of its queue's last day, and of its own last hour.
+-- Both are rings: a minute's field is used again after a day (an hour), so that they stay small.
 -- ARGV: queue, worker, then numbers: requests answered, requests ended otherwise, prompt tokens,
 --   tokens written, prompt tokens from the prefix cache, seconds of slots in use, seconds of slots
 -- Touches: warmq:ring:<queue>, warmq:ring-of:<worker>

@@ -1,11 +1,10 @@
--- SWEEP: put expired leases back, counted. After a gap between sweeps longer than a third of the
--- lease (Redis was down, paused, failed over, or nobody swept) it waits one whole lease, so that
--- living workers renew first. Only the oldest `slots` leases of a worker can have been inside its
--- engine (engines admit in order), so only those count a death; and none of a worker that has just
--- renewed others: it lives, and never had these (the reply of their POP was lost). It also announces
--- the worker that sweeps, forgets those silent for a minute, and entries that outlived what they name.
--- Tenants whose cap was raised get their turns again, and sequences that no lease has are no longer
--- in flight.
+-- SWEEP: put expired leases back, counted. After a gap between sweeps longer than a third of the lease
+-- (Redis was down, paused, failed over, or nobody swept) it waits one whole lease, so that living workers
+-- renew first. Only the oldest `slots` leases of a worker can have been inside its engine (engines admit in
+-- order), so only those count a death; and none of a worker that has just renewed another lease: it lives,
+-- and never had these (the reply of their POP was lost). It also announces the sweeping worker, forgets
+-- silent workers after a minute and entries that outlived their subject, gives tenants whose cap was raised
+-- their turns again, and ends sequences in flight that no lease has.
 -- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON), queue
 -- Touches: warmq:{sweep,workers,batches,revoked,dead}, warmq:dead:<n> and what RELEASE touches
 -- Returns: how many leases were put back; -1 while holding.
@@ -15,7 +14,7 @@ unblock()
 local announced = redis.call('HGETALL', 'warmq:workers')
 for i = 1, #announced, 2 do
   local at = tonumber(string.match(announced[i + 1], '^(%d+)'))
-  -- One from the future was written before Redis' clock stepped back.
+  -- A time in the future was written before Redis' clock stepped back.
   if at and math.abs(now - at) > 60000 then redis.call('HDEL', 'warmq:workers', announced[i]) end
 end
 redis.call('HSET', 'warmq:workers', ARGV[6], now .. '\0' .. ARGV[7])
@@ -39,8 +38,8 @@ local state = redis.call('HMGET', 'warmq:sweep', 'last', 'hold')
 local last, hold = tonumber(state[1] or 0), tonumber(state[2] or 0)
 local stepped = last - now > lease_ms / 3
 if stepped then
-  -- Redis' clock has stepped back. What the leases had left when it did, they have left now; those
-  -- that ended while nobody might sweep have ended. Renewed since are the ones nearer to now.
+  -- Redis' clock has stepped back: leases keep the time they had left, and those that ended meanwhile have
+  -- ended. Leases renewed since are the ones nearer to now.
   for _, lease in ipairs(redis.call('ZRANGEBYSCORE', LEASES, (now + last) / 2, '+inf')) do
     redis.call('ZINCRBY', LEASES, now - last, lease)
   end
@@ -49,7 +48,7 @@ if now - last > lease_ms / 3 or stepped then hold = now + lease_ms end
 redis.call('HSET', 'warmq:sweep', 'last', now, 'hold', hold)
 if hold > now then return -1 end
 
--- The leases a worker holds, expired or not, the newest first; and whether the worker lives.
+-- The leases of a worker, expired or not, the newest first; and whether the worker lives.
 local function leases_of(worker)
   local all, alive = {}, false
   local ids = redis.call('HKEYS', worker_key(worker))
@@ -65,7 +64,7 @@ local function leases_of(worker)
   return all, alive
 end
 
--- Hands back so many of a worker's leases, the newest first, and the rest at the next calls; those
+-- Hands back `most` of a worker's expired leases, the newest first, and the rest at the next calls; those
 -- that count a death all in one.
 local function sweep_worker(worker, most)
   local back, left, died = {}, {}, false
@@ -73,18 +72,18 @@ local function sweep_worker(worker, most)
   for i, found in ipairs(all) do
     local record = redis.call('HGET', worker_key(worker), found.id)
     if found.expired and #back >= most and not died then break end
-    local l = unpack_lease(record)
-    l.lease, l.record, l.died = found.id, record, not alive and #all - i < l.slots
+    local leased = unpack_lease(record)
+    leased.lease, leased.record, leased.died = found.id, record, not alive and #all - i < leased.slots
     if found.expired then
-      back[#back + 1] = l
-      died = died or l.died
-    elseif not l.died then
-      left[#left + 1] = l
+      back[#back + 1] = leased
+      died = died or leased.died
+    elseif not leased.died then
+      left[#left + 1] = leased
     end
   end
-  -- What was not in the engine keeps that mark when the ones before it are gone.
-  for _, l in ipairs(died and left or {}) do
-    redis.call('HSET', worker_key(worker), l.lease, (string.gsub(l.record, '^%d+', '0')))
+  -- Requests that were not in the engine keep that mark when the ones before them are gone.
+  for _, leased in ipairs(died and left or {}) do
+    redis.call('HSET', worker_key(worker), leased.lease, (string.gsub(leased.record, '^%d+', '0')))
   end
   hand_back(worker, back, max_deaths, now, date, ttl_ms, true)
   return #back

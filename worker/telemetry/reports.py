@@ -47,7 +47,7 @@ class EventTotals:
         events.subscribe(Committed, self._committed)
         events.subscribe(Leased, self._leased)
         events.subscribe(LeasesLost, lambda lost: self._count("leases_lost", len(lost.deliveries)))
-        events.subscribe(Swept, lambda swept: self._count("swept", swept.count))
+        events.subscribe(Swept, lambda swept: self._count("swept", swept.requests))
         events.subscribe(EngineReady, self._engine_ready)
         events.subscribe(EngineDied, lambda _: self._count("engine_deaths"))
         events.subscribe(RedisLost, lambda _: self._count("redis_outages"))

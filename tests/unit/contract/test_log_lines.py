@@ -15,7 +15,7 @@ import orjson
 from contract.log_lines import FIELDS, JsonLines, set_log_fields
 from contract.message import Delivery
 from demo.stack import ROOT
-from worker.drain.endings import about
+from worker.drain.endings import log_extra
 
 LEVELS = ("info", "warning", "error", "exception", "critical")
 
@@ -40,7 +40,7 @@ def words(tree: ast.Module) -> Iterator[str]:
                 named = isinstance(key, ast.Constant) and key.value == "action"
                 if named and isinstance(value, ast.Constant):
                     yield str(value.value)
-    for name, at in (("about", 1), ("_line", 1), ("with_error", 2)):
+    for name, at in (("log_extra", 1), ("Line", 1), ("with_error", 2)):
         for call in calls(tree, name):
             if len(call.args) > at and isinstance(call.args[at], ast.Constant):
                 yield str(call.args[at].value)
@@ -138,4 +138,4 @@ def test_a_line_about_a_request_names_it_its_batch_and_its_trace() -> None:
         {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}, {},
     )  # fmt: skip
     wanted = {"action": "request_error", "request_id": "r", "batch_id": "b", "trace_id": trace}
-    assert about(delivery, "request_error") == wanted
+    assert log_extra(delivery, "request_error") == wanted

@@ -111,7 +111,7 @@ def test_what_warmq_writes_is_read_as_it_is() -> None:
 )
 def test_a_listener_takes_whatever_is_published_as_a_result(raw: bytes, outcome: str) -> None:
     listener = Listener(None, ["a"])
-    assert [*listener._heard("celery-task-meta-a", raw)] == []
+    assert [*listener._receive("celery-task-meta-a", raw)] == []
     assert listener.transcripts["a"].ended == outcome
 
 

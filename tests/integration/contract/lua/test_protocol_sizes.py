@@ -170,7 +170,7 @@ async def test_a_result_on_which_redis_cuts_the_connection_ends_too(
     async def usual(_: object) -> int:
         return 512 * 2**20
 
-    monkeypatch.setattr("worker.drain.scripts.Scripts.most_bytes", usual)
+    monkeypatch.setattr("worker.drain.scripts.Scripts.max_bytes", usual)
     redis_client.config_set("proto-max-bulk-len", 2 * 2**20)
     ids = send(redis_client, chat(n=3), chat())
     try:

@@ -19,9 +19,9 @@ from contract import naming
 from contract.errors import StoreUnavailable
 from contract.redis.connect import connect_async
 from demo.stack import RedisServer
-from worker.drain import arrivals
-from worker.drain.arrivals import Arrivals
+from worker.drain import wakeup
 from worker.drain.lifecycle import State
+from worker.drain.wakeup import Arrivals
 
 KEYS = naming.keys_with_work(QUEUE)
 #: Seconds of a wait that a test expects to end by a message.
@@ -148,7 +148,7 @@ async def test_a_key_that_nobody_takes_from_makes_no_busy_loop(
         found, until = 0, time.monotonic() + 1
         while time.monotonic() < until:
             found += await watch.wait(LONG_S)
-        assert arrivals.AT_ONCE < found <= arrivals.AT_ONCE + 1 / arrivals.POLL_S
+        assert wakeup.QUICK_CALLS < found <= wakeup.QUICK_CALLS + 1 / wakeup.POLL_S
 
 
 async def test_the_watch_outlives_its_connection(own: RedisServer) -> None:

@@ -20,7 +20,7 @@ from gateway.redis.idempotency import IdempotencyStore
 from gateway.redis.limits import Rates, Take
 from gateway.redis.online import OnlineRequests, Subscription
 from gateway.settings import GatewaySettings
-from worker.drain.arrivals import Arrivals
+from worker.drain.wakeup import Arrivals
 
 Call = Callable[[AsyncClient], Awaitable[Any]]
 

@@ -126,7 +126,7 @@ async def test_requests_of_a_dead_worker_that_are_put_back_are_told(
     async with draining(redis_url, lease_s=2) as running:
         witness = Witness(running)
         await soon(lambda: running.drain.counts.completed == 2)
-    assert sum(event.count for event in witness.of(events.Swept)) == 2
+    assert sum(event.requests for event in witness.of(events.Swept)) == 2
 
 
 async def test_requests_whose_leases_others_took_are_told(

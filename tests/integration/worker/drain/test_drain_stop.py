@@ -125,7 +125,7 @@ async def test_a_stop_without_redis_ends_within_bounds(own_redis: RedisServer) -
             own_redis.stop()
             running.drain.stop()
             await running.ended(30)
-    assert "Redis is away" in str(caught.value.subgroup(WarmqError).exceptions)  # type: ignore[union-attr]
+    assert "Redis is unreachable" in str(caught.value.subgroup(WarmqError).exceptions)  # type: ignore[union-attr]
     assert running.state is State.STOPPED
 
 

@@ -59,12 +59,12 @@ async def test_who_comes_late_hears_the_text_from_its_start_and_all_hear_the_sam
 def test_a_silent_subscription_is_asked_for_a_sign_of_life(redis_client: redis.Redis) -> None:
     with closing(Listener(redis_client, ["a"])) as listener:
         listener.read(0)
-        listener._heard_at = listener._pinged_at = 0.0  # as if nothing had come for SILENT_S
+        listener._active_at = listener._pinged_at = 0.0  # as if nothing had come for SILENT_S
         listener.read(0)
-        assert listener._pinged_at > listener._heard_at
+        assert listener._pinged_at > listener._active_at
         pubsub = listener._pubsub
         listener.read(2.0)
-        assert listener._pinged_at < listener._heard_at
+        assert listener._pinged_at < listener._active_at
         assert listener._pubsub is pubsub
 
 

@@ -46,13 +46,13 @@ async def test_an_emptied_queue_is_told_once_with_what_was_done(
         submit_batch(store, 30)
         await idle(running, 30)
         for _ in range(5):
-            await progress.look()
+            await progress.log_if_due()
         (line,) = told(caplog)
         # And again after more work
         send(redis_client, chat("one more"))
         await idle(running, 31)
         for _ in range(5):
-            await progress.look()
+            await progress.log_if_due()
     found = LINE.fullmatch(line)
     assert found is not None, line
     assert int(found[1]) == 30
@@ -73,11 +73,11 @@ async def test_a_long_run_is_told_of_every_so_often(
         told_of = Progress(running.drain)
         send(redis_client, *[chat(f"{n}", user=LONG) for n in range(20)])
         await soon(lambda: len(running.drain.in_flight) == 4)
-        await told_of.look()
+        await told_of.log_if_due()
         assert told(caplog) == []  # it is not time yet
         monkeypatch.setattr(progress, "EVERY_S", 0.0)
         for _ in range(3):
-            await told_of.look()
+            await told_of.log_if_due()
     assert len(told(caplog)) == 3
     for line in told(caplog):
         found = LINE.fullmatch(line)
@@ -98,8 +98,8 @@ async def test_a_queue_that_gets_empty_again_and_again_is_not_told_of_each_time(
             redis_client.delete("celery-task-meta-t0")
             send(redis_client, chat(f"{n}"))
             await idle(running, n)
-            await told_of.look()
-            await told_of.look()
+            await told_of.log_if_due()
+            await told_of.log_if_due()
     assert len(told(caplog)) == 1
 
 
@@ -110,8 +110,8 @@ async def test_failed_requests_are_counted_apart(
         told_of = Progress(running.drain)
         send(redis_client, chat("a"), chat("b", user="simulate:fail"))
         await idle(running, 2)
-        await told_of.look()
-        await told_of.look()
+        await told_of.log_if_due()
+        await told_of.log_if_due()
     (line,) = told(caplog)
     assert line.startswith("1 answered in ")
     assert line.endswith("; 1 failed or cancelled; the queue is empty")
@@ -124,5 +124,5 @@ async def test_a_worker_with_nothing_to_do_says_nothing(
         told_of = Progress(running.drain)
         await idle(running, 0)
         for _ in range(10):
-            await told_of.look()
+            await told_of.log_if_due()
     assert told(caplog) == []

@@ -85,7 +85,7 @@ async def test_texts_of_all_requests_come_on_one_channel_and_make_up_the_results
             assert meta is not None
             for choice, text in texts_of(meta["result"]).items():
                 assert text.startswith(gateway.hear()[request_id, choice])
-        await soon(lambda: not telling(running)._told or telling(running)._stepped())
+        await soon(lambda: not telling(running)._published or telling(running)._stepped())
     assert {piece.attempt for piece in gateway.pieces} == {1}
 
 
@@ -138,7 +138,7 @@ async def test_a_listener_that_was_away_or_comes_late_is_told_all_from_the_begin
         await soon(gateway.hear)
         gateway.leave()
         running.engine.writes("Once upon")
-        await soon(lambda: not telling(running)._told)  # nobody heard it: nothing more is told
+        await soon(lambda: not telling(running)._published)  # nobody heard it: nothing more is told
         back, other = Hearer(redis_client), Hearer(redis_client, "gateway-2")
         back.announce(rid)
         other.announce(rid, "of another worker")
@@ -157,7 +157,7 @@ async def test_who_announces_a_request_that_waits_in_the_queue_hears_it_from_its
         other = Hearer(redis_client, "gateway-2")
         gateway = Hearer(redis_client)
         other.announce("waits")
-        await soon(lambda: telling(running)._told)
+        await soon(lambda: telling(running)._published)
         redis_client.lpush(QUEUE, celery_message("waits", chat(), **HEADERS))
         await begun(running)
         running.engine.writes("Once")
@@ -266,7 +266,7 @@ async def test_no_junk_on_the_channel_or_in_the_header_stops_anything(
         await begun(running, 8)
         running.engine.writes("Once")
         await soon(lambda: gateway.hear() == {("good", 0): "Once"})
-        assert {listener for _, listener in telling(running)._told} == {GATEWAY}
+        assert {listener for _, listener in telling(running)._published} == {GATEWAY}
         running.engine.go.set()
         await soon(lambda: running.drain.counts.completed == 8)
 

@@ -164,7 +164,7 @@ def test_a_folder_with_a_worker_of_its_own_does_not_matter(redis_url: str, tmp_p
     [
         ([signal.SIGINT], 1, "stopping: 4 requests in flight may finish within 25 s"),
         ([signal.SIGTERM], 0, "stopping: 4 requests in flight may finish within 25 s"),
-        ([signal.SIGQUIT], 0, "stopping at once: 4 requests in flight are handed back"),
+        ([signal.SIGQUIT], 0, "stopping now: 4 requests in flight are handed back"),
     ],
     ids=["SIGINT", "SIGTERM", "SIGQUIT"],
 )
@@ -216,7 +216,7 @@ def test_ctrl_c_twice_hands_back_at_once_and_says_so(
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(20) == 1
     text = log.read_text()
-    assert "stopping at once: 4 requests in flight are handed back" in text
+    assert "stopping now: 4 requests in flight are handed back" in text
     assert "drained: 0 requests have ended, 4 are back in the queue" in text
     assert "Traceback" not in text
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contract.openai.amounts import sequences_of
-from worker.drain.admission import AdmissionLimits, Sequences, Turns
+from worker.drain.admission import AdmissionLimits, LargeMessages, SequenceLimit
 from worker.engine import Capacity, multi_sequence_slots
 from worker.settings import WorkerSettings
 
@@ -75,7 +75,7 @@ def test_a_request_is_n_times_its_prompts(body: dict[str, Any], count: int) -> N
 
 async def most_inside(limit: int, counts: list[int]) -> tuple[int, list[int]]:
     """Run requests of so many sequences; return the most inside at once, and the order of entry."""
-    gate = Sequences(lambda: limit)
+    gate = SequenceLimit(lambda: limit)
     inside, most, order = 0, 0, []
 
     async def one(count: int) -> None:
@@ -100,7 +100,7 @@ def test_the_sum_is_bounded_and_one_larger_than_the_limit_runs_apart() -> None:
 
 def test_one_that_is_cancelled_while_it_waits_leaves_its_place() -> None:
     async def scene() -> None:
-        gate = Sequences(lambda: 4)
+        gate = SequenceLimit(lambda: 4)
         entered = asyncio.Event()
 
         async def one() -> None:
@@ -126,7 +126,7 @@ def test_one_that_is_cancelled_while_it_waits_leaves_its_place() -> None:
 
 def test_a_request_of_one_sequence_never_waits() -> None:
     async def scene() -> None:
-        gate = Sequences(lambda: 4)
+        gate = SequenceLimit(lambda: 4)
         async with gate.entered(128), asyncio.timeout(5), gate.entered(1):
             pass
 
@@ -145,7 +145,7 @@ def read_message() -> None:
 
 
 async def test_many_large_messages_leave_the_loop_to_others_half_of_the_time() -> None:
-    turns, begun = Turns(), list[float]()
+    turns, begun = LargeMessages(), list[float]()
 
     async def read() -> None:
         await turns.wait()
@@ -165,14 +165,14 @@ async def test_many_large_messages_leave_the_loop_to_others_half_of_the_time() -
 
 
 async def test_the_first_large_message_does_not_wait() -> None:
-    first = asyncio.create_task(Turns().wait())
+    first = asyncio.create_task(LargeMessages().wait())
     for _ in range(3):
         await asyncio.sleep(0)
     assert first.done()
 
 
 async def test_one_that_is_given_up_lets_the_next_begin() -> None:
-    turns = Turns()
+    turns = LargeMessages()
     waiting = [asyncio.create_task(turns.wait()) for _ in range(3)]
     waiting[1].cancel()
     await asyncio.wait(waiting, timeout=5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worker.drain.counts import Counts, Means
+from worker.drain.counts import Averages, Counts
 from worker.drain.events import Committed, Events
 
 
@@ -16,19 +16,19 @@ class Worker:
 
     def __init__(self) -> None:
         self.events = Events()
-        self.means = Means(Counts(self.events))
+        self.averages = Averages(Counts(self.events))
 
     def second(self, answers: int, tokens: int, running: int = 8) -> dict[str, Any]:
         ending = SimpleNamespace(outcome="completed", prompt_tokens=100, completion_tokens=tokens)
         self.events.publish(Committed([ending] * answers))  # type: ignore[list-item]
-        self.means.look(running, 8, 1.0)
-        return self.means.as_json()
+        self.averages.update(running, 8, 1.0)
+        return self.averages.as_json()
 
 
 def test_nothing_is_known_before_an_answer() -> None:
     worker = Worker()
-    worker.means.look(0, 0, 1.0)
-    assert worker.means.as_json() == {}
+    worker.averages.update(0, 0, 1.0)
+    assert worker.averages.as_json() == {}
 
 
 def test_answers_and_prompts_have_their_mean_length() -> None:
