@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from inspect import signature
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import redis
@@ -24,18 +23,17 @@ from contract.redis.client import AsyncClient
 CONNECT_TIMEOUT_S = 5.0
 #: A half-open socket must not block for ever; scripts themselves take milliseconds.
 SOCKET_TIMEOUT_S = 20.0
-#: Threads share a client, and each has a connection while it asks. redis-py would let 100 ask, and
-#: fail the others while Redis is slow to answer.
-_MOST_CONNECTIONS = 10_000
-#: What redis-py's connections can be told, in a URL too.
+#: Threads share a client, and each has a connection while it asks. redis-py's default is 100, and
+#: further calls fail while Redis is slow to answer.
+_MAX_CONNECTIONS = 10_000
+#: Options of redis-py's connections, in a URL too.
 OPTIONS = frozenset(signature(AbstractConnection.__init__).parameters)
-#: What CLIENT SETNAME takes: printable ASCII without the space.
+#: Characters that CLIENT SETNAME accepts: printable ASCII without the space.
 _IN_CLIENT_NAMES = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class SentinelUrl:
-    """`sentinel://user:pw@h1:26379,h2:26379/DB?master=NAME`; the password is the servers'."""
+class SentinelUrl(NamedTuple):
+    """`sentinel://user:pw@h1:26379,h2:26379/DB?master=NAME`; user and password are the servers'."""
 
     addresses: list[tuple[str, int]]
     master: str
@@ -45,11 +43,7 @@ class SentinelUrl:
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """Read the URL.
-
-        Raises:
-            ValueError: if it is not such a URL.
-        """
+        """Read the URL; raises ValueError for any other."""
         parts = urlsplit(url)
         addresses = []
         for address in parts.netloc.rpartition("@")[2].split(","):
@@ -60,7 +54,7 @@ class SentinelUrl:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What redis-py takes for the servers behind the sentinels."""
+        """redis-py's options for the servers behind the sentinels."""
         login = {"username": self.user or None, "password": self.password} if self.password else {}
         return {"db": self.db, **login}
 
@@ -75,15 +69,15 @@ def credentials_of(url: str) -> tuple[str, str]:
 def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = None) -> redis.Redis:
     """Return a sync client. Safe to retry: every script of the producer is idempotent.
 
-    By default it rides out a Redis that is away for eight seconds, as at a restart.
-    `timeout_s` is for those who cannot wait as long as the limits above.
+    The default retries cover an outage of eight seconds, as at a restart. `timeout_s` replaces the
+    limits above.
     """
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
         "retry": Retry(ExponentialBackoff(cap=1, base=0.05), retries),
         "client_name": _client_name(name),
-        "max_connections": _MOST_CONNECTIONS,
+        "max_connections": _MAX_CONNECTIONS,
     }
     if url.startswith("sentinel://"):
         where = SentinelUrl.parse(url)
@@ -94,13 +88,13 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
 
 
 def _client_name(name: str) -> str:
-    """Return a name as CLIENT SETNAME takes it: what is no printable ASCII is percent-encoded."""
+    """Return a name for CLIENT SETNAME, percent-encoded where it accepts nothing else."""
     return quote(name, _IN_CLIENT_NAMES, errors="backslashreplace")
 
 
 def _closed(error: RuntimeError | AttributeError) -> bool:
     """Return whether an error is of a socket that was reset, or closed by another task."""
-    if isinstance(error, AttributeError):  # redis-py looks for its writer one step before it writes
+    if isinstance(error, AttributeError):  # redis-py gets its writer one step before it writes
         return error.obj is None and error.name == "writelines"
     return str(error).startswith("unable to perform operation on")
 
@@ -109,8 +103,8 @@ class Cancellable(AbstractConnection):
     """Never swallows the cancellation of a task that connects, sends a command or reads a reply.
 
     redis-py works within time limits: that of Python 3.11's asyncio.wait_for drops a cancellation
-    that comes in the moment in which all was sent, and one that meets an expired limit or a lost
-    connection becomes its error. A task that is cancelled once would then go on for ever.
+    that comes when all was just sent, and one that meets an expired limit or a lost connection
+    becomes its error. A task that is cancelled once would then go on for ever.
     """
 
     async def connect(self) -> None:
@@ -142,9 +136,9 @@ class Cancellable(AbstractConnection):
 
 
 class PackedConnection(Cancellable, redis.asyncio.Connection):
-    """Writes commands as redis-py's sync connections do, with hiredis.
+    """Writes commands with hiredis, as redis-py's sync connections do.
 
-    Its own asyncio packer copies up to 6 kB for each argument, and a DONE has nine a request.
+    Its asyncio packer copies up to 6 kB for each argument, and a DONE has nine a request.
     """
 
     def pack_command(self, *args: Any) -> list[bytes]:
@@ -163,9 +157,8 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
     if url.startswith("sentinel://"):
         where = SentinelUrl.parse(url)
         watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
-        options |= where.options
-        return _cancellable(watch.master_for(where.master, AsyncClient, **options))
-    # Where redis-py listens for notices of maintenance, it does not look whether an idle connection
+        return _cancellable(watch.master_for(where.master, AsyncClient, **options, **where.options))
+    # Where redis-py subscribes to maintenance notices, it does not check whether an idle connection
     # was closed, as by a restart, and the next command on it fails.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     # A URL with TLS or of a socket brings a class of its own.

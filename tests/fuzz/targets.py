@@ -23,7 +23,8 @@ from gateway.batches.runner.input_file import validate_input
 from gateway.batches.runner.queueing import PartLines
 from producer.input.reader import Input, chunks
 from producer.submit.order.keys import text_of
-from worker.drain.serve import failed, read_request
+from worker.drain.endings import failed
+from worker.drain.serve import read_request
 from worker.settings import WorkerSettings
 
 _SEED = "00" * 32

@@ -7,26 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from contract.errors import EngineDead, RequestFailed
+from worker.drain import events
 from worker.drain.admission import AdmissionLimits, SequenceLimit
 from worker.drain.committer import Committer
 from worker.drain.counts import Averages, Counts
-from worker.drain.endings import Ending, log_extra
+from worker.drain.endings import Ending, failed, log_extra
 from worker.drain.event_log import log_events
-from worker.drain.events import (
-    Committed,
-    Drained,
-    EngineDied,
-    Events,
-    HandedBack,
-    Leased,
-    Outage,
-    Stopping,
-)
+from worker.drain.events import Events, Outage
 from worker.drain.in_flight import ABORTS, InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
 from worker.drain.scripts import ERRORS
-from worker.drain.serve import Serving, failed
+from worker.drain.serve import Serving
 from worker.drain.supervisor import Supervisor
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
 from worker.engine import Engine
@@ -118,7 +110,7 @@ class Drain:
     def admit(self, popped: Popped) -> None:
         """Start every delivery now; the engine's own scheduler queues what is ahead."""
         if popped.deliveries:
-            self.events.publish(Leased(popped.deliveries, popped.now))
+            self.events.publish(events.Leased(popped.deliveries, popped.now))
         for delivery in popped.deliveries:
             if same := self.in_flight.same_request(delivery):
                 # Its lease was swept although it runs here, or a client sent it twice. The
@@ -145,7 +137,7 @@ class Drain:
                 self.supervisor.survived()
         except EngineDead as error:
             if not self._crashed:
-                self.events.publish(EngineDied(str(error)))
+                self.events.publish(events.EngineDied(str(error)))
             self._crash(running, inside=error.inside)
         except asyncio.CancelledError:
             if running.abort in ABORTS:
@@ -179,7 +171,7 @@ class Drain:
     def _committed(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
             self.in_flight.drop(ending.delivery.lease)
-        self.events.publish(Committed(endings))
+        self.events.publish(events.Committed(endings))
         self.wakeup.poke()
 
     # -- deaths and suspects --------------------------------------------------------
@@ -195,7 +187,7 @@ class Drain:
         in_use = bool(self._crashed)
         await self.settle()
         if not self._crashed:
-            self.events.publish(EngineDied("with no request in it"))
+            self.events.publish(events.EngineDied("with no request in it"))
         await self.hand_back_crashed()
         if not self.lifecycle.stopping:
             await self.lifecycle.until_asked(self.supervisor.rebuild(in_use=in_use))
@@ -237,7 +229,7 @@ class Drain:
             await self.leases.release(deliveries, died)
             for delivery in deliveries:
                 self.in_flight.drop(delivery.lease)
-            self.events.publish(HandedBack(deliveries, died))
+            self.events.publish(events.HandedBack(deliveries, died))
 
     # -- pausing and stopping -------------------------------------------------------
 
@@ -250,13 +242,13 @@ class Drain:
     def stop(self) -> None:
         """Take nothing more; running requests may finish within the drain timeout."""
         if not self.lifecycle.stopping:
-            self.events.publish(Stopping(len(self.in_flight), self.settings.drain_timeout_s))
+            self.events.publish(events.Stopping(len(self.in_flight), self.settings.drain_timeout_s))
         self.begin_stop()
 
     def hurry(self) -> None:
         """Hand everything back now."""
         if not self.lifecycle.hurrying:
-            self.events.publish(Stopping(len(self.in_flight), 0))
+            self.events.publish(events.Stopping(len(self.in_flight), 0))
         self.begin_stop()
         self.lifecycle.hurry()
 
@@ -267,7 +259,7 @@ class Drain:
         self.lifecycle.stop()
         self.wakeup.poke()
 
-    def drained(self) -> Drained:
+    def drained(self) -> events.Drained:
         """Return the counts since the stop began."""
         ended, handed_back = self._before_stop
-        return Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)
+        return events.Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.errors import RequestFailed
+from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery
 from contract.results import failure_meta
 from contract.traces import read_context
@@ -49,13 +49,27 @@ def done_arguments(endings: Sequence[Ending]) -> list[Any]:
     return args
 
 
+def failed(
+    delivery: Delivery,
+    error: WarmqError,
+    outcome: str = "failed",
+    timing: dict[str, float | int] | None = None,
+) -> Ending:
+    """Return the ending of a request without a response."""
+    d = delivery
+    meta = failure_meta(
+        d.request_id, error, batch=d.batch, custom_id=d.custom_id, line=d.line, timing=timing,
+        revoked=outcome != "failed",
+    )  # fmt: skip
+    keep = not isinstance(error, RequestRejected)
+    return Ending(d, outcome, meta, keep, times=timing or {})
+
+
 def with_error(ending: Ending, text: str, code: str) -> Ending:
     """Return the ending with an error in place of its result, and log it."""
     d = ending.delivery
     log.error("request %s: %s", d.request_id, text, extra=log_extra(d, code))
-    error = RequestFailed(text, code=code)
-    meta = failure_meta(d.request_id, error, batch=d.batch, custom_id=d.custom_id, line=d.line)
-    return Ending(d, "failed", meta, keep=True)
+    return failed(d, RequestFailed(text, code=code))
 
 
 def log_extra(delivery: Delivery, action: str) -> dict[str, str]:

@@ -3,19 +3,8 @@
 import logging
 from typing import NamedTuple
 
-from worker.drain.events import (
-    Drained,
-    EngineDied,
-    EngineReady,
-    Event,
-    Events,
-    LeasesLost,
-    RedisBack,
-    RedisLost,
-    Stopped,
-    Stopping,
-    Swept,
-)
+from worker.drain import events
+from worker.drain.events import Event, Events
 
 log = logging.getLogger(__name__)
 
@@ -29,21 +18,23 @@ class Line(NamedTuple):
 
 
 LINES: dict[type[Event], Line] = {
-    EngineDied: Line(logging.ERROR, "engine_dead", "engine died: %s"),
-    Swept: Line(logging.WARNING, "swept", "%d requests of a dead worker go back to the queue"),
-    RedisLost: Line(logging.WARNING, "redis_lost", "%s; waiting for it"),
-    RedisBack: Line(logging.INFO, "redis_back", "Redis is back after %.1f s"),
-    Drained: Line(
+    events.EngineDied: Line(logging.ERROR, "engine_dead", "engine died: %s"),
+    events.Swept: Line(
+        logging.WARNING, "swept", "%d requests of a dead worker go back to the queue"
+    ),
+    events.RedisLost: Line(logging.WARNING, "redis_lost", "%s; waiting for it"),
+    events.RedisBack: Line(logging.INFO, "redis_back", "Redis is back after %.1f s"),
+    events.Drained: Line(
         logging.INFO, "drained", "drained: %d requests have ended, %d are back in the queue"
     ),
-    Stopped: Line(logging.INFO, "stopped", "stopped"),
+    events.Stopped: Line(logging.INFO, "stopped", "stopped"),
 }
 
 
-def log_events(events: Events, queue: str) -> None:
+def log_events(published: Events, queue: str) -> None:
     """Log from now on what an operator of this queue's worker wants to know."""
 
-    def ready(event: EngineReady) -> None:
+    def ready(event: events.EngineReady) -> None:
         capacity = event.capacity
         log.info(
             "ready in %.1f s: %s from queue %s, %d requests at once of up to %d tokens",
@@ -52,10 +43,10 @@ def log_events(events: Events, queue: str) -> None:
         )  # fmt: skip
 
     for kind in LINES:
-        events.subscribe(kind, _log)
-    events.subscribe(EngineReady, ready)
-    events.subscribe(LeasesLost, _log_lost)
-    events.subscribe(Stopping, _log_stopping)
+        published.subscribe(kind, _log)
+    published.subscribe(events.EngineReady, ready)
+    published.subscribe(events.LeasesLost, _log_lost)
+    published.subscribe(events.Stopping, _log_stopping)
 
 
 def _log(event: Event) -> None:
@@ -63,12 +54,12 @@ def _log(event: Event) -> None:
     log.log(level, text, *event, extra={"action": action})
 
 
-def _log_lost(event: LeasesLost) -> None:
+def _log_lost(event: events.LeasesLost) -> None:
     text = "%d leases were lost, their work is aborted"
     log.warning(text, len(event.deliveries), extra={"action": "lease_lost"})
 
 
-def _log_stopping(event: Stopping) -> None:
+def _log_stopping(event: events.Stopping) -> None:
     text = "stopping now: %d requests in flight are handed back"
     if event.within_s:
         text = (

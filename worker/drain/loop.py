@@ -188,10 +188,6 @@ async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
     if tasks := [r.task for r in which if r.task]:
         _, hanging = await asyncio.wait(tasks, timeout=lifecycle.ABORT_S)
         if hanging:
-            log.warning(
-                "%d requests have not ended %g s after they were aborted",
-                len(hanging),
-                lifecycle.ABORT_S,
-                extra={"action": "abort_hangs"},
-            )
+            text = "%d requests have not ended %g s after they were aborted"
+            log.warning(text, len(hanging), lifecycle.ABORT_S, extra={"action": "abort_hangs"})
     await drain.hand_back([r for r in which if not r.ended], frozenset())

@@ -4,14 +4,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from contract.errors import RequestFailed, RequestRejected, WarmqError
+from contract.errors import RequestFailed, RequestRejected
 from contract.message import Delivery, inflate, read_body
 from contract.openai.amounts import sequences_of
 from contract.openai.body import text_is_answer
 from contract.openai.lines import check_body, infer_url
-from contract.results import failure_meta, success_meta
+from contract.results import success_meta
 from worker.drain.admission import LARGE_BYTES, LargeMessages, SequenceLimit
-from worker.drain.endings import Ending
+from worker.drain.endings import Ending, failed
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
 from worker.drain.supervisor import Supervisor
@@ -53,26 +53,6 @@ def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
     if delivery.batch:
         found["queued_s"] = round(popped_at - int(delivery.created) / 1000, 3)
     return found
-
-
-def failed(
-    delivery: Delivery,
-    error: WarmqError,
-    outcome: str = "failed",
-    timing: dict[str, float | int] | None = None,
-) -> Ending:
-    """Return the ending of a request without a response."""
-    meta = failure_meta(
-        delivery.request_id,
-        error,
-        batch=delivery.batch,
-        custom_id=delivery.custom_id,
-        line=delivery.line,
-        timing=timing,
-        revoked=outcome != "failed",
-    )
-    keep = not isinstance(error, RequestRejected)
-    return Ending(delivery, outcome, meta, keep, times=timing or {})
 
 
 class Serving:

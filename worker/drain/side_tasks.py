@@ -95,11 +95,8 @@ class Watchdog:
             self._drain.wakeup.poke()  # rebuilt now, not when the next request has come
 
     def _kill(self) -> None:
-        log.error(
-            "the engine made no step for %.0f s with requests in flight: killing it",
-            self._limit_s,
-            extra={"action": "engine_hung"},
-        )
+        text = "the engine made no step for %.0f s with requests in flight: killing it"
+        log.error(text, self._limit_s, extra={"action": "engine_hung"})
         supervisor, in_flight = self._drain.supervisor, self._drain.in_flight
         if supervisor.dead():  # killed before, but its library does not report it
             in_flight.abort(in_flight, "died")

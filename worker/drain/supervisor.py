@@ -225,12 +225,8 @@ class Supervisor:
         last: Exception | None = None
         for tried in range(self._tries):
             await asyncio.sleep(REBUILD_BACKOFF_S * 2**tried if tried else 0)
-            log.warning(
-                "rebuilding the engine, try %d of %d",
-                tried + 1,
-                self._tries,
-                extra={"action": "engine_rebuild"},
-            )
+            text, extra = "rebuilding the engine, try %d of %d", {"action": "engine_rebuild"}
+            log.warning(text, tried + 1, self._tries, extra=extra)
             try:
                 return await self.start()
             except Exception as error:  # whatever a library raises, the next try may succeed
@@ -279,11 +275,8 @@ class Supervisor:
             await asyncio.wait([ending], timeout=min(left_s, KILL_EVERY_S))
         if not ending.done():
             self._stuck = True
-            log.error(
-                "the engine's shutdown has not ended after %g s; its processes end with this one",
-                self.grace_s + SHUTDOWN_S,
-                extra={"action": "shutdown_hangs"},
-            )
+            text = "the engine's shutdown has not ended after %g s; its processes end with this one"
+            log.error(text, self.grace_s + SHUTDOWN_S, extra={"action": "shutdown_hangs"})
 
 
 def _log_failure(ending: asyncio.Task[None]) -> None:
