@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def planned(self) -> bool:
-        """Whether its messages come after all its lines, in an order of their own."""
+        """Whether its messages come after all its lines, in the order of a plan."""
         return "planned" in self.fields
 
     @property
@@ -67,10 +67,7 @@ class Batch:
 
     @property
     def expected(self) -> dict[str, Any] | None:
-        """Its submit's estimate: prompt_tokens, completion_tokens, seconds; None without one.
-
-        The last two are None where no worker had measured.
-        """
+        """Its submit's estimate: prompt_tokens, completion_tokens, seconds; None without one."""
         raw = self.fields.get("expected")
         return orjson.loads(raw) if raw else None
 

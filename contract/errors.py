@@ -30,10 +30,7 @@ class WarmqError(Exception):
 
 
 class RequestRejected(WarmqError):
-    """The request is wrong, and its author must change it; never retried.
-
-    `custom_id` is the request's own, where the line had a usable one.
-    """
+    """The request is wrong, and its author must change it; never retried."""
 
     code = "invalid_request"
 

@@ -14,11 +14,7 @@ BOUNDS = (
 
 
 class Histogram:
-    """Counts of values by bucket, written on one thread, read on any.
-
-    prometheus_client's own takes a lock and compares with each bound in Python: 0.9 us a value,
-    where this takes 0.2.
-    """
+    """Counts by bucket: 0.2 us a value, where prometheus_client's own takes 0.9."""
 
     __slots__ = ("bounds", "counts", "total")
 

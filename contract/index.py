@@ -28,10 +28,9 @@ def leader_of(entry: IndexEntry) -> str:
 
 
 def read_ending(text: str) -> tuple[str, range]:
-    """Return the request id in one entry of the list of finished requests, and follower numbers.
+    """Return the request id and follower numbers of an entry in the list of finished requests.
 
-    The numbers are of the followers whose ending this is; none: it is the request's own. Followers
-    that were queued after their leader ended have an entry of their own.
+    No numbers: the ending is the request's own, not its followers'.
     """
     request_id, *numbers = text.split("\0")
     first, last = map(int, numbers) if numbers else (1, 0)
@@ -39,11 +38,7 @@ def read_ending(text: str) -> tuple[str, range]:
 
 
 class IndexChunk(NamedTuple):
-    """The lines that one ENQUEUE appended.
-
-    `cursor` is the number of physical lines read up to the chunk's end, `digest` the rolling digest
-    there, in hex.
-    """
+    """The lines of one ENQUEUE, up to physical line `cursor` with rolling `digest` (hex)."""
 
     cursor: int
     digest: str

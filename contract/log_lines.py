@@ -17,18 +17,12 @@ _CONTEXT: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=Mappi
 
 
 def set_log_fields(**fields: str) -> None:
-    """Add these of FIELDS to each line of this thread or task from now on.
-
-    A line's own `extra` has precedence.
-    """
+    """Add these of FIELDS to each line of this thread or task from now on."""
     _CONTEXT.set({**_CONTEXT.get(), **fields})
 
 
 class JsonLines(logging.Formatter):
-    """Writes a record as one line: time (UTC), level, logger, process, message, its FIELDS.
-
-    `exception` is a traceback.
-    """
+    """Writes time (UTC), level, logger, process, message, FIELDS and a traceback as one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its break."""

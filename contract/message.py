@@ -60,7 +60,7 @@ class MessageWriter:
         self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes,
         sequences: int = 1,
     ) -> bytes:  # fmt: skip
-        """Return one message; `body` is the request body's JSON, run as so many `sequences`."""
+        """Return one message; `body` is the request body's JSON, run as that many `sequences`."""
         many = b'"sequences":%d,' % sequences if sequences > 1 else b""  # else POP need not decode
         text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
         rid = request_id.encode()
@@ -249,11 +249,7 @@ def read_body(delivery: Delivery) -> dict[str, Any]:
 
 
 def inflate(delivery: Delivery, max_bytes: int) -> None:
-    """Replace a compressed body by its inflated text.
-
-    Raises:
-        RequestRejected: as `inflated` does.
-    """
+    """Replace a compressed body by its inflated text; raises RequestRejected as `inflated` does."""
     text = inflated(delivery.message["body"], delivery.headers["compression"], max_bytes)
     delivery.message |= {"body": text, "properties": {}}
 

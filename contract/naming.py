@@ -44,18 +44,12 @@ def priority_lists(queue: str) -> list[str]:
 
 
 def turn_list(queue: str, priority: int, tenant: str, batch_id: str = "") -> str:
-    """Return the list of a batch's waiting messages.
-
-    With no batch id: of all batches of the tenant that keep their order of arrival.
-    """
+    """Return the list of a batch's messages, or of a tenant's batches in order of arrival."""
     return f"{queue}{PRIORITY_SEPARATOR}{_step(priority)}\x06{tenant}\x06{batch_id}"
 
 
 def turns_key(queue: str, step: int | None = None) -> str:
-    """Return the hash of a queue's counters (contract/lua/turns.lua).
-
-    With a priority step: the ZSET of the tenants that have messages there.
-    """
+    """Return the hash of a queue's counters; with a step, the ZSET of tenants waiting there."""
     return f"warmq:turns:{queue}" if step is None else f"warmq:turns:{queue}\x06{step}"
 
 
@@ -86,10 +80,7 @@ def line_request_id(batch_id: str, line: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """Return the closest known name, case ignored, '' if none is close.
-
-    `alike` is the least difflib ratio.
-    """
+    """Return the closest known name (difflib ratio `alike`, case ignored), '' if none is close."""
     folded = {each.casefold(): each for each in known}
     near = get_close_matches(name.casefold(), folded, 1, alike)
     return folded[near[0]] if near else ""

@@ -50,8 +50,7 @@ def failure_meta(
 ) -> bytes:
     """Return the stored form of a failure, or of a revocation (cancelled, expired).
 
-    `exc_module` is null for warmq's errors: a Celery client without warmq then gets an exception of
-    that name.
+    `exc_module` is null: a Celery client without warmq then gets an exception of that name.
     """
     shown: dict[str, Any] = {"code": error.code, "message": error.message}
     if isinstance(error, RequestRejected) and error.field:
@@ -210,10 +209,7 @@ def _plain_line(
     line: int | None = None,
     leader: str = "",
 ) -> ResultLine | None:
-    """Return the line of a success without decoding its body; None for any other result.
-
-    custom_id and line default to the result's own.
-    """
+    """Return a success's line without decoding its body; None for another result."""
     found = _read_success(raw)
     if found is None:
         return None
@@ -237,7 +233,7 @@ def _plain_line(
 def result_line(
     request_id: str, custom_id: str, line: int, raw: bytes | None, leader: str = ""
 ) -> ResultLine:
-    """Return OpenAI's batch output line for a stored result, or for an expired one (None).
+    """Return OpenAI's output line for a stored result, or an expired one (None).
 
     With `leader`, a request id, the result is that request's, and the line has `same_as`.
     """

@@ -29,10 +29,7 @@ SILENT_S, MISSED_S = LISTEN_S / 3, 1.0
 
 
 class Piece(NamedTuple):
-    """A piece of one choice's text, at position `at` in characters.
-
-    `attempt` rises when the request runs again, with a text of its own.
-    """
+    """A piece of one choice's text, at position `at`; a rerun has a higher `attempt`."""
 
     request_id: str
     attempt: int
@@ -63,20 +60,16 @@ def decode_pieces(data: bytes) -> list[Piece]:
 
 
 def listen_request(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
-    """Return a subscription to these texts from their start, for `warmq:listen`.
+    """Return a subscription to these texts, which holds for LISTEN_S or while the request runs.
 
-    It holds for LISTEN_S, or as long as the worker runs the request. With `raw` it includes text
-    that becomes more than the answer's text: tool calls, reasoning.
+    With `raw` it includes text that becomes more than the answer: tool calls, reasoning.
     """
     message = {"listener": listener, "ids": list(request_ids)}
     return orjson.dumps(message | {"raw": True} if raw else message)
 
 
 def texts_of(body: object) -> dict[int, str]:
-    """Return the text of each choice of a response body, none for any other value.
-
-    A message of Anthropic's and a response of OpenAI's have one.
-    """
+    """Return the text of each choice in a response body, none for another value."""
     if isinstance(body, dict):
         with suppress(AttributeError, TypeError, RecursionError):
             return _texts_of(body)
@@ -119,10 +112,7 @@ class Transcript:
         self.ended = ""
 
     def add(self, piece: Piece) -> Piece | None:
-        """Take in the next piece; return what of it is new, None for nothing.
-
-        Pieces of an older attempt are ignored: its worker was taken for dead.
-        """
+        """Take in a piece; return what of it is new. Pieces of an older attempt are ignored."""
         _, attempt, choice, at, text = piece
         have = self.texts.get(choice, "")
         if attempt == self.attempt and 0 < at == len(have):  # nearly all

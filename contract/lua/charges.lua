@@ -53,7 +53,7 @@ local function apply_turns()
   end
 end
 
--- The tokens of a text of so many bytes.
+-- The tokens of a text by its bytes.
 local function cost_of_size(size)
   return math.max(1, math.min(math.floor(size / BYTES_A_TOKEN), MOST_COST))
 end
@@ -79,7 +79,7 @@ local function cost_of(list, state, message, sequences, context)
   local queue = place_of(list)
   if queue_means[queue] == nil then
     local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
-    -- A whole number, as it stands in the lease: what is given back is what was charged.
+    -- A whole number, as in the lease: the charge and its refund are the same.
     queue_means[queue] = mean and mean > 0 and math.max(1, math.floor(mean))
   end
   if queue_means[queue] then return math.min(queue_means[queue], most) end
@@ -109,7 +109,7 @@ local function first_of(ring, prefix, passed, most)
   end
 end
 
-local function room_at(queue, step, tenant)
-  local room = room_of(queue, tenant)
-  return room < math.huge and waits_above(queue, step, tenant) and 0 or room
+local function cap_left_at(queue, step, tenant)
+  local budget = cap_left_of(queue, tenant)
+  return budget < math.huge and waits_above(queue, step, tenant) and 0 or budget
 end

@@ -1,5 +1,5 @@
 -- DUE_SET: schedule work (again), or remove it when it is done.
--- ARGV: kind of work, id, token of who holds it ('' for anybody, who brings new work forward), ms from
+-- ARGV: kind of work, id, token of who holds it ('' for new work, from anybody), ms from
 --   now ('' : it is done)
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
 -- Returns: 1; 0 if another one holds it now

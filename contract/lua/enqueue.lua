@@ -54,7 +54,7 @@ if state[1] or state[4] then return { 'sealed' } end
 if state[2] ~= ARGV[4] or state[3] ~= ARGV[5] then return { 'moved', state[2], state[3] } end
 local full = why_full(list, tonumber(ARGV[9]), tonumber(ARGV[10]))
 if full then return { 'full', full } end
-unblock() -- the caller's mark decides what is too much
+unblock() -- the caller's high-water mark is the limit
 local messages = tonumber(string.match(ARGV[11], '^=(%d+)$'))
 if messages then
   redis.call('HINCRBY', key, 'announced', messages)

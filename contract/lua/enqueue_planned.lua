@@ -17,7 +17,7 @@ if state[6] and state[6] ~= ARGV[6] then return { 'plan', state[6] } end
 if state[5] ~= ARGV[7] then return { 'at', state[5] or '' } end
 local full = why_full(list, tonumber(ARGV[8]), tonumber(ARGV[9]))
 if full then return { 'full', full } end
-unblock() -- the caller's mark decides what is too much
+unblock() -- the caller's high-water mark is the limit
 local messages = push_lines(list, ARGV[10])
 redis.call('HSET', key, 'plan', ARGV[6])
 redis.call('HINCRBY', key, 'planned', messages)

@@ -30,7 +30,7 @@ end
 -- A record's home, cost and size alone, without a table for the garbage collector.
 local function charge_of(record)
   local cost, size, at = string.match(record, '^%d+%z(%d+)%z(%d+)%z()')
-  local before = string.find(record, '\0', at, true) -- a pattern would look at each byte
+  local before = string.find(record, '\0', at, true) -- a pattern would test each byte
   local after = string.find(record, '\0', before + 1, true)
   return string.sub(record, before + 1, after - 1), tonumber(cost), tonumber(size)
 end

@@ -109,7 +109,7 @@ end
 
 -- The fields of a Celery protocol-2 message that warmq needs; nil and the reason if it is not one. `step`
 -- is the suffix of the priority's list; only requests without a batch, from a gateway, have `tenant` and
--- `keep_ms`. A reason together with a request: 0.1.0 wrote it, or a newer warmq, whose meaning this one may
+-- `keep_ms`. A reason with a request: 0.1.0 wrote it, or a newer warmq, whose meaning this one may
 -- not know. The third value, of an unreadable message: the task id at which its client waits for an answer.
 local function read_message(message)
   local stop = body_end(message)

@@ -4,8 +4,8 @@
 --   place in the list to go on from ('' for the page's beginning)
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
 --   warmq:gateway:records:<owner>
--- Returns: {1 if there are more; 0; -1 if the owner has no such id; 3 if so many were looked at: ask again
---   from this place, for what is missing of the page; the place}, id, version, document, id, ...
+-- Returns: {1 if there are more; 0; -1 if the owner has no such id; 3 if as many were examined as one call may: ask again
+--   from this place, for the rest of the page; the place}, id, version, document, id, ...
 local EXAMINE, writes = 1000, may_write()
 local kind, owner, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local list, prefix = 'warmq:gateway:' .. kind .. 's:' .. owner, 'warmq:gateway:' .. kind .. ':'

@@ -17,7 +17,7 @@
 --   warmq:turns:<queue>:capped             <step>\6<tenant>: has messages, but as many in flight
 --                                          as its cap allows
 --   warmq:used:<queue>:<hour>              hash: tenant -> tokens of its answered requests in this hour
---                                          since 1970, for people who look; three hours
+--                                          since 1970, for people; three hours
 --   warmq:tenants                          hash: tenant -> weight NUL cap ('' for none)
 local CELERY = 'celery'
 -- Tokens of an answer of unknown length, and bytes of text a token.
@@ -25,7 +25,7 @@ local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
 -- Most text tokens of such a request where the model's context is unknown, and the tokens of a picture,
 -- whatever the size of its file.
 local UNKNOWN_TEXT, MEDIUM_TOKENS = 16384, 1024
--- Most tokens that one request is charged, whatever a server reports; and the charge of a request that its
+-- Most tokens that one request is charged even if a server reports more; and the charge of a request that its
 -- author must change: it took a place in a worker, and time to be read.
 local MOST_COST, REJECTION = 2 ^ 20, 16
 -- Life in ms of a tenant without messages, and of a queue that nobody uses.
@@ -87,7 +87,7 @@ local function in_flight_of(queue, tenant)
   return tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
 end
 
-local function room_of(queue, tenant)
+local function cap_left_of(queue, tenant)
   local _, cap = terms_of(tenant)
   return cap and cap - in_flight_of(queue, tenant) or math.huge
 end
@@ -143,7 +143,7 @@ local function join(list)
       redis.call('PEXPIRE', key, QUEUE_MS)
     end
   end
-  if room_of(queue, tenant) > 0 then
+  if cap_left_of(queue, tenant) > 0 then
     enter(ring, tenant)
   elseif not redis.call('ZSCORE', ring, tenant) then
     redis.call('SADD', turns_key(queue) .. ':capped', step .. '\6' .. tenant)
@@ -287,6 +287,6 @@ local function charge(list, sequences, tokens, ended)
   end
   if sequences < 0 then
     local _, cap = terms_of(tenant)
-    if cap and room_of(queue, tenant) > 0 then uncap(queue, tenant) end
+    if cap and cap_left_of(queue, tenant) > 0 then uncap(queue, tenant) end
   end
 end

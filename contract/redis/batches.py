@@ -104,20 +104,14 @@ class BatchStore(DeadLetters):
             start += 8
 
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
-        """Return request ids in the order they finished; a retried one comes again.
-
-        Of a batch submitted with --dedupe, some are texts for `contract.index.read_ending`.
-        """
+        """Return ids in the order they finished; with duplicates, texts for `read_ending`."""
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 
     def followers(
         self, batch_id: str, of: Iterable[tuple[str, range]]
     ) -> Iterator[IndexEntry | None]:
-        """Yield the entries of followers, None for one that is gone.
-
-        `of` pairs leaders' request ids with the numbers of their followers.
-        """
+        """Yield the entries of leaders' numbered followers, None for one that is gone."""
         key = keys.batch_key(batch_id, "identical")
         wanted = ((leader, f"{leader}\0{n}") for leader, numbers in of for n in numbers)
         while page := list(islice(wanted, CHUNK)):
@@ -223,10 +217,7 @@ class BatchStore(DeadLetters):
         high_water: float,
         high_water_requests: int,
     ) -> Enqueued:
-        """Append messages of a batch whose chunks are all there, up to `end`.
-
-        `plan` names their order, `position` is how many come before them in it.
-        """
+        """Append messages of a batch whose chunks are all there, from `position` of `plan`."""
         return Enqueued.of(self._run(
             "enqueue_planned", batch.id, batch.life, list_key, *end, plan, position,
             high_water_requests, high_water, b"\n".join(messages),
@@ -235,21 +226,13 @@ class BatchStore(DeadLetters):
     def seal(
         self, batch: Batch, end: tuple[int, str], reason: str = "", expected: bytes = b""
     ) -> Enqueued:
-        """Mark the batch as completely submitted; `end` is the last chunk's (cursor, digest).
-
-        `expected` is the submit's estimate as JSON.
-        """
+        """Mark the batch as completely submitted; `end` is the last chunk's (cursor, digest)."""
         return Enqueued.of(self._run("seal", batch.id, batch.life, *end, reason, expected))
 
     # -- change ---------------------------------------------------------------
 
     def cancel(self, batch: Batch) -> int:
-        """Cancel all queued and running requests.
-
-        Returns:
-            How many requests were cancelled since `batch` was read, those that workers met in
-            their queue included.
-        """
+        """Cancel all open requests; return how many, those ended by workers included."""
         count = self.begin_cancel(batch) + self._end_all(batch, _cancelled())
         after = self.batch(batch.id)
         if after is None or after.life != batch.life:  # deleted meanwhile
@@ -261,11 +244,7 @@ class BatchStore(DeadLetters):
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
 
     def expire(self, batch: Batch) -> int:
-        """End the requests of a batch whose deadline has passed; return how many.
-
-        Workers do that for requests in their queue; this needs no worker. An unsealed batch takes
-        no more lines.
-        """
+        """End the open requests of a batch whose deadline has passed; return how many."""
         error = RequestFailed("not finished before its deadline", code="expired")
         return self._end(batch, error, [], []) + self._end_all(batch, error)
 
@@ -319,10 +298,7 @@ class BatchStore(DeadLetters):
         return count
 
     def retryable(self, batch: Batch, outcomes: Sequence[str]) -> int:
-        """Return how many requests are noted for `retry`.
-
-        After a retry: those whose messages are gone, and those that have ended anew.
-        """
+        """Return how many ended requests have notes for `retry`."""
         return sum(1 for _, (outcome, _) in self._ended(batch) if outcome in outcomes)
 
     def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -350,10 +326,7 @@ class BatchStore(DeadLetters):
         return count
 
     def delete(self, batch_id: str, *, force: bool = False) -> bool:
-        """Remove a batch and its results; False if it is not finished and not `force`d.
-
-        An interrupted delete can be repeated; a worker also completes it.
-        """
+        """Remove a batch and its results; False if it is not finished and not `force`d."""
         batch = self.batch(batch_id)
         if batch is None:
             return True
@@ -376,10 +349,7 @@ def _cancelled() -> RequestFailed:
 
 
 def read_note(note: bytes) -> tuple[str, int]:
-    """Return outcome and bytes of the message of an ended request that RETRY may run.
-
-    A note is `warmq:batches` NUL outcome NUL bytes NUL home (lua/common.lua writes it).
-    """
+    """Return outcome and message bytes of a note that lua/common.lua wrote in `failed`."""
     _, outcome, size, _ = note.split(b"\0", 3)
     return outcome.decode(), int(size)
 

@@ -131,10 +131,7 @@ class Client(redis.Redis):
             return self.execute_command("EVALSHA", sha(name), 0, *args)
 
     def run_scripts(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run a script once with each of these arguments, in one round trip; return the replies.
-
-        The script must be safe to repeat: all calls are where Redis has forgotten it.
-        """
+        """Run a repeatable script once with each of these arguments, in one round trip."""
         with timed(name):
             try:
                 return self._run_scripts(name, calls)

@@ -67,11 +67,7 @@ def credentials_of(url: str) -> tuple[str, str]:
 
 
 def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = None) -> redis.Redis:
-    """Return a sync client. Safe to retry: every script of the producer is idempotent.
-
-    The default retries cover an outage of eight seconds, as at a restart. `timeout_s` replaces the
-    limits above.
-    """
+    """Return a sync client that retries for eight seconds: its scripts are repeatable."""
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
@@ -102,9 +98,7 @@ def _closed(error: RuntimeError | AttributeError) -> bool:
 class Cancellable(AbstractConnection):
     """Never swallows the cancellation of a task that connects, sends a command or reads a reply.
 
-    redis-py works within time limits: that of Python 3.11's asyncio.wait_for drops a cancellation
-    that comes when all was just sent, and one that meets an expired limit or a lost connection
-    becomes its error. A task that is cancelled once would then go on for ever.
+    redis-py's timeouts may drop a cancellation, or turn it into an error, and the task goes on.
     """
 
     async def connect(self) -> None:
@@ -136,10 +130,7 @@ class Cancellable(AbstractConnection):
 
 
 class PackedConnection(Cancellable, redis.asyncio.Connection):
-    """Writes commands with hiredis, as redis-py's sync connections do.
-
-    Its asyncio packer copies up to 6 kB for each argument, and a DONE has nine a request.
-    """
+    """Writes commands with hiredis: redis-py's asyncio packer copies each argument."""
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """Return the command's bytes."""
@@ -161,7 +152,7 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
     # Where redis-py subscribes to maintenance notices, it does not check whether an idle connection
     # was closed, as by a restart, and the next command on it fails.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
-    # A URL with TLS or of a socket brings a class of its own.
+    # A URL with TLS or of a socket has another class.
     return _cancellable(AsyncClient.from_url(url, connection_class=PackedConnection, **options))
 
 

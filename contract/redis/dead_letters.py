@@ -1,4 +1,4 @@
-"""Dead letters: requests and messages that were given up, kept for people to look at."""
+"""Dead letters: requests and messages that were given up, kept for people to inspect."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,7 @@ _RECORD = re.compile(rb"\d+\0\d+\0")
 
 
 class DeadLetter(TypedDict):
-    """A dead letter without its message. `at` is in ms, `bytes` the message's size.
-
-    request_id is None for an unreadable message, batch_id for a request without a batch.
-    """
+    """A dead letter; ids are None where unreadable. `at` is in ms, `bytes` the message's size."""
 
     id: str
     reason: str

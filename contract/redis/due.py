@@ -23,8 +23,7 @@ class Claim(NamedTuple):
 class Due(Reads):
     """Scheduled work in one Redis. Each call raises StoreUnavailable where it cannot be used.
 
-    A lease that ends gives the work to another gateway; writes of the former holder must be
-    refused by the versions of their objects (objects.py).
+    Writes of a holder whose lease has ended are refused by the versions of objects (objects.py).
     """
 
     def add(self, work: Work, work_id: str, in_ms: int = 0) -> None:

@@ -43,10 +43,7 @@ class UnreadList(NamedTuple):
 
 
 def unread_lists(client: Any, queue: str) -> Iterator[UnreadList]:
-    """Yield the lists of requests that are named like a queue's but not read by its workers.
-
-    Of millions of keys not all are scanned.
-    """
+    """Yield lists of requests that are named like a queue's but not read by its workers."""
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", queue)
     cursor, until = None, time.monotonic() + SCAN_S
     while cursor != 0 and time.monotonic() < until:

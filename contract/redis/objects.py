@@ -38,10 +38,9 @@ class Objects(Reads):
         self, kind: Kind, owner: str, object_id: str, created: int, document: bytes,
         expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> bool:  # fmt: skip
-        """Write a new object; return False if there is one of that id.
+        """Write a new object; False if its id exists, or `of_batch` has changed since.
 
-        `created` and `expires_at` are in seconds since 1970. With `of_batch` it is written only if
-        that batch is as it was read.
+        `created` and `expires_at` are in seconds since 1970.
         """
         anew = Stored(object_id, document, 0)
         return self._put(kind, owner, anew, created, expires_at, of_batch) > 0
@@ -50,11 +49,7 @@ class Objects(Reads):
         self, kind: Kind, owner: str, read: Stored, document: bytes, created: int,
         expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> Stored | None:  # fmt: skip
-        """Write an object that was `read` before, as `create` does.
-
-        Returns:
-            The object now; None if another has written or removed it since, or the batch.
-        """
+        """Write an object that was `read`; None if it, or `of_batch`, has changed since."""
         anew = Stored(read.id, document, read.version)
         version = self._put(kind, owner, anew, created, expires_at, of_batch)
         return Stored(read.id, document, version) if version else None
@@ -129,11 +124,7 @@ class Objects(Reads):
     def page(
         self, kind: Kind, owner: str, *, after: str = "", limit: int, oldest_first: bool = False
     ) -> Page | None:
-        """Return the objects after the object `after` ('': from the beginning).
-
-        Returns:
-            None if the owner has no object of that id.
-        """
+        """Return the objects after `after` ('': from the first); None if it does not exist."""
         found: dict[bytes, Stored] = {}
         place: int | str = ""
         while True:

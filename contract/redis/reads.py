@@ -157,8 +157,7 @@ class Reads:
     def turns(self, queue: str, most: int | None = None) -> list[tuple[int, str, str]]:
         """Return the lists that have turns, sorted: (priority step, tenant, list key).
 
-        `most` bounds the tenants of a priority, capped ones apart; one list more than that of
-        each.
+        `most` bounds the uncapped tenants of a priority; and, plus one, the lists of each.
         """
         rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
         last, last_list = (-1, -1) if most is None else (most - 1, most)
@@ -200,11 +199,7 @@ class Reads:
         return {worker["queue"] for worker in self.announcements() if is_alive(worker)}
 
     def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
-        """Return the last announcements of a queue's workers, or of all; of dead ones too.
-
-        Each is `silent_s` old, and is kept for a minute, or while no worker lives. Unreadable
-        entries are left out.
-        """
+        """Return the last announcements of a queue's workers, or of all, `silent_s` old."""
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         return [each for each in read_announcements(raw, now_s) if queue in (None, each["queue"])]

@@ -12,10 +12,7 @@ from contract.redis.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's terms: its share of tokens is proportional to `weight`.
-
-    At most `max_in_flight` of its requests run at a time in each queue; None: no limit.
-    """
+    """A tenant's terms: its share of tokens, and its requests in flight in each queue."""
 
     name: str
     weight: float = 1.0
@@ -33,12 +30,12 @@ class Tenants(Reads):
     """Tenants of one Redis. Each call raises StoreUnavailable where it cannot be used."""
 
     def tenants(self) -> list[Tenant]:
-        """Return the tenants that have terms of their own, by name."""
+        """Return the tenants that have explicit terms, by name."""
         found = sorted(self._client.hgetall(keys.TENANTS).items())
         return [_tenant(name.decode(), terms.decode()) for name, terms in found]
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant's terms, the default ones if it has none of its own."""
+        """Return a tenant's terms, or the default ones."""
         terms = self._client.hget(keys.TENANTS, name)
         return _tenant(name, terms.decode()) if terms else Tenant(name)
 
@@ -48,7 +45,7 @@ class Tenants(Reads):
         self._run("terms_put", keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
 
     def delete_tenant(self, name: str) -> bool:
-        """Remove a tenant's own terms; return whether it had any."""
+        """Remove a tenant's explicit terms; return whether it had any."""
         return bool(self._client.hdel(keys.TENANTS, name))
 
     def tenant_loads(self, queue: str) -> dict[str, TenantLoad]:
@@ -71,10 +68,7 @@ class Tenants(Reads):
         }
 
     def used(self, queues: Iterable[str]) -> dict[str, float]:
-        """Return the tokens of each tenant's requests that were answered in the last hour.
-
-        The clock's hour before counts by the share that is left of it.
-        """
+        """Return each tenant's tokens of the last hour, estimated from two hours' sums."""
         names = list(queues)
         hour, past_ms = divmod(self.now_ms(), 3_600_000)
         left = 1 - past_ms / 3_600_000

@@ -14,10 +14,9 @@ MAX_LISTS = 100
 
 
 class Waiting(NamedTuple):
-    """Requests waiting at one priority for one tenant; '' for plain Celery clients' lists.
+    """Requests waiting for a tenant ('': kombu's lists); `since_ms` is the oldest batch's.
 
-    `since_ms` is when the oldest of their batches was created, None without a batch. `more`: there
-    are lists beyond the counted ones.
+    `more`: there are lists beyond the counted ones.
     """
 
     queue: str
@@ -47,10 +46,7 @@ class WaitingReads(Reads):
         }
 
     def waiting_by(self, queue: str, most: int | None = MAX_LISTS) -> list[Waiting]:
-        """Return the waiting requests of a queue by priority and tenant.
-
-        Counts the lists of `turns(queue, most)`: five round trips for PAGE lists.
-        """
+        """Return waiting requests by priority and tenant, of `turns(queue, most)`."""
         plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
         lists = [*plain, *self.turns(queue, most)]
         lengths = self._each("llen", [key for _, _, key in lists])

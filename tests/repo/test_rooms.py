@@ -19,7 +19,7 @@ STORE = (
     "producer/redis.py",
     "contract/streaming.py",
     "worker/process/broker.py",
-    "worker/drain/arrivals.py",
+    "worker/drain/wakeup.py",
     "worker/drain/scripts.py",
     "worker/drain/leases.py",
 )

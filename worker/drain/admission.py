@@ -18,7 +18,7 @@ LARGE_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Numbers of requests: `slots` run in the engine, at most `limit` are in flight.
+    """Requests that run in the engine (`slots`), and in flight at most (`limit`).
 
     The loop asks Redis for more once `low_water` are free. `context` is in tokens, 0: unknown.
     """
@@ -48,10 +48,7 @@ class AdmissionLimits:
 
     @property
     def preparing_each(self) -> int:
-        """Requests of one tenant in preparation, outside the slots, above which no more are leased.
-
-        It is the look-ahead.
-        """
+        """Most requests of one tenant in preparation, outside the slots: the look-ahead."""
         return max(1, self.limit - self.slots)
 
     @property
@@ -123,8 +120,7 @@ class SequenceLimit:
 class LargeMessages:
     """Spaces out the reading of large messages, so that the loop is free half of the time.
 
-    A message of megabytes, or of thousands of parts, blocks the loop for 0.1 s; many in a row
-    would delay lease renewals and every answer by seconds.
+    One of megabytes blocks the loop for 0.1 s; many in a row would delay renewals and answers.
     """
 
     def __init__(self) -> None:

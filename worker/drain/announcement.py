@@ -48,10 +48,7 @@ def announcement(drain: Drain) -> bytes:
 
 
 def _engine(drain: Drain) -> dict[str, object]:
-    """Return what the started engine reports of itself.
-
-    `buckets` are the batch sizes for which an NPU's model was compiled, largest first.
-    """
+    """Return what the started engine reports; `buckets` are an NPU's compiled batch sizes."""
     capacity = drain.supervisor.capacity
     if capacity is None:
         return {}
@@ -68,10 +65,7 @@ def _engine(drain: Drain) -> dict[str, object]:
 
 
 def shown(why: str, settings: WorkerSettings) -> str:
-    """Return the first line of a reason, cut, and without any secret of the settings.
-
-    An engine's library may quote its arguments, and whoever reads the queue's state sees them.
-    """
+    """Return a reason's first line, cut, without secrets of the settings."""
     line = next(iter(why.strip().splitlines()), "")
     for secret in _secrets(settings):
         line = line.replace(secret, "***")

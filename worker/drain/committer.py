@@ -36,11 +36,7 @@ class Committer:
         self._idle.set()
 
     def put(self, ending: Ending) -> None:
-        """Add an ending, without waiting.
-
-        An online request's is committed at the next DONE: only its caller's next request fills
-        its slot.
-        """
+        """Add an ending; an online request's is committed without waiting for more."""
         self._waiting.append(ending)
         self._idle.clear()
         online = ending.delivery.keep_ms is not None

@@ -203,10 +203,7 @@ class Drain:
         await self.hand_back(crashed, died)
 
     async def settle(self) -> None:
-        """Wait until nothing runs: every request ended, crashed or was aborted.
-
-        Returns when the worker is to stop, for it may not wait that long.
-        """
+        """Wait until no request runs, or until the worker is to stop."""
         while (tasks := self.in_flight.tasks()) and not self.lifecycle.stopping:
             await self.lifecycle.until_asked(asyncio.wait(tasks))
         await self.lifecycle.until_asked(self.flush())

@@ -18,10 +18,7 @@ MAX_TOKENS = 2**40
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make, once a request
 class Ending:
-    """The ending of one delivery; an empty outcome only drops the lease. Never changed.
-
-    `times` is the result's `warmq.timing`; empty for a request that no engine was given.
-    """
+    """One delivery's ending; an empty outcome only drops the lease. `times` is its timing."""
 
     delivery: Delivery
     outcome: str

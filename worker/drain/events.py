@@ -114,10 +114,7 @@ Subscriber = Callable[[Any], None]
 
 
 class Events:
-    """Calls the subscribers of each kind of event, in the order in which they subscribed.
-
-    On the drain's loop only. An error of a subscriber is logged, and the drain goes on.
-    """
+    """Calls the subscribers of each kind of event in order, on the drain's loop."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type, tuple[Subscriber, ...]] = {}

@@ -39,10 +39,7 @@ def write_starting(file: str | None) -> None:
 
 
 async def beat(drain: Drain) -> None:
-    """Write the worker's state to WARMQ_HEARTBEAT_FILE every second, if it is set.
-
-    A file that cannot be written is logged once, and the worker goes on.
-    """
+    """Write the worker's state to WARMQ_HEARTBEAT_FILE every second; log once if that fails."""
     if drain.settings.heartbeat_file is None:
         return
     file = Path(drain.settings.heartbeat_file)

@@ -97,7 +97,7 @@ class InFlight:
         return running if running and running.delivery.same_request(delivery) else None
 
     def replace_delivery(self, running: Running, delivery: Delivery) -> Delivery:
-        """Let a later delivery of the same request replace its own; return the earlier one.
+        """Replace a request's delivery by a later one; return the earlier one.
 
         The earlier lease stays in `leases` until it is dropped.
         """

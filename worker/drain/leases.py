@@ -195,10 +195,7 @@ class Leases:
         return [raw.decode() for raw in lost]
 
     async def sweep(self, announcement: bytes) -> int:
-        """Put expired leases of dead workers back; return how many, -1 while holding.
-
-        `announcement` describes this worker to producers, as JSON.
-        """
+        """Put expired leases back and announce this worker; return how many, -1 while holding."""
         if self._left:
             return 0
         s = self.settings
@@ -222,11 +219,7 @@ class Leases:
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self) -> bool:
-        """Wait until POP would find a message; return False after a few seconds of none.
-
-        Suspects are not watched: most workers may not run them, and the sweeper wakes the loop
-        every second.
-        """
+        """Wait until POP would find a message; False after a few seconds of none."""
         return await self._arrivals.wait(min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2))
 
     async def close(self) -> None:
@@ -237,8 +230,7 @@ class Leases:
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Return for each request whether it has its terminal result.
 
-        Results of an unfinished batch have no expiry; one with an expiry belongs to a plain
-        Celery request of the same id.
+        A result with an expiry is not of an unfinished batch, but of a plain Celery request.
         """
         if not deliveries:
             return []

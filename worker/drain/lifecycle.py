@@ -38,10 +38,7 @@ class State(StrEnum):
 
 
 class Lifecycle:
-    """The state of one worker and its stop, which hurries when the drain timeout is over.
-
-    A worker that stops does not become ready again.
-    """
+    """The state of one worker; a stop hurries after the drain timeout and is final."""
 
     def __init__(self, drain_timeout_s: float, give_up_in: Callable[[float], None]) -> None:
         """Prepare; `give_up_in` limits how long writes to Redis are retried."""
@@ -119,8 +116,7 @@ async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.inf) -> None:
     """Cancel tasks again and again until all have ended, or the time is over.
 
-    A cancellation that meets an expired socket timeout leaves redis-py as a TimeoutError, which
-    these tasks survive.
+    redis-py turns a cancellation at an expired timeout into a TimeoutError, which tasks survive.
     """
     deadline = time.monotonic() + timeout_s
     pending = {task for task in tasks if not task.done()}
@@ -133,8 +129,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.
 class ExitTimer:
     """Ends the process with exit status 1 when its stop takes too long.
 
-    Its thread, faulthandler's, needs neither the event loop nor the interpreter's lock, and first
-    writes every thread's traceback to stderr.
+    faulthandler's thread needs no event loop and no lock; it writes all tracebacks to stderr.
     """
 
     def __init__(self) -> None:

@@ -32,10 +32,7 @@ MAX_IN_FLIGHT_BYTES = 256 * 2**20
 
 
 async def run_drain(drain: Drain, side_tasks: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Start the engine, drain until stopped, hand back what is left.
-
-    If one of `side_tasks` (worker/drain/side_tasks.py) fails, so does the drain.
-    """
+    """Start the engine, drain until stopped, hand back what is left; a failed side task ends it."""
     async with asyncio.TaskGroup() as group:
         side = [
             drain.commit(group),

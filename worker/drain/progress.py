@@ -105,10 +105,7 @@ class Progress:
 
 
 class History:
-    """Adds the drain's counters to the ring of its queue (worker/lua/ring.lua).
-
-    A write that fails is made with the next.
-    """
+    """Adds the drain's counters to its queue's ring in Redis (worker/lua/ring.lua)."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain

@@ -194,10 +194,7 @@ def _is_chat(running: Running) -> bool:
 
 
 def _news_of(key: Key, before: _Published, running: Running, texts: Sequence[str]) -> _News:
-    """Return the new text: all of it where it does not continue the published one.
-
-    A remote engine may run the request again elsewhere, and may write another text then.
-    """
+    """Return the new text: all of it if it does not continue the published text."""
     attempt = running.delivery.attempt
     known = before.texts if before.attempt == attempt else {}
     after = _Published(before.until, before.raw, attempt, dict(known))

@@ -41,10 +41,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
 
 
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
-    """Return the result's `warmq.timing`: engine_s, queued_s since the batch's creation, attempts.
-
-    Times are seconds.
-    """
+    """Return the result's `warmq.timing`; queued_s counts from the batch's creation."""
     delivery = running.delivery
     found: dict[str, float | int] = {
         "engine_s": round(time.monotonic() - running.since, 4),

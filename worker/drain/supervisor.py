@@ -111,10 +111,7 @@ class Supervisor:
 
     @property
     def why(self) -> str:
-        """Why no engine runs: the failure, and the current step of its start.
-
-        For a running engine, the servers that keep requests waiting; '' if there are none.
-        """
+        """Why no engine runs, or which servers keep a running engine waiting; '' for none."""
         engine = self._engine or self._building
         waits_for = engine.waits_for() if isinstance(engine, ReportsWaiting) else ""
         if self._engine is not None:
@@ -252,10 +249,9 @@ class Supervisor:
             _kill(self._engine)
 
     async def stop(self) -> None:
-        """Shut the engine down and free the device, also one that is only half built.
+        """Shut the engine down, also one that is only half built; errors are logged.
 
-        Ends within `grace_s` + SHUTDOWN_S, and some seconds more with peers. Raises nothing:
-        errors are logged.
+        Ends within `grace_s` + SHUTDOWN_S, and some seconds more with peers.
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None

@@ -41,11 +41,7 @@ async def sweep(drain: Drain) -> None:
 
 
 async def retire_some(leases: Leases) -> int:
-    """End batches that are finished, or being deleted; return how many results were handled.
-
-    Raises:
-        StoreUnavailable: Redis was lost; the next call does the rest.
-    """
+    """End batches that are finished or being deleted; return how many results were handled."""
     count = 0
     for batch_id in await leases.batches_to_end(BATCHES):
         count += await _retire(leases, batch_id)

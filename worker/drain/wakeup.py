@@ -33,7 +33,7 @@ class Wakeup:
         self.queue_empty = asyncio.Event()
 
     def poke(self) -> None:
-        """Let the loop check again, whatever the reason."""
+        """Let the loop check again."""
         self._changed.set()
 
     def clear(self) -> None:
@@ -47,7 +47,7 @@ class Wakeup:
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Wait for messages until cancelled, on a connection of its own."""
+        """Wait for messages until cancelled, on a separate connection."""
         while True:
             await self.queue_empty.wait()
             try:

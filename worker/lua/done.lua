@@ -14,7 +14,7 @@ unblock()
 local any_counts = redis.call('EXISTS', 'warmq:returns', 'warmq:deaths') > 0
 
 for i = 3, #ARGV, 9 do given[#given + 1] = ARGV[i] end
--- Read for all together: a call for each costs a tenth of the script.
+-- Read for all in one call: a call for each costs a tenth of the script.
 local ends, records = ask_many('ZMSCORE', LEASES, given), ask_many('HMGET', worker_hash, given)
 
 local function keep(lease, record, id, batch, outcome)
@@ -55,7 +55,7 @@ local function finish(n)
       if wrote then
         if ARGV[i + 5] == '1' then keep(lease, record, id, batch, outcome) end
       else
-        -- Cancelled while it ran: `producer retry` needs the message, whatever the result.
+        -- Cancelled while it ran: `producer retry` needs the message, with any result.
         local noted, home = noted_ending(batch, id)
         if noted and home == '' then keep(lease, record, id, batch, noted) end
       end

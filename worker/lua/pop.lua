@@ -7,7 +7,7 @@
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list of the turn that
 --   goes on ('' for none), sequences left of it, how many requests of many sequences to lease at most,
 --   the model's context in tokens (0: not known), tenants to take nothing of now, \6 after each, then
---   list keys to look at nothing else
+--   list keys of which alone to take messages
 --   floor is the highest lease number this worker knows: a Redis that lost its last
 --   writes must not give a number twice, or one request's DONE would drop another's lease
 -- Touches: the lists of waiting messages, warmq:turns:*, warmq:{lease_seq,leases,sequences,dead,
@@ -18,8 +18,8 @@
 local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
-local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
-local most_unused = 100 -- unusable messages of one list in one call: the rest is for later calls
+local EXAMINE = 1000 -- messages examined in one call, dropped ones included
+local most_unusable = 100 -- unusable messages of one list in one call: the rest is for later calls
 -- Lists of one tenant that are skipped in one call, and of all.
 local PASSES, ALL_PASSES = 8, 500
 -- Runs of 32 neighbours keep more than 95 % of the prefix cache's gain from small groups; and a new tenant
@@ -143,19 +143,19 @@ local function lease(list, message, request)
   leased = leased + 1
 end
 
--- `unused_left`: whether unusable messages were left where they are.
-local full, unused_left = k <= 0, false
+-- `unusable_left`: whether unusable messages were left where they are.
+local full, unusable_left = k <= 0, false
 
 -- Skipped lists, whose next message has many sequences, for which this worker has no slots now, and skipped
 -- tenants, which have only such lists, or as many as are examined.
 local passed, passes, passed_bytes = {}, 0, 0
 local without = pass_over(queue, ARGV[14], passed, PASSES)
 
--- The reason why a message must not be leased now, or nil: `room` is what its tenant's cap left before this
+-- The reason why a message must not be leased now, or nil: `budget` is what its tenant's cap left before this
 -- run.
-local function why_not(list, room, sequences)
+local function why_not(list, budget, sequences)
   if sequences > 1 and many <= 0 then return 'passed' end
-  if charged + sequences <= room then return nil end
+  if charged + sequences <= budget then return nil end
   if charged > 0 then return 'capped' end
   local queue_of, _, tenant = place_of(list)
   return in_flight_of(queue_of, tenant) > 0 and 'capped' or nil
@@ -163,8 +163,8 @@ end
 
 -- Takes messages from a list until `most` sequences are leased or none is left; returns the reason why the
 -- next one stays.
-local function take_from(list, most, room)
-  local unused = 0
+local function take_from(list, most, budget)
+  local unusable = 0
   while not full and charged < most do
     -- One at a time: a range of the list could be gigabytes.
     local message = redis.call('LINDEX', list, -1)
@@ -187,7 +187,7 @@ local function take_from(list, most, room)
                   reason or 'the key of its result has another type', now)
     elseif not ended then
       -- Most requests fit into the cap; without one it does not count.
-      local why = room and (request.sequences > 1 or charged >= room) and why_not(list, room, request.sequences)
+      local why = budget and (request.sequences > 1 or charged >= budget) and why_not(list, budget, request.sequences)
       if why == 'passed' then passed_bytes = passed_bytes + #message end
       if why then return why end
       lease(list, message, request)
@@ -195,9 +195,9 @@ local function take_from(list, most, room)
     examined, bytes = examined + 1, bytes + #message
     if leased >= k then full = true end
     if not usable or ended or reason then
-      unused, charged_tokens = unused + 1, charged_tokens + 1 -- so that its next ones come later
-      if unused >= most_unused and room then
-        unused_left = true
+      unusable, charged_tokens = unusable + 1, charged_tokens + 1 -- so that its next ones come later
+      if unusable >= most_unusable and budget then
+        unusable_left = true
         return 'passed'
       end
     end
@@ -217,18 +217,18 @@ local function next_list(step)
     local of_queue, of_step, tenant = place_of(turn)
     local goes_on = of_queue == queue and of_step == step and not without[tenant]
     if goes_on and redis.call('ZSCORE', ring, tenant) then
-      local room = room_at(queue, step, tenant)
+      local budget = cap_left_at(queue, step, tenant)
       passed['\0' .. ring] = nil -- it may be one of those that were passed over
-      if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, room end
+      if budget > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, budget end
     end
   end
   while true do
     local tenant = first_of(ring, ring .. '\6', passed, PASSES)
     if not tenant then return nil end
-    local lists, room = ring .. '\6' .. tenant, room_at(queue, step, tenant)
-    if room <= 0 and capped >= EXAMINE_CAPPED then
+    local lists, budget = ring .. '\6' .. tenant, cap_left_at(queue, step, tenant)
+    if budget <= 0 and capped >= EXAMINE_CAPPED then
       full = true return nil -- the rest at the next call
-    elseif room <= 0 then
+    elseif budget <= 0 then
       cap_turns(queue, step, tenant)
       capped = capped + 1
     else
@@ -237,7 +237,7 @@ local function next_list(step)
         turn, turn_left = list, TURN
         -- A tenant that waits alone needs no turns.
         local alone = redis.call('ZCARD', ring) == 1 and redis.call('ZCARD', lists) == 1
-        return list, alone and math.huge or TURN, room
+        return list, alone and math.huge or TURN, budget
       end
       if redis.call('EXISTS', lists) == 1 then passed[lists] = PASSES else leave(ring, tenant) end
     end
@@ -245,8 +245,8 @@ local function next_list(step)
 end
 
 -- Takes one run of messages and charges it, also after an error.
-local function take_run(step, list, most, room)
-  local before, finished, why = examined, pcall(take_from, list, math.min(most, room), room)
+local function take_run(step, list, most, budget)
+  local before, finished, why = examined, pcall(take_from, list, math.min(most, budget), budget)
   if charged_tokens > 0 then charge(list, charged, charged_tokens) end
   turn_left, charged, charged_tokens = math.max(0, turn_left - charged), 0, 0
   if examined > before and not is_kombus(list) then
@@ -270,9 +270,9 @@ local function take_turns()
     local plain = step == '0' and queue or queue .. '\6\22' .. step
     if redis.call('EXISTS', plain) == 1 then join(plain) end
     while not full and passes < ALL_PASSES and passed_bytes < max_bytes do
-      local list, most, room = next_list(step)
+      local list, most, budget = next_list(step)
       if not list then break end
-      take_run(step, list, most, room)
+      take_run(step, list, most, budget)
     end
     if full or passes >= ALL_PASSES or passed_bytes >= max_bytes then return end
   end
@@ -281,8 +281,8 @@ end
 -- When nothing was leased, more unusable messages are removed.
 local function take_all()
   take_turns()
-  if leased == 0 and unused_left and not full then
-    most_unused, unused_left, passed, passes = EXAMINE, false, {}, 0
+  if leased == 0 and unusable_left and not full then
+    most_unusable, unusable_left, passed, passes = EXAMINE, false, {}, 0
     pass_over(queue, ARGV[14], passed, PASSES)
     take_turns()
   end
@@ -298,6 +298,6 @@ apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end
 local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
-               (full or unused_left) and 1 or 0, highest, turn, turn_left }
+               (full or unusable_left) and 1 or 0, highest, turn, turn_left }
 for i = 1, #out do head[7 + i] = out[i] end
 return head

@@ -31,7 +31,7 @@ redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
 end_left_charges()
 for _, capped in ipairs(redis.call('SRANDMEMBER', turns_key(ARGV[8]) .. ':capped', 100)) do
   local tenant = string.match(capped, '^%d\6(.*)$') or ''
-  if room_of(ARGV[8], tenant) > 0 then uncap(ARGV[8], tenant) end
+  if cap_left_of(ARGV[8], tenant) > 0 then uncap(ARGV[8], tenant) end
 end
 
 local state = redis.call('HMGET', 'warmq:sweep', 'last', 'hold')
