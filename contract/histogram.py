@@ -1,7 +1,5 @@
 """A histogram of seconds for /metrics of workers and gateways."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Log lines as JSON (WARMQ_LOG_FORMAT=json); docs/reference/observing.md lists the fields."""
 
-from __future__ import annotations
-
 import datetime as dt
 import logging
 from collections.abc import Iterable, Mapping

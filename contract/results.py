@@ -165,22 +165,18 @@ class _Success(msgspec.Struct):
 _decode_success = msgspec.json.Decoder(_Success).decode
 
 
-def _read_success(raw: bytes) -> tuple[bytes, _Warmq] | None:
-    """Return the response's JSON, not decoded, and `warmq`; None for any other result."""
-    try:
-        meta = _decode_success(raw)
-        body = bytes(meta.result)
-        body.decode()  # msgspec does not check the values it passes over
-    # RecursionError: nested deeper than Python's stack.
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return body, meta.warmq
+#: RecursionError: JSON nested deeper than Python's stack.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def body_of(raw: bytes) -> bytes | None:
     """Return the response's JSON in a stored success, not decoded; None for any other result."""
-    found = _read_success(raw)
-    return found[0] if found else None
+    try:
+        body = bytes(_decode_success(raw).result)
+        body.decode()  # msgspec does not check the values it passes over
+    except _UNREADABLE:
+        return None
+    return body
 
 
 def error_of(raw: bytes) -> WarmqError:
@@ -210,11 +206,12 @@ def _plain_line(
     leader: str = "",
 ) -> ResultLine | None:
     """Return a success's line without decoding its body; None for another result."""
-    found = _read_success(raw)
-    if found is None:
+    try:
+        meta = _decode_success(raw)
+        body, ours, rid = bytes(meta.result), meta.warmq, request_id.encode()
+        body.decode()  # msgspec does not check the values it passes over
+    except _UNREADABLE:
         return None
-    body, ours = found
-    rid = request_id.encode()
     ran = leader.encode() if leader else rid
     same_as = b',"same_as":' + orjson.dumps(ours.custom_id) if leader else b""
     if line is None:

@@ -1,7 +1,5 @@
 """Announcements of workers, those of a worker's front ends added to its own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys of other programs in warmq's Redis: of another type, or lists that no worker reads."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Memory of the gateways' objects in Redis, by tenant, counted as they are written and removed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice

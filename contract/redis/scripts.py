@@ -3,8 +3,6 @@
 A script's text is the shared files of contract/lua plus its own file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

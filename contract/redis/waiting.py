@@ -1,7 +1,5 @@
 """Requests waiting in the queues, for people and for metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from typing import NamedTuple
+from copy import copy
 
 from worker.drain.counts import Counts
 from worker.drain.drain import Drain
@@ -22,23 +22,6 @@ LEAST_S = 10.0
 WRITE_S = 10.0
 
 
-class _Mark(NamedTuple):
-    """The start of a line's counts: time.monotonic(), and totals since the worker started."""
-
-    at: float
-    completed: int
-    ended: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-def _mark(counts: Counts) -> _Mark:
-    return _Mark(
-        time.monotonic(), counts.completed, counts.ended, counts.prompt_tokens,
-        counts.completion_tokens,
-    )  # fmt: skip
-
-
 class Progress:
     """Logs a line every EVERY_S while requests run, and one when the queue is empty."""
 
@@ -46,15 +29,15 @@ class Progress:
         self._drain = drain
         self._logged_at = -math.inf
         self._was_empty = True
-        #: None once the empty queue was logged.
-        self._mark: _Mark | None = None
+        #: Start and totals of the next line; None once the empty queue was logged.
+        self._mark: tuple[float, Counts] | None = None
         self._ended_at = 0.0
         drain.events.subscribe(Leased, self._leased)
         drain.events.subscribe(Committed, self._committed)
 
     def _leased(self, _: Leased) -> None:
         if self._mark is None:
-            self._mark = _mark(self._drain.counts)
+            self._mark = time.monotonic(), copy(self._drain.counts)
 
     def _committed(self, _: Committed) -> None:
         self._ended_at = time.monotonic()
@@ -73,24 +56,24 @@ class Progress:
         empty = not self._drain.in_flight and self._drain.wakeup.queue_empty.is_set()
         stays, self._was_empty = empty and self._was_empty, empty
         now = time.monotonic()
-        due = stays if empty else now - max(mark.at, self._logged_at) >= EVERY_S
+        due = stays if empty else now - max(mark[0], self._logged_at) >= EVERY_S
         if not due or now - self._logged_at < LEAST_S:
             return
-        line = self._line(mark, self._ended_at if empty else now)
+        line = self._line(*mark, self._ended_at if empty else now)
         self._logged_at = now
-        self._mark = None if stays else _mark(self._drain.counts)
+        self._mark = None if stays else (now, copy(self._drain.counts))
         log.info("%s; %s", line, await self._left(), extra={"action": "progress"})
 
-    def _line(self, mark: _Mark, until: float) -> str:
-        counts, seconds = self._drain.counts, max(until - mark.at, 0.001)
-        answered = counts.completed - mark.completed
-        wrote = (counts.completion_tokens - mark.completion_tokens) / seconds
-        read = (counts.prompt_tokens - mark.prompt_tokens) / seconds
+    def _line(self, began: float, before: Counts, until: float) -> str:
+        counts, seconds = self._drain.counts, max(until - began, 0.001)
+        answered = counts.completed - before.completed
+        wrote = (counts.completion_tokens - before.completion_tokens) / seconds
+        read = (counts.prompt_tokens - before.prompt_tokens) / seconds
         line = (
             f"{answered:,} answered in {seconds:.1f} s: {answered / seconds:.1f} a second, "
             f"{wrote:,.0f} tokens a second written, {read:,.0f} read"
         )
-        unanswered = counts.ended - mark.ended - answered
+        unanswered = counts.ended - before.ended - answered
         return f"{line}; {unanswered:,} failed or cancelled" if unanswered else line
 
     async def _left(self) -> str:
