@@ -206,13 +206,13 @@ def test_what_runs_beside_a_drain_ends(
     asyncio.run(run())
 
 
-def test_background_work_that_fails_is_told_and_begins_again(
+def test_background_work_that_fails_is_logged_and_restarted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     begun = asyncio.Event()
 
     async def failing() -> None:
-        if "failing has failed" in caplog.text:
+        if "failing failed and is restarted" in caplog.text:
             begun.set()
             await asyncio.Event().wait()
         raise ValueError("a fault of our own")

@@ -21,6 +21,7 @@ class HangingEngine(SimulatedEngine):
 
     async def start(self) -> Capacity:
         capacity = await super().start()
+        self._killed = asyncio.Event()
         self.mute = type(self).hang
         type(self).hang = False
         return capacity
@@ -29,9 +30,13 @@ class HangingEngine(SimulatedEngine):
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         if self.mute:
-            await self._dead.wait()
+            await self._killed.wait()
             raise EngineDead("killed")
         return await super().generate(request, request_id)
+
+    def _die(self) -> None:
+        super()._die()
+        self._killed.set()
 
     def last_progress(self) -> float:
         return 0.0

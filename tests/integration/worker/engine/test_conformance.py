@@ -34,8 +34,8 @@ def documented(folder: Path) -> str:
     info = folder / "transformers_engine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers-engine\nVersion: 1.0")
-    (name,) = re.findall(r'^    \[project.entry-points."(.*)"\]$', page, re.MULTILINE)
-    (target,) = re.findall(r'^    transformers = "(.*)"$', page, re.MULTILINE)
+    (name,) = re.findall(r'^\[project.entry-points."(.*)"\]$', page, re.MULTILINE)
+    (target,) = re.findall(r'^transformers = "(.*)"$', page, re.MULTILINE)
     (info / "entry_points.txt").write_text(f"[{name}]\ntransformers = {target}\n")
     return str(source)
 
