@@ -1,4 +1,4 @@
-"""Collects a batch's results into files or standard output, and shows how far it is."""
+"""Collects a batch's results into files or stdout, and shows the progress."""
 
 import os
 import stat
@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
@@ -15,56 +15,52 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.collect.collect import Collector
-from producer.collect.outputs import ResultFile, check_output, exists, may_go
-from producer.collect.outputs import beside as beside_of
+from producer.collect.outputs import ResultFile, check_output, error_file_of, exists, replaceable
 from producer.input.bucket import is_url, redacted
 from producer.input.files import OutputUnwritable, check_writable, write_failed
 from producer.queue_workers import QueueWorkers
 
 
-@dataclass(slots=True)
-class Collected:
-    """How many lines went where. `errors_file` is where failed requests are, if in a file."""
+class Collected(NamedTuple):
+    """Numbers of result lines. `errors_file` has the failed ones, None if they went to stdout."""
 
-    completed: int = 0
-    failed: int = 0
-    errors_file: str | None = None
-
-    @property
-    def where(self) -> str:
-        """Where failed requests are, for a sentence to end with."""
-        return f", see {self.errors_file}" if self.errors_file else ""
-
-    def __str__(self) -> str:
-        return f"{counted(self.completed, 'result')}, {self.failed} failed"
+    completed: int
+    failed: int
+    errors_file: str | None
 
 
-class _Shown:
-    """How far a collection is, and what it waits for, on a meter."""
+class _Progress:
+    """Counts result lines and shows them on a meter."""
 
     collector: Collector
 
-    def __init__(self, meter: Meter, collected: Collected, workers: QueueWorkers) -> None:
-        self._meter, self._collected, self._workers = meter, collected, workers
-        self._pause = SubmitPause()
+    def __init__(self, meter: Meter, workers: QueueWorkers) -> None:
+        self._meter, self._workers, self._pause = meter, workers, SubmitPause()
+        self.completed = self.failed = 0
+
+    def lines(self, order: str) -> Iterator[ResultLine]:
+        """Yield the collector's lines; each is counted when the next one is asked for."""
+        for line in self.collector.lines(order):
+            yield line
+            if line.failed:
+                self.failed += 1
+            else:
+                self.completed += 1
+            if self._meter.due():
+                self.show()
 
     def show(self, waiting: str = "") -> None:
-        """Show it now."""
-        count = self._collected.completed + self._collected.failed
-        self._meter.update(count, f"{count} results, {self._collected.failed} failed{waiting}")
-
-    def report(self) -> None:
-        """Show it if it is time."""
-        if self._meter.due():
-            self.show()
+        """Show the counts now."""
+        count = self.completed + self.failed
+        self._meter.update(count, f"{count} results, {self.failed} failed{waiting}")
 
     def wait(self, seconds: float) -> None:
-        """Say what missing results wait for, and wait."""
-        now = self.collector.batch
-        quiet_s = self._pause.look(now)
+        """Sleep, and show what missing results wait for."""
+        batch = self.collector.batch
+        quiet_s = self._pause.add(batch)
         if self._meter.due():
-            waits = self._workers.text() if now.sealed else unsealed(now, quiet_s)
-            self.show(f"; waiting, {waits}")
+            reason = self._workers.text() if batch.sealed else unsealed(batch, quiet_s)
+            self.show(f"; waiting, {reason}")
         time.sleep(seconds)
 
 
@@ -77,82 +73,66 @@ def collect(
     *,
     follow: bool = False,
     partial: bool = False,
-    forced: bool = False,
+    force: bool = False,
 ) -> Collected:
-    """Write a batch's results to files or stdout, as `write` does; return how many there were.
+    """Write a batch's results, in input or completion order, as `write` does.
 
-    `order`: input or completion. `follow` waits for missing results, `partial` does without them.
-    `forced` says that what is there is replaced, whatever it is.
-
-    Raises:
-        BatchChanged: where there is not one line for each request; no file appears then.
-        OutputUnwritable: if a file cannot be written, or what is there would be lost.
+    `follow` waits for missing results, `partial` leaves them out, `force` replaces any file. Raises
+    BatchChanged and OutputUnwritable, before any file appears.
     """
-    collected = Collected()
 
-    def settle(marks: list[str]) -> None:
-        if marks and not forced:  # somebody may have changed it while results were waited for
+    def before_commit(marks: list[str]) -> None:
+        if marks and not force:  # a file may have changed while results were awaited
             now = store.batch(batch.id) or batch
             check_replaced(output, errors, batch.id, now.written)
-        _note_written(store, batch, marks)
+        if marks:
+            with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
+                store.written(batch, marks)
 
     with Meter(batch.id, batch.number("total")) as meter:
-        shown = _Shown(meter, collected, QueueWorkers(store, batch.fields.get("queue", "")))
-        collector = Collector(store, batch, follow=follow, partial=partial, sleep=shown.wait)
-        shown.collector = collector
-        write(collector.lines(order), output, errors, collected, shown.report, settle)
+        progress = _Progress(meter, QueueWorkers(store, batch.fields.get("queue", "")))
+        collector = Collector(store, batch, follow=follow, partial=partial, sleep=progress.wait)
+        progress.collector = collector
+        errors_file = write(progress.lines(order), output, errors, before_commit)
         collector.mark_collected()
-        shown.show()
-    of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
-    tell(f"{batch.id}: {collected}{of}{collected.where}")
-    return collected
-
-
-def _note_written(store: BatchStore, batch: Batch, marks: list[str]) -> None:
-    if marks:  # none where all goes to stdout
-        with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
-            store.written(batch, marks)
+        progress.show()
+    text = f"{batch.id}: {counted(progress.completed, 'result')}, {progress.failed} failed"
+    if partial:
+        text += f", of {counted(collector.batch.number('total'), 'request')}"
+    tell(text + (f", see {errors_file}" if errors_file else ""))
+    return Collected(progress.completed, progress.failed, errors_file)
 
 
 def write(
     lines: Iterator[ResultLine],
     output: str | None,
     errors: str | None,
-    collected: Collected,
-    report: Callable[[], None],
-    settle: Callable[[list[str]], None],
-) -> None:
-    """Write result lines to their files, which appear when all lines are written.
+    before_commit: Callable[[list[str]], None],
+) -> str | None:
+    """Write result lines to files, which appear when all are written, or to stdout (None or `-`).
 
-    An `output` of None or `-` is stdout. Without `errors`, failed requests go to stdout where the
-    results do, else into a file beside `output`, made if there are any. After each line
-    `collected` is counted up, and `report` called; `settle` is, with the marks of the files, before
-    they appear.
-
-    Raises:
-        OutputUnwritable: no file has appeared then, and none has changed.
+    Without `errors`, failed requests go to stdout if the results do, else to a file next to
+    `output`. `before_commit` gets the marks of the files. Returns the file of failed requests.
     """
     with ExitStack() as files:
         good = files.enter_context(ResultFile(output)) if output and output != "-" else None
         bad = files.enter_context(ResultFile(errors)) if errors else None
-        beside = beside_of(output) if output and good and not bad else None
-        if beside is not None and exists(beside):
-            bad = files.enter_context(ResultFile(beside))  # an earlier collection's: replace it
+        default = error_file_of(output) if output and good and not bad else None
+        if default is not None and exists(default):
+            bad = files.enter_context(ResultFile(default))  # of an earlier collection: replace it
         add_good = good.add if good else _write_to_stdout
+        any_failed = False
         for line in lines:
-            if line.failed:
-                if bad is None and beside is not None:
-                    bad = files.enter_context(ResultFile(beside))
-                (bad.add if bad else add_good)(line)
-                collected.failed += 1
-            else:
+            if not line.failed:
                 add_good(line)
-                collected.completed += 1
-            report()
-        # All of them before the first one appears
-        settle([file.sync() for file in (good, bad) if file is not None])
-        if collected.failed and bad is not None:
-            collected.errors_file = errors or beside
+                continue
+            if bad is None and default is not None:
+                bad = files.enter_context(ResultFile(default))
+            (bad.add if bad else add_good)(line)
+            any_failed = True
+        # All are on disk before the first one appears.
+        before_commit([file.sync() for file in (good, bad) if file is not None])
+        return (errors or default) if any_failed and bad is not None else None
 
 
 def _write_to_stdout(line: ResultLine) -> None:
@@ -160,9 +140,9 @@ def _write_to_stdout(line: ResultLine) -> None:
         raise OutputUnwritable("standard output is closed, and the results go there")
     try:
         sys.stdout.buffer.write(line.json + b"\n")
-        sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes
+        sys.stdout.buffer.flush()  # a reader that follows the batch wants each line immediately
     except BrokenPipeError:
-        raise  # who read it has seen enough: that ends the command without a word
+        raise  # the command exits 0 on a closed pipe
     except OSError as error:
         raise write_failed("standard output", error) from None
 
@@ -173,25 +153,22 @@ def check_outputs(
     file: str | None = None,
     journal: Path | None = None,
     *,
-    forced: bool = False,
+    force: bool = False,
 ) -> None:
-    """Raise OutputUnwritable where a file cannot be written, or where two of these are one file.
+    """Raise OutputUnwritable if a file cannot be written, or if two of these are one file.
 
-    `output` and `errors` are as in collect.write; `file` is the input, where `-` is stdin. Files
-    are one also through links and streams. Terminals and other character devices may have many
-    names: nothing in them can be lost. `forced` says that what is there is replaced, whatever it
-    is.
+    `file` is the input, `-` for stdin. A terminal may appear twice: nothing in it can be lost.
     """
     output = output or "-"
     if not (Path(output).name or is_url(output)):
-        check_writable(Path(output))  # `.` and `/` have no name that the error file's could have
-    beside = None if output == "-" else beside_of(output)
+        check_writable(Path(output))  # `.` and `/` have no name to derive an error file from
+    default = None if output == "-" else error_file_of(output)
     known: dict[object, str] = {}
     for purpose, name, standard in (
         ("the input", file, 0), ("the output", output, 1),
-        ("the error file", errors or beside, 1), ("the journal", journal, 1),
+        ("the error file", errors or default, 1), ("the journal", journal, 1),
     ):  # fmt: skip
-        place = _place(name, standard) if name is not None else None
+        place = _file_identity(name, standard) if name is not None else None
         if place in known:
             raise OutputUnwritable(
                 f"{known[place]} and {purpose} are the same file, {redacted(str(name))}; "
@@ -201,23 +178,19 @@ def check_outputs(
             known[place] = purpose
         if name not in (None, "-", file):
             check_output(str(name)) if purpose != "the journal" else check_writable(Path(name))
-    if forced and beside is not None and not errors:
-        exists(
-            beside
-        )  # asked again when results come: a bucket that does not tell is found out now
+    if force and default is not None and not errors:
+        exists(default)  # a bucket that does not answer this is reported before the work
 
 
 def check_replaced(
     output: str | None, errors: str | None, batch_id: str, written: Collection[str] = ()
 ) -> None:
-    """Raise OutputUnwritable where something would be lost: a file or object with content that is
-    not what was `written` of the batch's results, by its marks.
-
-    `output` and `errors` are as in collect.write.
-    """
-    beside = beside_of(output) if output and output != "-" else None
-    for name in (output, errors or beside):
-        if name and name != "-" and _is_kept(name) and not may_go(name, written):
+    """Raise OutputUnwritable if a file would be replaced whose mark is not in `written`."""
+    default = error_file_of(output) if output and output != "-" else None
+    for name in (output, errors or default):
+        if not name or name == "-" or not (exists(name) if is_url(name) else Path(name).is_file()):
+            continue
+        if not replaceable(name, written):
             what = f", and as it is now it is not an earlier collection of batch {batch_id}"
             raise OutputUnwritable(
                 f"{name} exists{what * bool(batch_id)}; name another file, or replace it with "
@@ -225,19 +198,14 @@ def check_replaced(
             )
 
 
-def _is_kept(name: str) -> bool:
-    """Whether there is a file or an object whose content would be lost."""
-    return exists(name) if is_url(name) else Path(name).is_file()
-
-
-def _place(name: str | Path, standard: int) -> object:
-    """Return what is equal for two names of one file; None for what many may share."""
+def _file_identity(name: str | Path, standard: int) -> object:
+    """Return equal values for two names of one file; None for a device that may appear twice."""
     if is_url(str(name)):
         return str(name)
     try:
         state = os.fstat(standard) if name == "-" else Path(name).stat()
     except OSError:
-        return os.path.realpath(name)  # not there yet
+        return os.path.realpath(name)  # it does not exist yet
     if stat.S_ISCHR(state.st_mode) or (name == "-" and not stat.S_ISREG(state.st_mode)):
         return None
     return state.st_dev, state.st_ino

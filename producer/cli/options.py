@@ -1,4 +1,4 @@
-"""Options that several commands take, and what the values of --deadline, --set and --map mean."""
+"""Options that several commands take, and the parsers of --deadline, --set and --map."""
 
 import datetime as dt
 from typing import Any
@@ -17,17 +17,19 @@ from contract.redis.url import LONGEST_S
 from contract.settings import Settings, load
 from producer.input.options import BadOption
 
-#: How long the shell may wait for Redis while it completes a word, in seconds.
+#: Seconds that completion in a shell waits for Redis.
 _COMPLETE_S = 0.5
 
 
 def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the newest batches whose ids begin so; none, without a word, where Redis is away."""
+    """Return the newest batch ids with this beginning; none where Redis does not answer."""
     try:
         settings = load(Settings)
-        url = settings.redis_url.get_secret_value()
         store = BatchStore.open(
-            url, "warmq-producer", ttl_ms=settings.result_ttl_ms, timeout_s=_COMPLETE_S
+            settings.redis_url.get_secret_value(),
+            "warmq-producer",
+            ttl_ms=settings.result_ttl_ms,
+            timeout_s=_COMPLETE_S,
         )
         return [name for name in store.newest_ids() if name.startswith(incomplete)]
     except WarmqError:
@@ -38,19 +40,20 @@ batch_id = click.argument("batch_id", metavar="BATCH", shell_complete=_complete_
 dedupe = click.option(
     "--dedupe",
     is_flag=True,
-    help="Run lines with the same body once and give all the answer, where the body alone decides "
-    "it: temperature 0.",
+    help="Run lines with the same body once and give all of them the answer, where the body alone "
+    "decides it: temperature 0.",
 )
+#: The name of --dedupe in 0.2.0.
+once = click.option("--once", is_flag=True, hidden=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-ERRORS_BESIDE = (
-    "File for failed requests. Default: beside OUT, as answers.errors.jsonl is beside "
-    "answers.jsonl."
+ERRORS_HELP = (
+    "File for failed requests. Default: next to OUT, as answers.errors.jsonl for answers.jsonl."
 )
 output = click.option("-o", "--output", metavar="OUT", help="File for results; `-` is stdout.")
 errors = click.option(
     "--errors",
     metavar="ERR",
-    help=f"{ERRORS_BESIDE} If the results go to stdout, failed requests do too.",
+    help=f"{ERRORS_HELP} If the results go to stdout, failed requests do too.",
 )
 force = click.option(
     "--force",
@@ -79,7 +82,7 @@ mapped = click.option(
     "mapped",
     metavar="FIELD=COLUMN",
     multiple=True,
-    help="Of a table: the column that a field gets, as prompt=text, or a template over columns, as "
+    help="Of a table: the column for a field, as prompt=text, or a template over columns, as "
     "messages.user='Summarise: {text}'; repeatable.",
 )
 tenant = click.option(
@@ -87,25 +90,24 @@ tenant = click.option(
     metavar="T",
     default=DEFAULT_TENANT,
     show_default=True,
-    help="Whose requests these are: tenants of one priority share the fleet by weight.",
+    help="Tenant of the requests: tenants of one priority share the fleet by weight.",
 )
 turn = click.option(
     "--turn",
     type=click.Choice(["fair", "fifo"]),
     default="fair",
     show_default=True,
-    help="fair: share with the tenant's other batches; fifo: run after those queued so before.",
+    help="fair: share with the tenant's other batches; fifo: run after its earlier fifo batches.",
 )
 order = click.option(
     "--order",
     type=click.Choice(["input", "prefix", "auto"]),
     default="input",
     show_default=True,
-    help="input: queue the lines as they stand. prefix: lines with a common beginning together, "
-    "so that the engine computes it once. auto: prefix where that saves something. Results keep "
+    help="input: queue the lines in FILE's order. prefix: group lines with a common beginning, so "
+    "that the engine computes it once. auto: prefix where that saves something. Results keep "
     "FILE's order.",
 )
-
 
 _EXAMPLES = "90s, 2h, 1d12h, or a time with its zone such as 2026-11-21T08:00:00+01:00"
 
@@ -113,11 +115,7 @@ _EXAMPLES = "90s, 2h, 1d12h, or a time with its zone such as 2026-11-21T08:00:00
 def parse_deadline(text: str | None) -> str:
     """Return a deadline as CREATE takes it, in ms: `+7200000` after the creation, or a moment.
 
-    A duration counts from the batch's creation on Redis' clock, so a resumed
-    submit keeps the deadline, and this machine's clock does not matter.
-
-    Raises:
-        BadOption: for anything that is neither a duration nor a time with a zone.
+    A duration counts from the batch's creation on Redis' clock, so a resumed submit keeps it.
     """
     if text is None:
         return ""
@@ -138,13 +136,7 @@ def parse_deadline(text: str | None) -> str:
 
 
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the body fields of `--set name=value` options.
-
-    A value is JSON where it parses and fits, else the text as it stands.
-
-    Raises:
-        BadOption: for a name or value that no request body can have.
-    """
+    """Return the body fields of `--set name=value`: JSON where it parses and fits, else text."""
     overrides: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -154,26 +146,6 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise BadOption(f"--set {pair}: {name} is set already; give it once")
         overrides[name] = _override(name, text)
     return overrides
-
-
-def parse_map(pairs: tuple[str, ...]) -> dict[str, str]:
-    """Return the columns or templates of `--map field=column` options, by field.
-
-    Raises:
-        BadOption: one is not of that form, or a field is there twice.
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        field, equals, given = pair.partition("=")
-        if not (field and equals and given):
-            raise BadOption(
-                f"--map: {pair!r}: write FIELD=COLUMN, as prompt=text, or a template, as "
-                "prompt='Summarise: {text}'"
-            )
-        if field in found:
-            raise BadOption(f"--map: {pair!r}: {field} has {found[field]!r} already; give it once")
-        found[field] = given
-    return found
 
 
 def _override(name: str, text: str) -> Any:
@@ -186,13 +158,31 @@ def _override(name: str, text: str) -> Any:
         values = [orjson.loads(text), text]
     except orjson.JSONDecodeError:
         values = [text]
-    problem: RequestRejected | None = None
+    reason = ""
     for value in values:
         for url in urls:
             try:
                 check_body(url, min_body(url) | {name: value}, "")
             except RequestRejected as error:
-                problem = problem or error
+                reason = reason or error.message
             else:
                 return value
-    raise BadOption(f"--set {problem.message if problem else name}")
+    raise BadOption(f"--set {reason}")
+
+
+def parse_map(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return the columns or templates of `--map field=column`, by field."""
+    columns: dict[str, str] = {}
+    for pair in pairs:
+        field, equals, column = pair.partition("=")
+        if not (field and equals and column):
+            raise BadOption(
+                f"--map: {pair!r}: write FIELD=COLUMN, as prompt=text, or a template, as "
+                "prompt='Summarise: {text}'"
+            )
+        if field in columns:
+            raise BadOption(
+                f"--map: {pair!r}: {field} has {columns[field]!r} already; give it once"
+            )
+        columns[field] = column
+    return columns

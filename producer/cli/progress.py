@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
@@ -16,40 +15,39 @@ from producer.queue_workers import QueueWorkers, clock_text
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-#: Time between two plain lines, between two states of a bar, and between two looks at a batch,
-#: in seconds.
+#: Seconds between two plain lines, two states of a bar, and two reads of a batch.
 PLAIN_EVERY_S = 5.0
 BAR_EVERY_S = 0.1
 POLL_S = 0.3
-#: Columns of a bar and the time since it began, with the spaces between, and those that the text
-#: needs beside them: a narrower terminal shows no bar, and only the end of the batch's id.
-_BAR, _TEXT = 42, 60
+#: Columns of a bar with its elapsed time, and those that the text needs next to it: a narrower
+#: terminal gets no bar, and only the end of the batch id.
+_BAR_COLUMNS, _TEXT_COLUMNS = 42, 60
 #: Rates are means over this many seconds.
 _WINDOW_S = 30.0
-#: A batch that got no line for so long, in seconds, before its end: its submit may have stopped.
+#: An unsealed batch that got no line for this many seconds: its submit may have stopped.
 _STOPPED_S = 10.0
 
 
 def tell(text: str) -> None:
-    """Write a message for people; nothing where standard error is closed from the start."""
-    if sys.stderr is not None:  # print would take standard output instead
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the one place for it
+    """Print a message on stderr, if that is open."""
+    if sys.stderr is not None:  # print would use stdout instead
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place for it
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things, as `1 request` or `2 requests`."""
+    """Return a number with its noun, as `1 request` or `2 requests`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Meter:
-    """One line of progress. `total` is in whatever unit `update` counts, None if unknown."""
+    """A line of progress. `total` has the unit of `update`'s `done`; None if unknown."""
 
     def __init__(self, title: str, total: float | None = None) -> None:
         self._title = title
         self._total = total
         self._rich: Progress | None = None
-        #: Columns there are for the text, None for as many as it needs.
-        self.room: int | None = None
+        #: Columns for the text; None without a limit.
+        self.width: int | None = None
         self._next = time.monotonic() + PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
@@ -58,14 +56,16 @@ class Meter:
             from rich.console import Console  # noqa: PLC0415
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-            console = Console(stderr=True)
-            wide = console.width - len(self._title) - _BAR >= _TEXT
-            title = self._title if wide else _end_of(self._title, console.width // 5)
-            self.room = console.width - len(title) - (_BAR if wide else 1)
+            console, title = Console(stderr=True), self._title
+            wide = console.width - len(title) - _BAR_COLUMNS >= _TEXT_COLUMNS
+            most = console.width // 5
+            if not wide and len(title) > most:  # batches of one day differ at the end of their ids
+                title = "…" + title[1 - most :]
+            self.width = console.width - len(title) - (_BAR_COLUMNS if wide else 1)
             text = TextColumn("{task.fields[text]}", markup=False)
-            whole = (BarColumn(bar_width=30), text, TimeElapsedColumn()) if wide else (text,)
+            columns = (BarColumn(bar_width=30), text, TimeElapsedColumn()) if wide else (text,)
             self._rich = Progress(
-                TextColumn("{task.description}", markup=False), *whole, console=console
+                TextColumn("{task.description}", markup=False), *columns, console=console
             )
             self._rich.add_task(title, total=self._total, text="")
             self._rich.start()
@@ -77,38 +77,31 @@ class Meter:
             self._rich.stop()
 
     def due(self) -> bool:
-        """Whether an update would be shown now; ask first where composing it costs something."""
+        """Whether `update` would print now: ask first where the text is costly."""
         return time.monotonic() >= self._next
 
     def update(
-        self, done: float, text: str, total: float | None = None, *, at_once: bool = False
+        self, done: float, text: str, total: float | None = None, *, force: bool = False
     ) -> None:
-        """Show how far it is; plain lines come every PLAIN_EVERY_S, or `at_once`."""
+        """Show the progress. Plain lines appear every PLAIN_EVERY_S, or with `force`."""
         if self._rich is not None:
             task = self._rich.task_ids[0]
             self._rich.update(task, completed=done, text=text, total=total or self._total)
             self._next = time.monotonic() + BAR_EVERY_S
-        elif at_once or self.due():
+        elif force or self.due():
             self._next = time.monotonic() + PLAIN_EVERY_S
             tell(f"{self._title}: {text}")
-
-
-def _end_of(title: str, width: int) -> str:
-    """Return the end of a title, by which batches of one day differ."""
-    return title if len(title) <= width else "…" + title[1 - width :]
 
 
 class Rates:
     """Requests and completion tokens per second over the last half minute."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
     def add(self, requests: int, tokens: int) -> tuple[float, float]:
-        """Take the counters of now; return (requests/s, tokens/s)."""
-        now = self._clock()
-        samples = self._samples
+        """Add the current counters; return (requests/s, tokens/s)."""
+        now, samples = time.monotonic(), self._samples
         samples.append((now, requests, tokens))
         while len(samples) > 2 and now - samples[1][0] >= _WINDOW_S:
             samples.popleft()
@@ -120,72 +113,64 @@ class Rates:
         return max(0, requests - requests_then) / span, max(0, tokens - tokens_then) / span
 
 
+class SubmitPause:
+    """Measures how long an unsealed batch has got no line."""
+
+    def __init__(self) -> None:
+        self._last: tuple[bool, int] | None = None
+        self._since = 0.0
+
+    def add(self, batch: Batch) -> float:
+        """Add the batch's current state; return for how many seconds it is unchanged."""
+        now = time.monotonic()
+        state = batch.sealed, batch.number("cursor") + batch.number("planned")
+        if state != self._last:
+            self._last, self._since = state, now
+        return now - self._since
+
+
 def describe(
     batch: Batch,
     requests_per_s: float,
     tokens_per_s: float,
     quiet_s: float = 0.0,
-    room: int | None = None,
+    width: int | None = None,
 ) -> str:
-    """Return one line on a running batch: done, failed, rates, time left.
-
-    `quiet_s` is for how long no line came to a batch that is not sealed. The rates are left out
-    where the line would need more than `room` columns.
-    """
+    """Return one line on a running batch, without rates that do not fit into `width` columns."""
     total, done = batch.number("total"), batch.terminal
-    parts = [f"{done}/{total} done"]
+    counts = [f"{done}/{total} done"]
     for name in ("failed", "cancelled", "expired"):
         if batch.number(name):
-            parts.append(f"{batch.number(name)} {name}")
+            counts.append(f"{batch.number(name)} {name}")
     rates = [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
-    begin, parts = parts, []
+    state = []
     if not batch.sealed:
-        parts.append(unsealed(batch, quiet_s))
+        state.append(unsealed(batch, quiet_s))
     elif requests_per_s > 0 and not batch.finished:
-        parts.append(f"ETA {clock_text((total - done) / requests_per_s)}")
+        state.append(f"ETA {clock_text((total - done) / requests_per_s)}")
     if "cancelling" in batch.fields and not batch.finished:
-        parts.append("cancelling")
-    while room is not None and rates and len(", ".join(begin + rates + parts)) > room:
+        state.append("cancelling")
+    while width is not None and rates and len(", ".join(counts + rates + state)) > width:
         rates.pop()
-    return ", ".join(begin + rates + parts)
+    return ", ".join(counts + rates + state)
 
 
 def unsealed(batch: Batch, quiet_s: float) -> str:
-    """Say that a batch is still being submitted, or that its submit seems to have stopped."""
+    """Describe a batch that is being submitted, or whose submit seems to have stopped."""
     read = f"{batch.number('cursor')} lines read"
     if quiet_s < _STOPPED_S:
         return f"still being submitted ({read})"
     return (
         f"not submitted to its end ({read}, no more for {clock_text(quiet_s)}): if its "
-        f"`producer submit` does not run any more, the same command with --batch-id {batch.id} "
+        f"`producer submit` no longer runs, the same command with --batch-id {batch.id} "
         "completes it"
     )
 
 
-class SubmitPause:
-    """Measures for how long a batch that is not sealed got no line."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: tuple[bool, int] | None = None
-        self._since = 0.0
-
-    def look(self, batch: Batch) -> float:
-        """Take the batch's state of now; return for how many seconds it has been the same."""
-        now = self._clock()
-        seen = batch.sealed, batch.number("cursor") + batch.number("planned")
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        return now - self._since
-
-
 def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
-    """Follow a batch to its end; return its last state.
+    """Show a batch's progress until it ends; return its last state.
 
-    With `may_reopen` also where Redis has lost its end, so that it is open again.
-
-    Raises:
-        BatchChanged: if it is deleted or submitted anew meanwhile, or open again.
+    Without `may_reopen`, raises BatchChanged if Redis has lost that the batch was sealed.
     """
     same = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
     rates, pause = Rates(), SubmitPause()
@@ -195,11 +180,11 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
         while True:
             batch = same.state()
             speed = rates.add(batch.terminal, batch.number("completion_tokens"))
-            text = describe(batch, *speed, pause.look(batch), meter.room)
+            text = describe(batch, *speed, pause.add(batch), meter.width)
             waits = batch.terminal < batch.number("total") or batch.sealed
             if waits and not (any(speed) or batch.finished):
                 text += f", {workers.text()}"
-            meter.update(batch.terminal, text, batch.number("total"), at_once=first)
+            meter.update(batch.terminal, text, batch.number("total"), force=first)
             first = False
             if batch.finished:
                 return batch

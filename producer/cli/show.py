@@ -1,4 +1,4 @@
-"""Prints batches, requests, dead letters and endings: for people, or as JSON on stdout."""
+"""Prints batches, requests and tables: for people, or as JSON on stdout."""
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
@@ -13,18 +13,14 @@ from contract.index import leader_of
 from contract.naming import DEFAULT_TENANT
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.dead_letters import DeadLetter
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
-from producer.cli.progress import counted, tell
+from producer.cli.progress import tell
 from producer.queue_workers import clock_text
-
-#: Lines of a long table that are aligned with each other.
-PAGE = 500
 
 
 def put_json(value: Any, *, err: bool = False) -> None:
-    """Print one JSON document on a line of its own, on stdout or, with `err`, stderr."""
+    """Print one JSON document on a line, on stdout or, with `err`, on stderr."""
     click.echo(one_line(orjson.dumps(value)).decode(), err=err)
 
 
@@ -38,12 +34,12 @@ def put_json_list(values: Iterable[Any]) -> None:
 
 
 def iso_time(ms: str | None) -> str | None:
-    """Return ms since 1970 as text; None for none."""
+    """Return milliseconds since 1970 as ISO 8601 text; None for none."""
     return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC).isoformat() if ms else None
 
 
 def batch_json(batch: Batch) -> dict[str, Any]:
-    """Return a batch as `--json` shows it; times are ISO 8601 in UTC."""
+    """Return a batch as `--json` prints it; times are ISO 8601 in UTC."""
     prompt, completion = batch.number("prompt_tokens"), batch.number("completion_tokens")
     total = batch.number("total")
     return {
@@ -74,10 +70,10 @@ def batch_json(batch: Batch) -> dict[str, Any]:
 
 
 def batch_table(batch: Batch, workers: str | None = None, left_s: float | None = None) -> None:
-    """Print one batch for people, what its queue's workers do, and how long it still takes."""
+    """Print one batch for people, its queue's workers, and its time left."""
     state = batch_json(batch)
     usage = state["usage"]
-    rows = {
+    put_rows({
         "batch": batch.id,
         "status": state["status"],
         "reason": state["reason"],
@@ -85,7 +81,7 @@ def batch_table(batch: Batch, workers: str | None = None, left_s: float | None =
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
         "left": None if left_s is None else f"about {clock_text(left_s)}",
         "took": None if batch.seconds is None else clock_text(batch.seconds),
-        "expected": _expected(batch),
+        "expected": _expected(batch.expected),
         "queue": state["queue"],
         "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,
         "workers": workers,
@@ -93,17 +89,15 @@ def batch_table(batch: Batch, workers: str | None = None, left_s: float | None =
         "created": state["created_at"],
         "deadline": state["expires_at"],
         "finished": state["finished_at"],
-    }
-    put_rows(rows)
+    })  # fmt: skip
     if not batch.sealed:
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
 
 
-def _expected(batch: Batch) -> str | None:
-    """Return what the submit expected, to stand below what came."""
-    expected = batch.expected
+def _expected(expected: dict[str, Any] | None) -> str | None:
+    """Return the tokens and time that the submit expected."""
     if expected is None:
         return None
     parts = [f"about {expected['prompt_tokens']} prompt"]
@@ -120,19 +114,15 @@ def _counts(state: dict[str, Any]) -> str:
 
 
 def put_rows(named: dict[str, Any]) -> None:
-    """Print names and values, one a line; what is None is left out."""
+    """Print names and values, one a line, without those that are None."""
     width = max(map(len, named))
     for name, value in named.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {harmless(value)}")
+            click.echo(f"{name:<{width}}  {printable(value)}")
 
 
 def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, Any]:
-    """Return what is known of one request; its `result` is the line `results` would print.
-
-    Raises:
-        BatchConflict: if the batch has no such request.
-    """
+    """Return one request as `--json` prints it; `result` is its line of `producer results`."""
     entry, own_id = store.find(batch, custom_id)
     line, custom_id, _ = entry[:3]
     leader = leader_of(entry)
@@ -165,9 +155,8 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
 
 
 def request_table(state: dict[str, Any]) -> None:
-    """Print one request for people; the stored line last."""
-    hidden = ("object", "timing", "result")
-    rows = {name: value for name, value in state.items() if name not in hidden}
+    """Print one request for people, its stored line last."""
+    rows = {k: v for k, v in state.items() if k not in ("object", "timing", "result")}
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
     put_rows(rows)
@@ -175,73 +164,43 @@ def request_table(state: dict[str, Any]) -> None:
         put_json(state["result"])
 
 
-def batch_list(batches: Sequence[Batch]) -> None:
-    """Print all batches, one a line."""
-    rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED")]
-    for batch in batches:
-        done = f"{batch.terminal}/{batch.number('total')}"
-        created = str(iso_time(batch.created))[:19]
-        rows.append((batch.id, batch.status, done, str(batch.number("failed")), created))
-    columns(rows)
-
-
-def harmless(value: object) -> str:
+def printable(value: object) -> str:
     """Return text without control characters, which could change the terminal's state."""
     text = str(value)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def size_text(size: int) -> str:
-    """Return bytes in a unit that suits them."""
-    number = float(size)
+def size_text(size: float) -> str:
+    """Return bytes in a suitable unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
 
 
 def columns(rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, its columns aligned; the first row is the heading."""
-    rows = [[harmless(cell) for cell in row] for row in rows]
+    """Print a table with aligned columns; the first row is the heading."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
 
 
-def letter_list(letters: Iterable[DeadLetter]) -> None:
-    """Print dead letters, one a line, as they come; columns are aligned within a page."""
-    rows = [("ID", "BATCH", "CUSTOM_ID", "REASON")]
-    for letter in letters:
-        custom_id = letter["custom_id"] or "-"
-        rows.append((letter["id"], letter["batch_id"] or "-", custom_id, letter["reason"]))
-        if len(rows) > PAGE:
-            columns(rows)
-            rows.clear()
-    columns(rows)
-
-
-def ended(batch: Batch) -> Exit:
-    """Tell how a batch ended; return the exit status for it."""
+def print_end(batch: Batch) -> Exit:
+    """Print how a batch ended; return the exit status for it."""
     tell(f"{batch.id}: {batch.status}, {_counts(batch_json(batch)) or 'no requests'}")
-    all_well = batch.number("completed") == batch.number("total")
-    return Exit.ALL_WELL if all_well else Exit.SOME_FAILED
+    all_completed = batch.number("completed") == batch.number("total")
+    return Exit.ALL_WELL if all_completed else Exit.SOME_FAILED
 
 
 def written_json(
     output: str | None, errors_file: str | Path | None, completed: int, failed: int
 ) -> dict[str, Any]:
-    """Return where results were written and how many, as `--json` shows it; `-` is stdout."""
+    """Return the places and numbers of results as `--json` prints them; `-` is stdout."""
     return {
         "output": None if output == "-" else output,
         "errors_file": str(errors_file) if errors_file and failed else None,
         "request_counts": {"completed": completed, "failed": failed},
     }
-
-
-def changed(batch_id: str, what: str, count: int, *, as_json: bool) -> None:
-    """Tell how many requests of a batch a command has changed."""
-    tell(f"{batch_id}: {counted(count, 'request')} {what}")
-    if as_json:
-        put_json({"id": batch_id, "requests": count})

@@ -1,4 +1,4 @@
-"""The options that shape a batch besides its file, which `submit` and `run` take alike."""
+"""Options and messages that `submit` and `run` have in common."""
 
 from __future__ import annotations
 
@@ -28,53 +28,52 @@ _OPTIONS = {
     "turn": options.turn,
     "pairs": options.pairs,
     "dedupe": options.dedupe,
+    "once": options.once,
     "order": options.order,
 }
 
 
-def shaping_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options; it takes their values as `shaping`, by name."""
+def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add these options to a command, which gets their values by name as `shaping`."""
 
     @wraps(command)
-    def collected(*args: Any, **values: Any) -> Any:
+    def wrapped(*args: Any, **values: Any) -> Any:
         return command(*args, shaping={name: values.pop(name) for name in _OPTIONS}, **values)
 
     for option in reversed(_OPTIONS.values()):
-        collected = option(collected)
-    return collected
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def make_submission(
-    settings: Settings, batch_id: str, shaped: dict[str, Any], deadline: str = ""
+    settings: Settings, batch_id: str, shaping: dict[str, Any], deadline: str = ""
 ) -> Submission:
-    """Return what `shaped` asks for; `deadline` as CREATE takes it.
-
-    Raises:
-        BadOption: naming the option that is wrong.
-    """
-    found = Submission(
+    """Return the submission for these options; `deadline` as CREATE takes it."""
+    if shaping["once"]:
+        tell("--once is now --dedupe; this release still takes --once, the next one does not")
+    submission = Submission(
         batch_id,
-        queue_name(shaped["model"] or None, settings.queue),
-        shaped["priority"],
-        shaped["model"],
-        parse_overrides(shaped["pairs"]),
+        queue_name(shaping["model"] or None, settings.queue),
+        shaping["priority"],
+        shaping["model"],
+        parse_overrides(shaping["pairs"]),
         deadline,
-        tenant=shaped["tenant"],
-        in_order=shaped["turn"] == "fifo",
-        dedupe=shaped["dedupe"],
-        order=shaped["order"],
+        tenant=shaping["tenant"],
+        in_order=shaping["turn"] == "fifo",
+        dedupe=shaping["dedupe"] or shaping["once"],
+        order=shaping["order"],
     )
-    found.check()
-    return found
+    submission.check()
+    return submission
 
 
-def queued(summary: Summary, took_s: float) -> str:
-    """Return lines on what became of a file: queued, bad, ignored, without a limit, ended."""
+def queued_text(summary: Summary, took_s: float) -> str:
+    """Return lines on a queued file: its requests, bad lines, ignored fields, order."""
     batch = summary.batch
     valid, rejected = batch.number("valid"), batch.number("total") - batch.number("valid")
-    text = f"{batch.id}: {counted(valid, 'request')} queued in {took_s:.1f} s"
+    text = f"{counted(valid, 'request')} queued in {took_s:.1f} s"
     if summary.found and not (summary.queued or summary.rejected):
-        text = f"{batch.id}: was submitted already, {counted(valid, 'request')}, {batch.status}"
+        text = f"was submitted already, {counted(valid, 'request')}, {batch.status}"
     elif summary.found:
         text += f", {summary.queued} of them now"
     if identical := batch.number("identical"):
@@ -84,61 +83,58 @@ def queued(summary: Summary, took_s: float) -> str:
     deadline = iso_time(batch.fields.get("deadline"))
     if deadline and not batch.finished:
         text += f", deadline {deadline}"
-    if summary.choice is not None:
-        text += f"\n{batch.id}: {order(summary.choice)}"
-    if summary.ignored:
-        text += f"\n{batch.id}: {ignored_fields(summary.ignored)}"
-    if summary.without_limit:
-        text += (
-            f"\n{batch.id}: lines without max_tokens: {summary.without_limit}; they get the "
-            "worker's default (WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 gives all yours"
-        )
-    return text + _what_is_wrong(summary)
+    problem, reason = "", batch.fields.get("reason")
+    if reason or summary.first_error:
+        label = batch.status if reason else "first bad line"
+        problem = f"{label}: {reason or summary.first_error}"
+    notes = [
+        order_text(summary.choice) if summary.choice else "",
+        ignored_text(summary.ignored) if summary.ignored else "",
+        f"lines without max_tokens: {summary.without_limit}; they get the worker's default "
+        "(WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 gives all yours"
+        if summary.without_limit
+        else "",
+        problem,
+    ]
+    return "\n".join(f"{batch.id}: {line}" for line in (text, *filter(None, notes)))
 
 
-def _what_is_wrong(summary: Summary) -> str:
-    batch = summary.batch
-    if reason := batch.fields.get("reason"):
-        return f"\n{batch.id}: {batch.status}: {reason}"
-    return f"\n{batch.id}: first bad line: {summary.first_error}" if summary.first_error else ""
-
-
-def order(choice: OrderChoice) -> str:
-    """Return in which order requests are queued, and what that is expected to save."""
+def order_text(choice: OrderChoice) -> str:
+    """Return the order in which requests are queued, and its expected saving."""
     plan = choice.plan
+    if not choice.in_groups:
+        gain = max(0.0, 100 * plan.gain)
+        return f"order: input; another would save about {gain:.1f} % of the prompts"
     as_is, planned = (
         100 * tokens / max(1, plan.prompt) for tokens in (plan.saved_as_is, plan.saved)
     )
-    if choice.in_groups:
-        return (
-            f"order: prefix, {counted(plan.groups, 'group')} of lines that share about "
-            f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no "
-            f"computing (in the file's order {as_is:.0f} %)"
-        )
     return (
-        f"order: input; another would save about {max(0.0, 100 * plan.gain):.1f} % of the prompts"
+        f"order: prefix, {counted(plan.groups, 'group')} of lines that share about "
+        f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no "
+        f"computing (in the file's order {as_is:.0f} %)"
     )
 
 
-def ignored_fields(lines: Counter[str]) -> str:
-    """Name the fields that were left out, and on how many lines each was."""
+def ignored_text(lines: Counter[str]) -> str:
+    """Return the fields that were left out, with the number of their lines."""
     names = (f"{name} (on {counted(count, 'line')})" for name, count in sorted(lines.items()))
     return f"ignored, because they concern OpenAI's service and not the answer: {', '.join(names)}"
 
 
 def tell_if_unserved(store: BatchStore, base: str, model: str) -> None:
-    """Say which models are served if `model` is not, and any other is; '' is the default queue."""
+    """Print which models are served if `model` is not among them; '' is the base queue."""
     queue, served = queue_name(model or None, base), store.served_queues()
     if queue in served or not served:
         return
     prefix = f"{base}."
     models = sorted(name.removeprefix(prefix) for name in served if name.startswith(prefix))
-    unserved = f"no worker serves queue {queue}"
-    options = [f"--model {name}" for name in models]
-    if not options and base in served:
-        tell(f"{unserved}; a worker serves requests without --model")
-        return
+    choices = [f"--model {name}" for name in models]
     if base in served:
-        options.append("and requests without --model")
-    if options:
-        tell(f"{unserved}; served are: {', '.join(options)}{did_you_mean(model, models)}")
+        choices.append("and requests without --model")
+    if models:
+        served_text = f"served are: {', '.join(choices)}{did_you_mean(model, models)}"
+    elif base in served:
+        served_text = "a worker serves requests without --model"
+    else:
+        return
+    tell(f"no worker serves queue {queue}; {served_text}")

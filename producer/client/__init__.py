@@ -1,6 +1,6 @@
-"""The library that Python programs use: `from producer import Client`.
+"""The library for Python programs: `from producer import Client`.
 
-What is exported here is kept; all other modules of `producer` may change with every version.
+These names are stable; all other modules of `producer` may change with every version.
 """
 
 from producer.client.asynchronous import AsyncBatch, AsyncClient

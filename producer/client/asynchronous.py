@@ -1,8 +1,7 @@
-"""The client for asyncio: the same calls, each in a thread, so that none holds up the loop.
+"""The client for asyncio: the same calls, each in a thread, so that none blocks the loop.
 
-What may wait for long (`results`, `wait`, `submit`) has a thread of its own: the loop's executor
-has few of them, and with all of them waiting no other call would begin, nor the program's own. The
-others are one question to Redis each, and take a thread of that executor.
+`results`, `wait` and `submit` may take long, so each has a thread of its own: in the loop's
+executor they could take all threads. The other calls are short and use that executor.
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ from producer.client.batch import Batch, BatchStatus, Order, Result, Retried
 from producer.client.client import Client, Request, Requests, SubmitOptions
 
 T = TypeVar("T")
-#: Results that are handed to the loop at once, and requests that are asked of it at once.
-_PIECE = 250
-#: Between two looks whether somebody still waits, in seconds.
-_LOOK_S = 0.1
+#: Results or requests that pass between thread and loop with one call.
+_CHUNK = 250
+#: Seconds between two checks whether the thread should stop.
+_POLL_S = 0.1
 
 
 class _Stopped(Exception):
-    """Nobody waits for what the thread does any more."""
+    """The caller no longer waits for the thread."""
 
 
 class _Thread:
-    """A thread that works for the loop until that is done or nobody waits for it; and what it may
-    ask of the loop."""
+    """A thread that works for the loop until it is done or stopped."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
 
     def start(self, work: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
-        """Begin; return what will have its result. Call `stop` when nobody waits any more."""
+        """Start the work; return a future of its result. The caller must call `stop`."""
         context, ended = contextvars.copy_context(), Future[T]()
         ended.set_running_or_notify_cancel()
 
@@ -49,19 +47,19 @@ class _Thread:
             except BaseException as error:
                 ended.set_exception(error)
 
-        # A program may end before it: Redis holds all that is needed to go on.
+        # A daemon: the program may exit, because Redis has all that is needed to go on.
         threading.Thread(target=run, name="warmq-client", daemon=True).start()
         return asyncio.wrap_future(ended, loop=self._loop)
 
     async def result(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Begin, and wait for the result. Cancelled, it is to stop."""
+        """Run the work and return its result; stop it when cancelled."""
         try:
             return await self.start(work, *args, **options)
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Let the thread end as soon as it sleeps or asks."""
+        """End the thread at its next `sleep` or `ask`."""
         self._stop.set()
 
     @property
@@ -69,13 +67,13 @@ class _Thread:
         return self._stop.is_set() or self._loop.is_closed()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, unless it is to stop."""
+        """Sleep in the thread. Raises _Stopped."""
         self._stop.wait(seconds)
         if self._stopped:
             raise _Stopped
 
     def ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Let the loop run a coroutine; return what it returns."""
+        """Run a coroutine in the loop and return its result. Raises _Stopped."""
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:  # the loop is closed
@@ -83,31 +81,31 @@ class _Thread:
             raise _Stopped from None
         while not self._stopped:
             try:
-                return future.result(_LOOK_S)
+                return future.result(_POLL_S)
             except TimeoutError:
                 if future.done():
                     raise
         future.cancel()
         raise _Stopped
 
-    def iterate(self, items: AsyncIterable[T]) -> Iterator[T]:
-        """Iterate in the thread over what the loop gives."""
-        found = aiter(items)
+    def iterate(self, values: AsyncIterable[T]) -> Iterator[T]:
+        """Iterate in the thread over an asynchronous iterable of the loop."""
+        iterator = aiter(values)
 
-        async def piece() -> list[T]:
+        async def chunk() -> list[T]:
             taken: list[T] = []
-            async for item in found:
-                taken.append(item)
-                if len(taken) == _PIECE:
+            async for value in iterator:
+                taken.append(value)
+                if len(taken) == _CHUNK:
                     break
             return taken
 
-        while taken := self.ask(piece()):
+        while taken := self.ask(chunk()):
             yield from taken
 
 
 class AsyncBatch:
-    """A batch, as `Batch` is; each call is awaited."""
+    """A batch like `Batch`; each call is awaited."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -121,7 +119,7 @@ class AsyncBatch:
         return f"AsyncBatch({self.id!r})"
 
     async def status(self) -> BatchStatus:
-        """Return its state as it is now."""
+        """Return its current state."""
         return await asyncio.to_thread(self._batch.status)
 
     async def wait(self, timeout: float | None = None) -> BatchStatus:  # noqa: ASYNC109 - as Batch's
@@ -133,12 +131,12 @@ class AsyncBatch:
         self, order: Order = "completion", *, follow: bool = True, partial: bool = False
     ) -> AsyncIterator[Result]:
         """Yield one result for each request, as `Batch.results` does."""
-        thread, pieces = _Thread(), asyncio.Queue[list[Result]](maxsize=2)
+        thread, chunks = _Thread(), asyncio.Queue[list[Result]](maxsize=2)
         ready: list[Result] = []
 
         def hand_over() -> None:
             if ready:
-                thread.ask(pieces.put([*ready]))
+                thread.ask(chunks.put([*ready]))
                 ready.clear()
 
         def sleep(seconds: float) -> None:
@@ -149,45 +147,41 @@ class AsyncBatch:
             try:
                 for result in self._batch._results(order, follow, partial, sleep):
                     ready.append(result)
-                    if len(ready) == _PIECE:
+                    if len(ready) == _CHUNK:
                         hand_over()
                 hand_over()
-            finally:  # also where it has failed: `reading` says so
-                thread.ask(pieces.put([]))
+            finally:  # after an error too: the future `reading` has it
+                thread.ask(chunks.put([]))
 
         reading = thread.start(read)
         try:
-            while piece := await pieces.get():
-                for result in piece:
+            while chunk := await chunks.get():
+                for result in chunk:
                     yield result
             await reading
         finally:
             thread.stop()
-            reading.cancel()  # what it may still raise is for nobody
+            reading.cancel()  # its errors no longer matter
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """Yield the results as they come."""
         return self.results()
 
     async def cancel(self) -> int:
-        """Cancel what has not ended; return how many requests that were."""
+        """Cancel queued and running requests; return their number."""
         return await asyncio.to_thread(self._batch.cancel)
 
     async def retry(self, *also: Retried) -> int:
-        """Run failed requests again; return how many."""
+        """Run failed requests again, as `Batch.retry` does; return their number."""
         return await asyncio.to_thread(self._batch.retry, *also)
 
     async def delete(self, *, force: bool = False) -> None:
-        """Delete a batch that has ended, and its results; with `force`, cancel it first."""
+        """Delete a finished batch and its results; `force` cancels it first."""
         await asyncio.to_thread(self._batch.delete, force=force)
 
 
 class AsyncClient:
-    """Submits requests and finds batches, as `Client` does; each call is awaited.
-
-    Raises:
-        SettingsError: naming what is wrong with a setting.
-    """
+    """Submits requests and finds batches, as `Client` does; each call is awaited."""
 
     def __init__(self, url: str | None = None, *, queue: str | None = None) -> None:
         self._client = Client(url, queue=queue)
@@ -207,17 +201,16 @@ class AsyncClient:
     ) -> AsyncBatch:
         """Queue requests as one batch; return when all are queued.
 
-        Options, results and errors are those of `Client.submit`. An iterable that is not
-        asynchronous is iterated in a thread. Cancelled, it stops asking an asynchronous one for
-        more, and the batch stays open; another one is read on in its thread, until the program
-        ends.
+        Options, results and errors are those of `Client.submit`. A synchronous iterable is
+        iterated in a thread. When cancelled, the batch stays open, and an asynchronous iterable
+        is read no further; a synchronous one is read on in its thread.
         """
         thread = _Thread()
         given = thread.iterate(requests) if isinstance(requests, AsyncIterable) else requests
         return AsyncBatch(await thread.result(self._client.submit, given, **options))
 
     async def batch(self, batch_id: str) -> AsyncBatch:
-        """Return a batch that is there. Raises BatchConflict if there is none of that id."""
+        """Return an existing batch. Raises BatchConflict for an unknown id."""
         return AsyncBatch(await asyncio.to_thread(self._client.batch, batch_id))
 
     async def batches(self) -> list[AsyncBatch]:

@@ -1,4 +1,4 @@
-"""A batch as a program holds it: its state, its results, its end."""
+"""A program's view of a batch: its state, its results, its end."""
 
 from __future__ import annotations
 
@@ -24,23 +24,19 @@ from producer.submit.submit import ResumableSubmit
 
 Order = Literal["completion", "input"]
 Retried = Literal["failed", "cancelled", "expired"]
-#: Waits between looks at a batch, in seconds.
+#: Seconds between two reads of a batch, at first and at most.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
 def store_of(settings: Settings) -> BatchStore:
-    """Return the store at the settings' address.
-
-    Raises:
-        StoreUnavailable: naming the address and the remedy.
-    """
+    """Open the store at the settings' address."""
     url = settings.redis_url.get_secret_value()
     return BatchStore.open(url, "warmq-client", ttl_ms=settings.result_ttl_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """Why a request has no response. docs/reference/errors.md lists the codes."""
+    """Error of a failed request. docs/architecture.md lists the codes."""
 
     code: str
     message: str
@@ -48,7 +44,7 @@ class ResultError:
 
 
 class Result:
-    """One request of a batch and what became of it. It is decoded when it is looked at."""
+    """Result of one request. Its JSON is decoded on first access."""
 
     def __init__(self, line: ResultLine) -> None:
         self._line = line
@@ -75,28 +71,26 @@ class Result:
 
     @property
     def line(self) -> int:
-        """Which line, row or request of the input it was, from 1."""
-        told = self._decoded["error"] or self._decoded["warmq"]
-        return int(told["line"])
+        """Number of its line, row or request in the input, from 1."""
+        return int((self._decoded["error"] or self._decoded["warmq"])["line"])
 
     @property
     def body(self) -> dict[str, Any] | None:
-        """The engine's response, as OpenAI's API would give it; None for a failed request."""
+        """The engine's response as OpenAI's API gives it; None for a failed request."""
         response = self._decoded["response"]
         return response["body"] if response else None
 
     @property
     def error(self) -> ResultError | None:
-        """What went wrong; None for a response."""
-        told = self._decoded["error"]
-        if not told:
+        """The error; None for a response."""
+        error = self._decoded["error"]
+        if not error:
             return None
-        return ResultError(told["code"], told["message"], told.get("param"))
+        return ResultError(error["code"], error["message"], error.get("param"))
 
     @property
     def text(self) -> str | None:
-        """The text of the first choice, of a response or message; None if there is none, as for
-        embeddings and failed requests."""
+        """Text of the first choice; None without text, as for embeddings and failed requests."""
         body: object = self.body  # another program may have written it
         return text_of(body) if isinstance(body, dict) else None
 
@@ -109,8 +103,8 @@ class Result:
 class BatchStatus:
     """A batch at one moment. Counts are requests; times are Redis'.
 
-    `status` is OpenAI's word: validating (still submitted), in_progress, completed, failed (no
-    valid request; `reason` says why), expired, cancelling, cancelled.
+    `status` is OpenAI's: validating (still submitted), in_progress, completed, failed (no valid
+    request; `reason` has the cause), expired, cancelling, cancelled.
     """
 
     id: str
@@ -133,12 +127,14 @@ class BatchStatus:
 
     @property
     def pending(self) -> int:
-        """Requests that wait or run."""
+        """Number of requests that wait or run."""
         return self.total - self.completed - self.failed - self.cancelled - self.expired
 
 
-def status_of(batch: contract_batch.Batch) -> BatchStatus:
-    """Return a snapshot as programs see it."""
+def _status_of(batch: contract_batch.Batch) -> BatchStatus:
+    def moment(ms: str) -> dt.datetime:
+        return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC)
+
     return BatchStatus(
         batch.id,
         batch.status,
@@ -149,19 +145,18 @@ def status_of(batch: contract_batch.Batch) -> BatchStatus:
         expired=batch.number("expired"),
         prompt_tokens=batch.number("prompt_tokens"),
         completion_tokens=batch.number("completion_tokens"),
-        created_at=_moment(batch.created),
-        finished_at=_moment(batch.fields["finished_at"]) if batch.finished else None,
+        created_at=moment(batch.created),
+        finished_at=moment(batch.fields["finished_at"]) if batch.finished else None,
         reason=batch.fields.get("reason", ""),
     )
 
 
-def _moment(ms: str) -> dt.datetime:
-    return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC)
-
-
 class Batch:
-    """One batch. All its methods ask Redis, and raise StoreUnavailable where it cannot be used;
-    BatchChanged, where the batch was deleted or submitted anew meanwhile."""
+    """One batch. Its methods read Redis.
+
+    They raise StoreUnavailable if Redis cannot be used, and BatchChanged if the batch was deleted
+    or submitted anew meanwhile.
+    """
 
     def __init__(
         self,
@@ -176,8 +171,7 @@ class Batch:
         self._resuming = resuming
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to ask about the batch: Redis' address, with its
-        password, and which batch it is. What was read cannot be read again there."""
+        """Return the batch and Redis' address with its password, but not the input."""
         return {"_first": self._first, "_settings": self._settings, "_resuming": None}
 
     @cached_property
@@ -186,22 +180,22 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """Its id; `Client.batch` finds it again by that, from any program."""
+        """Its id, by which `Client.batch` finds it from any program."""
         return self._first.id
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
 
     def status(self) -> BatchStatus:
-        """Return its state as it is now."""
+        """Return its current state."""
         with add_remedies():
-            return status_of(self._state())
+            return _status_of(self._state())
 
     def wait(self, timeout: float | None = None) -> BatchStatus:
         """Wait for its end; return its last state.
 
-        What this program has submitted from what can be read again is queued once more where Redis
-        loses it meanwhile (a failover).
+        If Redis loses its last writes meanwhile (a failover), requests that this program has
+        submitted from a repeatable input are queued again.
 
         Raises:
             TimeoutError: it has not ended within `timeout` seconds; it goes on.
@@ -226,8 +220,8 @@ class Batch:
 
         with add_remedies():
             if self._resuming is not None:
-                return status_of(self._resuming.follow(self._first, follow))
-            return status_of(follow(self._first))
+                return _status_of(self._resuming.follow(self._first, follow))
+            return _status_of(follow(self._first))
 
     def results(
         self, order: Order = "completion", *, follow: bool = True, partial: bool = False
@@ -235,13 +229,12 @@ class Batch:
         """Yield one result for each request.
 
         Args:
-            order: `completion`, as they come, or `input`, that of the requests.
-            follow: wait for those that are not there yet.
-            partial: with `follow=False`, give what there is of a batch that has not ended.
+            order: `completion`, as they come, or `input`, in the order of the requests.
+            follow: wait for missing results.
+            partial: with `follow=False`, give the results so far of an unfinished batch.
 
         Raises:
-            BatchConflict: the batch has not ended, and neither `follow` nor `partial` was asked
-                for.
+            BatchConflict: the batch has not ended, and neither `follow` nor `partial` is given.
         """
         return self._results(order, follow, partial, time.sleep)
 
@@ -253,7 +246,7 @@ class Batch:
             if not (now.finished or follow or partial):
                 raise BatchConflict(
                     f"batch {self.id} is still {now.status}: follow=True waits for it, "
-                    "partial=True takes what is there"
+                    "partial=True gives the results so far"
                 )
             collector = Collector(self._store, now, follow=follow, partial=partial, sleep=sleep)
             yield from map(Result, collector.lines(order))
@@ -264,21 +257,17 @@ class Batch:
         return self.results()
 
     def cancel(self) -> int:
-        """Cancel what has not ended, queued or running; return how many requests that were."""
+        """Cancel queued and running requests; return their number."""
         with add_remedies():
             return self._store.cancel(self._state())
 
     def retry(self, *also: Retried) -> int:
-        """Run failed requests again, and those that ended as `also` says; return how many."""
+        """Run failed requests again, and those with the outcomes `also`; return their number."""
         with add_remedies():
             return self._store.retry(self._state(), ["failed", *also])
 
     def delete(self, *, force: bool = False) -> None:
-        """Delete a batch that has ended, and its results; with `force`, cancel it first.
-
-        Raises:
-            BatchConflict: it has not ended.
-        """
+        """Delete a finished batch and its results; `force` cancels it first. Else BatchConflict."""
         with add_remedies():
             state = self._state()
             if force and not state.finished:

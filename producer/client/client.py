@@ -31,27 +31,27 @@ class SupportsArrow(Protocol):
         """Return a capsule of an Arrow stream."""
 
 
-#: A request as a line of a file has it, `{"prompt": ...}`, `{"messages": ...}` or OpenAI's form.
+#: A request like a line of a file: `{"prompt": ...}`, `{"messages": ...}` or OpenAI's form.
 Request = Mapping[str, Any]
 Requests = Iterable[Request] | SupportsArrow | str | os.PathLike[str]
 Deadline = dt.timedelta | dt.datetime
 
 
 class SubmitOptions(TypedDict, total=False):
-    """Options of `submit`; all may be left out.
+    """Options of `submit`; all are optional.
 
-    columns: of rows that are no requests as they stand: the column, or the template over columns,
-        that each field gets, as `{"prompt": "text"}` or `{"messages.user": "Translate: {text}"}`.
-    batch_id: name of the batch; the same one resumes it. By default a new one.
+    columns: column or template over columns for each field, where rows are not requests yet, as
+        `{"prompt": "text"}` or `{"messages.user": "Translate: {text}"}`.
+    batch_id: id of the batch; the same one resumes it. Default: a new one.
     model: served model to send the requests to; '' for workers without a name.
-    fields: body fields that every request gets, as `{"max_tokens": 256}`.
-    priority: 0 (most urgent) to 9, in steps of 3; 6 by default.
-    tenant: whose requests these are.
+    fields: body fields of every request, as `{"max_tokens": 256}`.
+    priority: 0 (most urgent) to 9, in steps of 3. Default: 6.
+    tenant: tenant of the requests.
     turn: `fair` shares with the tenant's other batches, `fifo` waits for them.
-    deadline: when unfinished requests expire: after the batch's creation, or at a time.
+    deadline: when unfinished requests expire: a time, or a duration from the batch's creation.
     once: run requests with the same body once, where temperature is 0.
-    order: `prefix` queues requests with a common beginning together, `auto` where that saves
-        something; neither is possible for what can be iterated only once.
+    order: `prefix` groups requests with a common beginning, `auto` does so where that saves
+        something. `prefix` needs a repeatable input.
     """
 
     columns: Mapping[str, str]
@@ -67,23 +67,19 @@ class SubmitOptions(TypedDict, total=False):
 
 
 def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
-    """Return what the options ask for.
-
-    Raises:
-        BadOption: naming the one that is wrong.
-    """
+    """Return the submission for these options. Raises BadOption."""
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         known = ", ".join(SubmitOptions.__annotations__)
         raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
     model, turn = options.get("model", ""), options.get("turn", "fair")
     order: OrderOption = options.get("order", "input")
-    for name, value, among in (
+    for name, value, allowed in (
         ("turn", turn, ("fair", "fifo")),
         ("order", order, ("input", "prefix", "auto")),
         ("priority", options.get("priority", 6), range(10)),
     ):
-        if value not in among:
-            raise BadOption(f"{name} {value!r}: give one of {', '.join(map(str, among))}")
+        if value not in allowed:
+            raise BadOption(f"{name} {value!r}: give one of {', '.join(map(str, allowed))}")
     check_field_conflicts(
         options.get("fields", {}), options.get("columns", {}), ("fields", "columns")
     )
@@ -117,27 +113,26 @@ def _deadline(deadline: Deadline | None) -> str:
 
 
 class Client:
-    """Submits requests to the queue and finds batches again. Threads may share one.
+    """Submits requests to the queue and finds batches. Threads may share one.
 
     Args:
-        url: Redis' address; by default the setting WARMQ_REDIS_URL.
-        queue: base name of the queue; by default the setting WARMQ_QUEUE.
+        url: Redis' address. Default: the setting WARMQ_REDIS_URL.
+        queue: base name of the queue. Default: the setting WARMQ_QUEUE.
 
     Raises:
-        SettingsError: naming what is wrong with a setting.
+        SettingsError: a setting is wrong.
     """
 
     def __init__(self, url: str | None = None, *, queue: str | None = None) -> None:
         given = {"redis_url": url, "queue": queue}
-        named = {name: value for name, value in given.items() if value is not None}
-        self._settings = load(Settings, **named)
+        self._settings = load(Settings, **{k: v for k, v in given.items() if v is not None})
 
     @cached_property
     def _store(self) -> BatchStore:
         return store_of(self._settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to make connections of its own."""
+        """Return the settings, from which another process makes its own connections."""
         return {"_settings": self._settings}
 
     def __enter__(self) -> Self:
@@ -155,20 +150,19 @@ class Client:
     def submit(self, requests: Requests, **options: Unpack[SubmitOptions]) -> Batch:
         """Queue requests as one batch; return when all are queued. They run meanwhile.
 
-        A request that is wrong becomes an error result, the others run. The same call with the same
-        `batch_id` and requests goes on where an interrupted one stopped; no request runs twice.
+        A wrong request becomes an error result, the other requests run. The same call with the
+        same `batch_id` and requests resumes an interrupted one; no request runs twice.
 
         Args:
-            requests: any iterable of dicts; a data frame or table (pandas, polars, pyarrow), whose
-                rows are the requests; or the path of a file: JSON lines, parquet, Arrow, CSV.
-            options: `columns` (which column is which field), `batch_id`, `model`, `fields` and the
-                others that SubmitOptions explains.
+            requests: any iterable of dicts; a data frame or table (pandas, polars, pyarrow) with a
+                row for each request; or the path of a file: JSON lines, parquet, Arrow, CSV.
+            options: see SubmitOptions.
 
         Raises:
             BadOption: an argument is wrong.
-            BatchConflict: the batch is there and has other requests or options.
+            BatchConflict: the batch exists with other requests or options.
             StoreUnavailable: Redis cannot be used; the same call goes on later.
-            What iterating over `requests` raises; the batch stays open then.
+            Errors of iterating over `requests`; the batch stays open.
         """
         with add_remedies():
             submission = submission_of(options, self._settings)
@@ -185,11 +179,7 @@ class Client:
             return Batch(self._store, resuming.submit().batch, self._settings, resuming)
 
     def batch(self, batch_id: str) -> Batch:
-        """Return a batch that is there, whoever has submitted it.
-
-        Raises:
-            BatchConflict: there is none of that id.
-        """
+        """Return an existing batch of any submitter. Raises BatchConflict for an unknown id."""
         found = find_batch(self._store, self._settings, batch_id)
         return Batch(self._store, found, self._settings)
 
@@ -199,11 +189,7 @@ class Client:
 
 
 def _source(requests: Any, columns: Mapping[str, str]) -> Source:
-    """Return what the requests are read from.
-
-    Raises:
-        BadOption, InputUnreadable, ExtraMissing: saying what is taken instead.
-    """
+    """Return a source that reads the requests."""
     if isinstance(requests, str | os.PathLike):
         return open_source(os.fspath(requests), columns)
     if is_frame(requests):
@@ -211,15 +197,15 @@ def _source(requests: Any, columns: Mapping[str, str]) -> Source:
     if isinstance(requests, Mapping) or not isinstance(requests, Iterable):
         kind = type(requests).__name__
         raise BadOption(
-            f"requests: {kind} is not taken; give an iterable of dicts such as "
+            f"requests: {kind} is not supported; give an iterable of dicts such as "
             '[{"prompt": "..."}], a data frame, or the path of a file'
         )
     to_line: ToLine = line_of
-    more: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if columns:
-        known = getattr(requests, "column_names", None)  # of a data set; a streamed one may not
+        known = getattr(requests, "column_names", None)  # of a data set; a streamed one has none
         mapping = RowMapping(columns, known if isinstance(known, list) else None)
-        to_line, more = mapping.line_of_values, {"what": "row", "columns": mapping.columns}
+        to_line, extra = mapping.line_of_values, {"what": "row", "columns": mapping.columns}
     if is_data_set(requests):
         to_line = unpadded(requests, to_line)
-    return IterableSource(requests, to_line, **more)
+    return IterableSource(requests, to_line, **extra)

@@ -1,1 +1,1 @@
-"""Collects a batch's results, and writes them where they go."""
+"""Collects a batch's results into files and tables."""

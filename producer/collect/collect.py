@@ -1,4 +1,4 @@
-"""Collects a batch's results, in input or completion order."""
+"""Reads a batch's results, in input or completion order."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,25 +15,28 @@ from producer.batch_watch import BatchWatch
 from producer.input.seen import SeenIds
 from producer.redis import ResultPrefetch
 
-#: Results fetched at once: the first time, and at most where they turn out to be small.
+#: Results of the first MGET, and the most of one if they are small.
 _FIRST_FETCH, _MOST_FETCHED = 50, 250
 _FETCH_BYTES = 2 * 2**20
-#: Chunks of the index read before the next look at the batch: as many as the store reads at once.
+#: Chunks of the index between two checks of the batch: as many as the store reads with one call.
 _INDEX_CHUNKS = 8
-#: Between two looks for new results while following, in seconds.
+#: Seconds between two reads while following.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
 class _Window(NamedTuple):
-    """Lines that are fetched together: their request ids, those whose results answer them (a
-    follower's is its leader's; one list where none is a follower), their entries in the index."""
+    """Lines that are fetched with one MGET.
+
+    `answering_ids` are the requests whose results answer the lines: a follower's is its leader.
+    It is the same list as `request_ids` where no line is a follower.
+    """
 
     request_ids: list[str]
     answering_ids: list[str]
     entries: list[IndexEntry]
 
     def part(self, start: int, end: int) -> "_Window":
-        """Return some of the lines."""
+        """Return a slice of the lines."""
         ids = self.request_ids[start:end]
         plain = self.answering_ids is self.request_ids
         return _Window(
@@ -42,18 +45,18 @@ class _Window(NamedTuple):
 
 
 def mark_collected(store: BatchStore, batch: Batch) -> None:
-    """Note in Redis that all results of a finished batch are kept elsewhere; or do not, where it
-    takes no write now, or none of this user: to read results needs none."""
+    """Note in Redis that all results of a finished batch are stored elsewhere.
+
+    Does nothing where Redis is full or this user may not write: reading results needs neither.
+    """
     with suppress(StoreUnavailable):
         store.collected(batch)
 
 
 class Collector:
-    """Reads one batch's results. With `follow` it waits for those that are not there yet.
+    """Reads one batch's results: exactly one line for each request, or BatchChanged.
 
-    It gives exactly one line for each of the batch's requests, or raises BatchChanged, as when
-    the batch is deleted, expires, is submitted anew or is retried meanwhile. With `partial` it
-    gives what there is of an unfinished batch.
+    `follow` waits for missing results; else `partial` reads the results so far.
     """
 
     def __init__(
@@ -78,14 +81,13 @@ class Collector:
 
     @property
     def batch(self) -> Batch:
-        """The batch as it was when it was last looked at."""
+        """The batch as last read."""
         return self._same.last
 
     def lines(self, order: str) -> Iterator[ResultLine]:
-        """Yield the result lines; `order` is input or completion.
+        """Yield the result lines in `input` or `completion` order.
 
-        Raises:
-            BatchChanged: at the latest after the last line, if there is not one for each request.
+        Raises BatchChanged, at the latest after the last line, unless each request had one.
         """
         self._given, self._whole = 0, False
         self._same.state()
@@ -97,13 +99,15 @@ class Collector:
         self._whole = whole and batch.finished
 
     def mark_collected(self) -> None:
-        """Say that the lines are kept where they are to be: nobody need be told any more that they
-        expire. Does nothing unless they were all lines of a batch that has ended."""
+        """Note that the lines are stored, so that no expiry warning follows.
+
+        Does nothing unless they were all lines of a finished batch.
+        """
         if self._whole:
             mark_collected(self._store, self._same.last)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
-        """Fetch more or fewer results at once from now on, by the size of these."""
+        """Adapt the number of results of an MGET to the size of these."""
         size = sum(len(raw) for raw in raws if raw is not None) + 1
         self._fetch = max(1, min(_MOST_FETCHED, _FETCH_BYTES * len(raws) // size))
         return raws
@@ -128,7 +132,7 @@ class Collector:
         with closing(SeenIds()) as seen:
             for window, raws in self._fetched(self._finished_windows()):
                 for request_id, raw, followers in self._with_followers(window, raws):
-                    # None: being retried, it will come again; or lost, see below.
+                    # None: it is being retried and will come again, or it is lost (_left_out).
                     line = stored_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
                         self._given += 1
@@ -144,7 +148,7 @@ class Collector:
     def _fetched(
         self, windows: Iterator[_Window | None]
     ) -> Iterator[tuple[_Window, list[bytes | None]]]:
-        """Yield windows with their results; Redis looks up the next ones meanwhile."""
+        """Yield windows with their results; Redis reads the next ones meanwhile."""
         with closing(ResultPrefetch(self._store)) as ahead:
             asked: _Window | None = None
             for window in windows:
@@ -156,12 +160,12 @@ class Collector:
                 asked = window
 
     def _windows(self) -> Iterator[_Window | None]:
-        """Yield what is fetched together, and None before a wait for more, and at the end."""
+        """Yield windows in input order, and None before each wait and at the end."""
         batch, read = self._same.last, 0
         while True:
-            sealed = batch.sealed  # before the index is read: so a sealed batch's index is whole
+            sealed = batch.sealed  # read before the index: a sealed batch's index is whole
             chunks = list(islice(self._store.index(self._id, read), _INDEX_CHUNKS))
-            batch = self._same.state()  # after it: so these chunks are this batch's
+            batch = self._same.state()  # read after the index: so these chunks are this batch's
             for chunk in chunks:
                 lines, start = self._lines_of(chunk), 0
                 while start < len(lines.entries):
@@ -177,8 +181,7 @@ class Collector:
             self._pause()
 
     def _finished_windows(self) -> Iterator[_Window | None]:
-        """Yield the same of what has ended, in that order and without entries: the request
-        ids as the list of finished ones has them."""
+        """Yield windows in completion order, without entries; `request_ids` are endings."""
         at, finished, once = 0, False, self._same.last.dedupe
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch):
@@ -190,7 +193,7 @@ class Collector:
             yield None
             if finished or not self._follow:
                 return
-            finished = self._same.state().finished  # if so, what came before is still to be read
+            finished = self._same.state().finished  # then the list is read once more to its end
             if not finished:
                 self._pause()
 
@@ -204,21 +207,20 @@ class Collector:
     def _with_followers(
         self, window: _Window, raws: list[bytes | None]
     ) -> Iterator[tuple[str, bytes | None, Iterable[IndexEntry | None]]]:
-        """Return what has ended, each with its result and the followers that ended with it; they
-        are to be read before the next one is."""
+        """Return each request with its result and followers, to be read before the next request."""
         ended, request_ids, _ = window
         if ended is request_ids:
             return zip(ended, raws, repeat(()))
-        found = dict(zip(request_ids, raws, strict=True))
+        results = dict(zip(request_ids, raws, strict=True))
         endings = list(map(read_ending, ended))
         entries = self._store.followers(self._id, endings)
-        return ((rid, found[rid], islice(entries, len(numbers))) for rid, numbers in endings)
+        return ((rid, results[rid], islice(entries, len(numbers))) for rid, numbers in endings)
 
     def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
-        """Yield a window's lines where results are missing: not there yet, or lost."""
+        """Yield the lines of a window with missing results: awaited or lost ones."""
         start, answering_ids = 0, window.answering_ids
         while start < len(answering_ids):
-            raws, lost = self._looked_up(answering_ids[start : start + self._fetch])
+            raws, lost = self._read_again(answering_ids[start : start + self._fetch])
             for raw in raws:
                 if raw is None and not lost:
                     if self._follow:
@@ -233,8 +235,8 @@ class Collector:
                     yield result_line(request_id, entry[1], entry[0], raw, leader_of(entry))
                 start += 1
 
-    def _looked_up(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
-        """Return results, and whether those that are missing will never come."""
+    def _read_again(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
+        """Return results, and whether missing ones will never come."""
         before = self._same.state()
         raws = self._sized(self._store.results(request_ids))
         after = self._same.state()
@@ -242,7 +244,7 @@ class Collector:
         return raws, before.finished and after.finished and not retried
 
     def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
-        """Yield a line for each request that the list of finished ones did not give."""
+        """Yield a line for each request that is missing in the list of finished ones."""
         for chunk in self._store.index(self._id):
             lines = zip(*self._lines_of(chunk), strict=True)
             if missing := [line for line in lines if seen.add(line[0])]:

@@ -1,4 +1,4 @@
-"""Where results go: files and objects in buckets, of JSON lines or as parquet."""
+"""Result files: JSON lines or parquet, as files or as objects in buckets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, Self
 
 from contract.results import ResultLine
 from producer.collect.parquet import ParquetLines
 from producer.input.bucket import ObjectMissing, ObjectPlace, is_url, place_of, redacted
 from producer.input.files import (
-    BUFFER_BYTES,
     AtomicFile,
     ObjectFile,
     OutputUnwritable,
@@ -23,16 +22,12 @@ from producer.input.reader import InputUnreadable
 from producer.input.tables.source import kind_of
 
 _PARQUET = (".parquet", ".pq")
-#: Lines wait until so many bytes are written at once.
+#: Bytes of lines that are written with one call.
 _WRITE_BYTES = 65_536
 
 
 def is_parquet(name: str) -> bool:
-    """Whether results of that name are a table.
-
-    Raises:
-        OutputUnwritable: it is the name of a table that results cannot be written as.
-    """
+    """Whether results of this name are parquet; OutputUnwritable for another table."""
     kind = kind_of(name)
     if kind and kind not in _PARQUET:
         raise OutputUnwritable(
@@ -43,7 +38,7 @@ def is_parquet(name: str) -> bool:
 
 
 def check_output(name: str) -> None:
-    """Raise OutputUnwritable unless results could be written there; creates nothing."""
+    """Raise OutputUnwritable unless results could be written there; create nothing."""
     if is_parquet(name):
         ParquetLines.check(name)
     if is_url(name):
@@ -52,19 +47,19 @@ def check_output(name: str) -> None:
         check_writable(Path(name))
 
 
-def beside(output: str) -> str:
-    """Return the error file of an output that comes without one."""
+def error_file_of(output: str) -> str:
+    """Return the default error file of an output, next to it."""
     folder, slash, name = output.rpartition("/")
     path = Path(name)
     return f"{folder}{slash}{path.stem}.errors{path.suffix or '.jsonl'}"
 
 
 def exists(name: str) -> bool:
-    """Whether there is a file or an object of that name.
+    """Whether there is a file or object of this name.
 
     Raises:
-        OutputUnwritable: its bucket does not tell, as to a role that may not read. Taken for no, it
-            would be overwritten, or a run that is complete done again.
+        OutputUnwritable: the bucket does not answer that, as to a role that may not read. To
+            assume a no could overwrite the object, or repeat a complete run.
     """
     if not is_url(name):
         return Path(name).exists()
@@ -80,9 +75,8 @@ def exists(name: str) -> bool:
     return True
 
 
-def may_go(name: str, marks: Collection[str]) -> bool:
-    """Whether what is there is nothing, or has one of these marks: that it was written here, and
-    has not changed since."""
+def replaceable(name: str, marks: Collection[str]) -> bool:
+    """Whether a file or object is empty, or unchanged since it was written with one of `marks`."""
     place = place_of(name)
     try:
         size = place.size()
@@ -91,50 +85,29 @@ def may_go(name: str, marks: Collection[str]) -> bool:
         if not any(mark.startswith(f"{size}-") for mark in marks):
             return False  # without reading it
         with place.open(in_order=True) as file:
-            return Content.of(file).mark in marks
+            return _mark(size, hashlib.file_digest(file, "sha256")) in marks
     except InputUnreadable:
-        return False  # what cannot be read may be anything
+        return False
 
 
-class Content:
-    """Bytes that are counted and digested as they come."""
-
-    def __init__(self) -> None:
-        self._size, self._digest = 0, hashlib.sha256()
-
-    @classmethod
-    def of(cls, file: BinaryIO) -> Self:
-        """Return that of a file, which is read to its end."""
-        content = cls()
-        while piece := file.read(BUFFER_BYTES):
-            content.add(piece)
-        return content
-
-    def add(self, data: bytes) -> None:
-        """Append."""
-        self._size += len(data)
-        self._digest.update(data)
-
-    @property
-    def mark(self) -> str:
-        """Size and digest, by which it is known again."""
-        return f"{self._size}-{self._digest.hexdigest()[:32]}"
+def _mark(size: int, digest: Any) -> str:
+    """Return size and digest of written content, which identify it later."""
+    return f"{size}-{digest.hexdigest()[:32]}"
 
 
 class ResultFile:
-    """The results in one place: JSON lines, or a table. They appear when they are complete.
+    """A file of results, JSON lines or a table, which appears when it is complete.
 
-    `expected` is for an object: how many bytes the lines have, where that is known. What has an
-    `owner`, the name of a run, replaces nothing else.
-
-    Entering raises OutputUnwritable, leaving BatchConflict where the owner's place is taken.
+    `expected` is an object's size in bytes, 0 if unknown. With an `owner`, a run's name, leaving
+    raises BatchConflict instead of replacing anything.
     """
 
     def __init__(self, name: str, expected: int = 0, *, owner: str = "") -> None:
         self._name, self._expected, self._owner = name, expected, owner
-        self._stack, self._content = ExitStack(), Content()
+        self._stack = ExitStack()
+        self._size, self._digest = 0, hashlib.sha256()
         self._lines: list[bytes] = []
-        self._waiting = 0
+        self._lines_size = 0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -155,7 +128,7 @@ class ResultFile:
 
     @property
     def fingerprint(self) -> str:
-        """Of an object with an owner that is complete, what its place's fingerprint says."""
+        """The fingerprint of a complete object with an owner; '' for a file."""
         return self._target.fingerprint if isinstance(self._target, ObjectFile) else ""
 
     def add(self, line: ResultLine) -> None:
@@ -164,26 +137,26 @@ class ResultFile:
             self._table.add(line)
             return
         self._lines.append(line.json)
-        self._waiting += len(line.json)
-        if self._waiting >= _WRITE_BYTES:
+        self._lines_size += len(line.json)
+        if self._lines_size >= _WRITE_BYTES:
             self._write_lines()
 
     def _write_lines(self) -> None:
-        """Write the lines that wait, at once: to count and digest each costs a tenth of it all."""
+        # Many lines with one call: writing each alone takes a tenth of a collection's CPU.
         if self._lines:
             self._lines.append(b"")
             self._write(b"\n".join(self._lines))
-            self._lines, self._waiting = [], 0
+            self._lines, self._lines_size = [], 0
 
     def _write(self, data: bytes) -> None:
-        self._content.add(data)
+        self._size += len(data)
+        self._digest.update(data)
         self._target.write(data)
 
     def sync(self) -> str:
-        """Write what is left, so that what can fail for want of room fails here; return the mark of
-        what will appear."""
+        """Write the rest to disk, so that a full disk fails here; return the content's mark."""
         if self._table is not None:
             self._table.finish()
         self._write_lines()
         self._target.sync()
-        return self._content.mark
+        return _mark(self._size, self._digest)

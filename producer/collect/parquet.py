@@ -1,30 +1,31 @@
-"""Results as a parquet table: a row for each request, with its answer's text in a column.
+"""Results as a parquet table, a row for each request; and the fields of answers.
 
-And what an answer says, whichever endpoint gave it: its text, why it ended, its tokens.
+The text, finish reason and tokens of an answer are found for every endpoint.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 import orjson
 
 from contract.results import ResultLine
 from producer.input.tables.arrow import pyarrow
 
-#: A row group ends after so many rows or bytes of Arrow's memory, where it is until then.
-_ROWS, _BYTES = 50_000, 8 * 2**20
-#: Rows that are Python's objects at a time, which take several times as much; or so many bytes.
-_PIECE, _PIECE_BYTES = 500, 2**20
-#: Tokens that nobody has; a column takes less than 2**63.
-_MOST = 2**53
-#: Of other columns no two texts are alike.
+T = TypeVar("T")
+#: Rows or bytes of a row group, which Arrow's memory holds until it is written.
+_GROUP_ROWS, _GROUP_BYTES = 50_000, 8 * 2**20
+#: Rows or bytes that are held as Python objects, which take several times as much.
+_PIECE_ROWS, _PIECE_BYTES = 500, 2**20
+#: Token counts above this are ignored: a column takes less than 2**63.
+_MOST_TOKENS = 2**53
+#: Columns whose texts repeat.
 _REPEATED = ["finish_reason", "error_code"]
-#: The columns: `text` is that of the first choice, `response` the engine's answer as JSON.
 _NUMBERS = ("line", "prompt_tokens", "completion_tokens")
-_ORDER = (
+#: `text` is that of the first choice, `response` the engine's answer as JSON.
+_COLUMNS = (
     "custom_id", "line", "text", "finish_reason", "prompt_tokens", "completion_tokens",
     "error_code", "error_message", "response", "id",
 )  # fmt: skip
@@ -32,70 +33,53 @@ _ORDER = (
 
 def row_of(line: ResultLine) -> dict[str, Any]:
     """Return the row of a result."""
-    found = orjson.loads(line.json)
-    row = dict.fromkeys(_ORDER) | {"id": found["id"], "custom_id": found["custom_id"]}
-    if error := found["error"]:
+    result = orjson.loads(line.json)
+    row = dict.fromkeys(_COLUMNS) | {"id": result["id"], "custom_id": result["custom_id"]}
+    if error := result["error"]:
         return row | {
             "line": error["line"],
             "error_code": error.get("code"),
             "error_message": error.get("message"),
         }
-    body = found["response"]["body"]
-    row |= {"line": found["warmq"]["line"], "response": orjson.dumps(body).decode()}
+    body = result["response"]["body"]
+    row |= {"line": result["warmq"]["line"], "response": orjson.dumps(body).decode()}
     if isinstance(body, dict):
-        row |= _answer(body)
+        row["text"], row["finish_reason"] = text_of(body), finish_reason_of(body)
+        row["prompt_tokens"], row["completion_tokens"] = tokens_of(body)
     return row
 
 
-def _answer(body: dict[str, Any]) -> dict[str, Any]:
-    """Return what has a column of its own in a response."""
-    asked, written = tokens_of(body)
-    return {
-        "text": text_of(body),
-        "finish_reason": finish_reason_of(body),
-        "prompt_tokens": asked,
-        "completion_tokens": written,
-    }
-
-
 class _Sink(io.RawIOBase):
-    """What pyarrow writes to. What takes the bytes is closed by whoever has opened it."""
+    """The file that pyarrow writes to; passes bytes to a function."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
-        self._at = 0
+        self._position = 0
 
     def drop(self) -> None:
-        """Pass nothing on any more: pyarrow writes an end even to what is given up."""
+        """Ignore further bytes: pyarrow writes a footer even to an abandoned file."""
         self._write = lambda data: None
 
     def writable(self) -> bool:
-        """Say so to pyarrow."""
         return True
 
     def write(self, data: Any) -> int:
-        """Pass bytes on; return how many."""
         self._write(bytes(data))
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
-        return self._at
+        return self._position
 
 
 class ParquetLines:
-    """Writes results into a parquet file, a row group at a time; `write` takes its bytes.
-
-    Raises:
-        ExtraMissing: pyarrow is not installed.
-    """
+    """Writes results as parquet, a row group at a time; `write` takes the bytes."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._arrow, parquet = pyarrow("a table of results"), pyarrow("results", "parquet")
         texts, numbers = self._arrow.string(), self._arrow.int64()
         self._schema = self._arrow.schema(
-            [(name, numbers if name in _NUMBERS else texts) for name in _ORDER]
+            [(name, numbers if name in _NUMBERS else texts) for name in _COLUMNS]
         )
         self._sink = _Sink(write)
         file = self._arrow.PythonFile(self._sink, mode="w")
@@ -109,7 +93,7 @@ class ParquetLines:
 
     @staticmethod
     def check(name: str) -> None:
-        """Raise ExtraMissing where the table of that name could not be written."""
+        """Raise ExtraMissing if pyarrow is not installed."""
         pyarrow(name, "parquet")
 
     def __enter__(self) -> Self:
@@ -125,89 +109,81 @@ class ParquetLines:
         """Append a result."""
         self._rows.append(row_of(line))
         self._rows_size += len(line.json)
-        if len(self._rows) >= _PIECE or self._rows_size >= _PIECE_BYTES:
-            self._gather()
-            kept = self._batches
-            if sum(b.num_rows for b in kept) >= _ROWS or sum(b.nbytes for b in kept) >= _BYTES:
-                self._put()
+        if len(self._rows) >= _PIECE_ROWS or self._rows_size >= _PIECE_BYTES:
+            self._convert_rows()
+            rows = sum(batch.num_rows for batch in self._batches)
+            if rows >= _GROUP_ROWS or sum(b.nbytes for b in self._batches) >= _GROUP_BYTES:
+                self._write_group()
 
-    def _gather(self) -> None:
+    def _convert_rows(self) -> None:
         rows, self._rows, self._rows_size = self._rows, [], 0
         self._batches.append(self._arrow.RecordBatch.from_pylist(rows, schema=self._schema))
 
-    def _put(self) -> None:
+    def _write_group(self) -> None:
         batches, self._batches = self._batches, []
         table = self._arrow.Table.from_batches(batches, schema=self._schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def finish(self) -> None:
-        """Write what is left, and the end."""
+        """Write the remaining rows and the footer."""
         if self._open:
-            self._gather()
-            self._put()
+            self._convert_rows()
+            self._write_group()
             self._open = False
             self._writer.close()
 
 
-Body = Mapping[str, Any]
+# Another program may have written the result: a value of another type counts as missing.
 
 
-def text_of(body: Body) -> str | None:
-    """Return the text of an answer's first choice, of a response or of a message; None if it has
-    none, as embeddings have."""
+def text_of(body: dict[str, Any]) -> str | None:
+    """Return the text of an answer's first choice; None if it has none, as an embedding."""
     if body.get("object") == "response":
-        said = [part for item in _objects(body, "output") for part in _objects(item, "content")]
-        return _joined(said, "output_text")
+        parts = [part for item in _objects(body, "output") for part in _objects(item, "content")]
+        return _joined(parts, "output_text")
     if body.get("type") == "message":
         return _joined(_objects(body, "content"), "text")
-    choice = _choice(body)
-    return _text(_object(choice, "message").get("content", choice.get("text")))
+    choice = _first_choice(body)
+    text = (_get(choice, "message", dict) or {}).get("content", choice.get("text"))
+    return text if isinstance(text, str) else None
 
 
-def finish_reason_of(body: Body) -> str | None:
+def finish_reason_of(body: dict[str, Any]) -> str | None:
     """Return why an answer ended, in its endpoint's own words."""
     if body.get("object") == "response":
-        cut = _object(body, "incomplete_details")
-        return _text(cut.get("reason")) or _text(body.get("status"))
-    return _text(_choice(body).get("finish_reason")) or _text(body.get("stop_reason"))
+        incomplete = _get(body, "incomplete_details", dict) or {}
+        return _get(incomplete, "reason", str) or _get(body, "status", str)
+    return _get(_first_choice(body), "finish_reason", str) or _get(body, "stop_reason", str)
 
 
-def tokens_of(body: Body) -> tuple[int | None, int | None]:
-    """Return the tokens of prompt and answer. Anthropic counts those of the cache apart."""
-    usage = _object(body, "usage")
-    asked, written = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
-    if asked is None and _number(usage, "input_tokens") is not None:
+def tokens_of(body: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return the tokens of prompt and answer. Anthropic counts cached prompt tokens separately."""
+    usage = _get(body, "usage", dict) or {}
+    prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
+    if prompt is None and _number(usage, "input_tokens") is not None:
         cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
-        asked = sum(_number(usage, name) or 0 for name in ("input_tokens", *cached))
-    return asked, _number(usage, "output_tokens") if written is None else written
+        prompt = sum(_number(usage, name) or 0 for name in ("input_tokens", *cached))
+    return prompt, _number(usage, "output_tokens") if completion is None else completion
 
 
-# A result may be another program's: whatever has another type than it should is not there.
+def _get(of: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    value = of.get(name)
+    return value if isinstance(value, kind) else None
 
 
-def _choice(body: Body) -> Body:
+def _number(of: dict[str, Any], name: str) -> int | None:
+    value = of.get(name)
+    return value if type(value) is int and abs(value) < _MOST_TOKENS else None
+
+
+def _objects(of: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [value for value in _get(of, name, list) or [] if isinstance(value, dict)]
+
+
+def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
     return next(iter(_objects(body, "choices")), {})
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _number(of: Body, name: str) -> int | None:
-    found = of.get(name)
-    return found if type(found) is int and abs(found) < _MOST else None
-
-
-def _object(of: Body, name: str) -> Body:
-    found = of.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _objects(of: Body, name: str) -> list[Body]:
-    found = of.get(name)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
-
-
-def _joined(parts: Iterable[Body], kind: str) -> str | None:
-    texts = [_text(part.get("text")) for part in parts if part.get("type") == kind]
+def _joined(parts: list[dict[str, Any]], kind: str) -> str | None:
+    texts = [_get(part, "text", str) for part in parts if part.get("type") == kind]
     return "".join(filter(None, texts)) or None

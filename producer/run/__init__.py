@@ -1,1 +1,1 @@
-"""A file of any size through the queue, in windows, into one output that grows by them."""
+"""Runs a file of any size through the queue, in windows, into one growing output."""

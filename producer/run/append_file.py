@@ -1,7 +1,4 @@
-"""Output files that a run appends to: they grow by whole windows.
-
-After a run that went through its input in another order they are put into the input's.
-"""
+"""Files that a run appends whole windows to, and sorts into the input's order at its end."""
 
 import contextlib
 import fcntl
@@ -39,10 +36,7 @@ def check_regular(path: Path) -> None:
 
 
 class AppendFile:
-    """A file that one process at a time may append to. A `new` one must not be there.
-
-    Closing it cuts off what was written since the last `sync`.
-    """
+    """A file that one process at a time appends to; closing it undoes writes since `sync`."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
@@ -51,7 +45,7 @@ class AppendFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0)
         try:
             self._fd = os.open(path, flags, 0o666)
-        except FileExistsError:  # of another machine, perhaps, whom the lock does not reach
+        except FileExistsError:  # made by a machine that the lock may not reach
             raise BatchConflict(f"another run is writing {path}") from None
         except OSError as error:
             raise unwritable(path, error) from None
@@ -62,26 +56,19 @@ class AppendFile:
             if isinstance(error, BlockingIOError):
                 raise BatchConflict(f"another run is writing {path}") from None
             raise OutputUnwritable(f"cannot lock {path}: {error.strerror}") from None
-        #: Bytes in the file, and how many of them stay.
-        self._written = self._kept = os.fstat(self._fd).st_size
+        self._written = self._synced = os.fstat(self._fd).st_size
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # else the next run cuts it off
-            if self._written > self._kept and not self._changed():
-                os.ftruncate(self._fd, self._kept)
+        with contextlib.suppress(OSError):  # the next run removes it
+            if self._written > self._synced and not self._changed():
+                os.ftruncate(self._fd, self._synced)
         os.close(self._fd)
 
     def continue_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
-        """Cut off what was written after `size` bytes, and add to the file from there.
-
-        `is_ours` says whether this run has written a line, which may be cut off at its end.
-
-        Raises:
-            BatchConflict: the file is shorter, or what would be cut off is not the run's.
-        """
+        """Remove what follows `size` bytes; BatchConflict if that is not `is_ours`."""
         if self._written < size:
             raise BatchConflict(
                 f"results are missing: {self.path} has {self._written} bytes, and the run had "
@@ -93,13 +80,13 @@ class AppendFile:
                     file.seek(size)
                     if not is_ours(file.readline()):
                         raise BatchConflict(
-                            f"{self.path} has more than the run has written: what follows its "
-                            f"first {size} bytes it did not write"
+                            f"{self.path} has more than the run has written: the run did not "
+                            f"write what follows its first {size} bytes"
                         )
                 os.ftruncate(self._fd, size)
         except OSError as error:
             raise unwritable(self.path, error) from None
-        self._written = self._kept = size
+        self._written = self._synced = size
 
     def write(self, data: bytes) -> None:
         """Append to the file."""
@@ -108,12 +95,7 @@ class AppendFile:
             self._flush()
 
     def sync(self) -> int:
-        """Bring what was written to disk; return the file's size in bytes.
-
-        Raises:
-            WriteFailed: as on a full disk.
-            BatchConflict: the file was removed, replaced or changed by somebody else.
-        """
+        """Flush to disk; return the size in bytes. BatchConflict if another program changed it."""
         self._flush()
         try:
             os.fsync(self._fd)
@@ -122,11 +104,11 @@ class AppendFile:
             raise write_failed(self.path, error) from None
         if changed:
             raise BatchConflict(
-                f"{self.path} was changed or taken away while the run wrote it; put it back as "
+                f"{self.path} was changed or removed while the run wrote it; put it back as "
                 "it was, or remove it"
             )
-        self._kept = self._written
-        return self._kept
+        self._synced = self._written
+        return self._synced
 
     def _flush(self) -> None:
         try:
@@ -138,7 +120,7 @@ class AppendFile:
             raise write_failed(self.path, error) from None
 
     def _changed(self) -> bool:
-        """Whether this is no longer the file of that name, or of another size than written."""
+        """Whether the path has another file now, or this one another size than written."""
         state = os.fstat(self._fd)
         return not (
             state.st_size == self._written
@@ -160,12 +142,9 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def sort_by_line(path: Path) -> None:
-    """Write a file of output lines anew, sorted by the numbers of their input lines.
+    """Sort a file of output lines by the numbers of their input lines.
 
-    It takes 24 bytes of memory a line, and for a while as much disk as the file has.
-
-    Raises:
-        OutputUnwritable: the file cannot be read, or there is no room for its copy.
+    It takes 24 bytes of memory a line, and temporarily as much disk as the file has.
     """
     numbers, starts = array("q"), array("q", [0])
     try:
@@ -176,12 +155,12 @@ def sort_by_line(path: Path) -> None:
                 starts.append(starts[-1] + len(raw))
             import numpy as np  # noqa: PLC0415 - 0.1 s, which only runs with an order need
 
-            found = np.frombuffer(numbers, dtype=np.int64)
-            if not (found[1:] < found[:-1]).any():
+            order = np.frombuffer(numbers, dtype=np.int64)
+            if not (order[1:] < order[:-1]).any():
                 return
-            with AtomicFile(path) as anew:
-                for at in np.argsort(found, kind="stable"):
+            with AtomicFile(path) as sorted_file:
+                for at in np.argsort(order, kind="stable"):
                     file.seek(starts[at])
-                    anew.write(file.read(starts[at + 1] - starts[at]))
+                    sorted_file.write(file.read(starts[at + 1] - starts[at]))
     except OSError as error:
         raise unwritable(path, error) from None

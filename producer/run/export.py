@@ -1,8 +1,7 @@
-"""A run whose results go to a bucket, or into a table: neither can grow.
+"""Writes a run's results to a bucket or a table, which cannot be appended to.
 
-The run gathers its lines in a file that can, with its journal. When it is complete they are brought
-to their place, where they appear at once, and the file goes. The journal stays, so that the same
-command knows that all is done.
+The run appends its lines to local files, with a journal. When it is complete they are written to
+their place and removed. The journal stays, so that the same command knows that all is done.
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ from contract.results import ResultLine
 from producer.collect.outputs import ResultFile, exists, is_parquet
 from producer.input.bucket import is_url, place_of
 from producer.input.files import unwritable
-from producer.input.reader import Place
 from producer.input.source import Source
 from producer.run.journal import Journal, RunProgress
 
 
-def cannot_grow(output: str, errors: str) -> bool:
-    """Whether a run into these two cannot add to them window by window."""
+def needs_export(output: str, errors: str) -> bool:
+    """Whether a run cannot append to one of these."""
     return any(is_url(name) or is_parquet(name) for name in (output, errors))
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One run's results on their way to `output` and `errors`."""
+    """The local line files of one run, to be written to `output` and `errors`."""
 
     output: str
     errors: str
 
     @property
-    def gathered(self) -> tuple[Path, Path]:
-        """The files of lines: beside the output, or in the working folder for a bucket."""
+    def line_files(self) -> tuple[Path, Path]:
+        """The files of lines: next to the output, or in the working folder for a bucket."""
         path = Path(self.output)
         if is_url(self.output):
             digest = hashlib.sha256(self.output.encode()).hexdigest()[:8]
@@ -47,14 +45,12 @@ class Export:
     @property
     def journal(self) -> Journal:
         """The run's journal."""
-        return Journal(self.gathered[0])
+        return Journal(self.line_files[0])
 
-    def done_before(self, source: Source, seed: str) -> RunProgress | None:
-        """Return what an earlier run of this input has delivered; None if there is work to do.
+    def already_written(self, source: Source, seed: str) -> RunProgress | None:
+        """Return what an earlier run of this input has written; None if there is work to do.
 
-        Raises:
-            BatchConflict: what is in the place is of another run, or of none.
-            OutputUnwritable: its bucket does not tell what is there.
+        Raises BatchConflict if the output is of another run, or of none.
         """
         done = self.journal.read()
         if done is None:
@@ -63,36 +59,34 @@ class Export:
                     raise BatchConflict(f"{name} exists; remove it, or name another")
             return None
         if not done.delivered:
-            return None  # it was stopped before it could say so
-        if not exists(self.output):  # it was taken away: a new run
+            return None  # the export was interrupted
+        if not exists(self.output):  # it was removed: this is a new run
             if exists(self.errors):
                 raise BatchConflict(f"{self.errors} exists; remove it, or name another error file")
             return None
-        same = source.fingerprint()  # '' of a pipe: who knows what comes through
-        if not same or done.fingerprint != same or done.delivered != seed:
+        fingerprint = source.fingerprint()  # '' of a pipe, whose content is unknown
+        if not fingerprint or done.fingerprint != fingerprint or done.delivered != seed:
             raise BatchConflict(
                 f"{self.output} is of a run of another input or with other options: give the same "
                 f"ones, name another output, or remove {self.output} and {self.journal.path} to "
                 "start anew"
             )
-        if done.place and self._place.fingerprint() != done.place:
+        if done.place and place_of(self.output).fingerprint() != done.place:
             raise BatchConflict(
-                f"{self.output} is not what this run has delivered: somebody else has written it "
-                f"since; name another output, or remove {self.journal.path} and it to start anew"
+                f"{self.output} is not what this run has written: it was changed since; name "
+                f"another output, or remove {self.journal.path} and it to start anew"
             )
-        self._remove_gathered()  # it may have been stopped before it did
+        self._remove_line_files()  # the earlier run may have been stopped before it did
         return done
 
-    def deliver(self, seed: str) -> None:
-        """Bring the gathered lines of a complete run to their places.
+    def write(self, seed: str) -> None:
+        """Write the lines of a complete run to their places, where all appear or none.
 
-        Raises:
-            OutputUnwritable: nothing has appeared then, and the same run delivers it again.
-            BatchConflict: another run has written there meanwhile.
+        Raises BatchConflict if another run has written there.
         """
-        done, (good, bad) = self.journal.read(), self.gathered
+        done, (good, bad) = self.journal.read(), self.line_files
         if done is None:
-            raise BatchConflict(f"{self.journal.path} was taken away while the run wrote it")
+            raise BatchConflict(f"{self.journal.path} was removed while the run wrote it")
         with ExitStack() as files:
             output = files.enter_context(ResultFile(self.output, done.output, owner=done.name))
             for line in _lines(good, failed=False):
@@ -102,17 +96,13 @@ class Export:
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()
-            output.sync()  # both, before the first one appears; the errors do first
-        place = output.fingerprint or self._place.fingerprint()
+            output.sync()  # both are on disk before one appears; the errors appear first
+        place = output.fingerprint or place_of(self.output).fingerprint()
         self.journal.write(replace(done, delivered=seed, place=place))
-        self._remove_gathered()
+        self._remove_line_files()
 
-    @property
-    def _place(self) -> Place:
-        return place_of(self.output)
-
-    def _remove_gathered(self) -> None:
-        for path in self.gathered:
+    def _remove_line_files(self) -> None:
+        for path in self.line_files:
             path.unlink(missing_ok=True)
 
 

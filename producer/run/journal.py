@@ -1,4 +1,4 @@
-"""The files of a run: its output, its error file, and the journal that says what is in them."""
+"""The files of a run: its output, its error file, and the journal that describes them."""
 
 import os
 from contextlib import ExitStack
@@ -15,22 +15,25 @@ from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
 from producer.run.append_file import AppendFile, check_regular, sort_by_line
 
-#: Of the journal. One of another format is refused.
+#: The journal's format. Another one is refused.
 FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """What the journal holds: how much is in the output, and where in the input that ends.
+    """Content of the journal: how much of the input is in the output.
 
-    `fingerprint` is the input's, `errors_file` is relative to the output's folder. `line` is the
-    last physical line whose result is there, `digest` that of the input up to it, `windows`
-    counts the windows collected; `output` and `errors` are the files' sizes in bytes. `complete`
-    says that the whole input is done. `plan` names the order in which a run takes the lines,
-    where it is not the input's: then `line` counts in it, and the files are in it until the run is
-    complete. `delivered` says that the results are where they were to go, if that is not the
-    output: it is the digest of the options that they were made with. `place` is then what is said
-    of what was delivered: an object's size and ETag, a file's size and the digest of its end.
+    name: the run's; its windows are batches of that name and a number.
+    digest, line: of the input up to its last line in the output, and that line's number.
+    input, fingerprint: name and fingerprint of the input.
+    errors_file: the error file, relative to the output's folder.
+    windows: windows in the output.
+    output, errors: sizes of the two files in bytes.
+    complete: the whole input is done.
+    plan: the order in which the run takes the lines, '' for the input's. `line` then counts in
+        that order, and the files have it until the run is complete.
+    delivered: the results are at their final place, written with options of this digest (Export).
+    place: then the fingerprint of that place.
     """
 
     name: str
@@ -52,29 +55,31 @@ class RunProgress:
 
 
 class _Format(msgspec.Struct):
-    """What journals of all formats have."""
+    """Fields of journals of all formats."""
 
     name: str
-    format: int = 1  # the first one did not say so
+    format: int = 1  # the first format had no such field
 
 
 def window_id(name: str, window: int) -> str:
-    """Return the batch id of a window, counted from 0, of the run of that name."""
+    """Return the batch id of a run's window, counted from 0."""
     return f"{name}.{window}"
 
 
 class Journal:
-    """The state of a run, in a file beside its output.
-
-    It stays when the run is complete, so that the same command knows that.
-    """
+    """The state of a run, in a file next to its output, which stays when the run is complete."""
 
     def __init__(self, output: Path) -> None:
         self.path = output.with_name(f"{output.name}.progress")
         self._output = output
 
+    @property
+    def start_anew(self) -> str:
+        """The remedy where a run cannot continue."""
+        return f"remove {self._output}, its error file and {self.path.name} to start anew"
+
     def read(self) -> RunProgress | None:
-        """Return what an earlier run left, None if there was none."""
+        """Return the state that an earlier run left, None if there was none."""
         check_regular(self.path)
         try:
             raw = self.path.read_bytes()
@@ -88,8 +93,7 @@ class Journal:
                 return msgspec.json.decode(raw, type=RunProgress)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BatchConflict(
-                f"{self.path} is no journal of a run ({error}); move it away, or name "
-                "another output"
+                f"{self.path} is no journal of a run ({error}); move it, or name another output"
             ) from None
         raise BatchConflict(
             f"{self.path} was written by another version of warmq (its format is {found.format}, "
@@ -97,39 +101,26 @@ class Journal:
         )
 
     def write(self, done: RunProgress, *, new: bool = False) -> None:
-        """Replace it, on disk before this returns.
-
-        Raises:
-            BatchConflict: it is to be `new`, and another run has written one.
-        """
+        """Replace the journal on disk; BatchConflict if a `new` one exists."""
         try:
             with AtomicFile(self.path, new=new) as file:
                 file.write(orjson.dumps(asdict(done)))
         except BatchConflict:
             raise BatchConflict(f"another run has just written {self._output}") from None
 
-    @property
-    def start_anew(self) -> str:
-        """The user's way out where a run cannot continue."""
-        return f"remove {self._output}, its error file and {self.path.name} to start anew"
-
 
 class RunFiles:
-    """Opens the files of a run, and adds windows to them. Files of other origin are refused.
+    """Opens the files of a run, and appends windows to them. `begin` is a new run's journal.
 
-    `begin` is the journal's content if there is none yet.
-
-    Entering raises:
-        BatchConflict: the files are not those of this run, or another process is writing them.
-        OutputUnwritable: they cannot be written.
+    Raises BatchConflict if the files are not this run's, or are being written.
     """
 
     def __init__(self, output: Path, errors: Path, begin: RunProgress) -> None:
         check_regular(output)
         check_regular(errors)
         self._output, self._errors = (Path(os.path.realpath(path)) for path in (output, errors))
-        beside = os.path.relpath(self._errors, self._output.parent)
-        self._begin = replace(begin, errors_file=_text(beside), input=_text(begin.input))
+        errors_file = os.path.relpath(self._errors, self._output.parent)
+        self._begin = replace(begin, errors_file=_text(errors_file), input=_text(begin.input))
         self._stack = ExitStack()
         self.journal = Journal(self._output)
         self.done = self._begin
@@ -142,31 +133,26 @@ class RunFiles:
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
-            if self.done.complete:  # and opened for nothing, as where other options are refused
+            if self.done.complete:  # an error file was opened for nothing, as by other options
                 self.finish()
 
     def _open(self, stack: ExitStack) -> None:
-        found = kept = self.journal.read()
-        if kept is not None and kept.complete and not self._output.exists():
-            kept = None  # its output was taken away, so this is another run
-        if kept is None:
-            _check_none(self._output, "", may_be_empty=True)
-            _check_none(self._errors, " error file", may_be_empty=False)
+        found = earlier = self.journal.read()
+        if earlier is not None and earlier.complete and not self._output.exists():
+            earlier = None  # its output was removed, so this is another run
+        if earlier is None:
+            _refuse_existing(self._output, "", may_be_empty=True)
+            _refuse_existing(self._errors, " error file", may_be_empty=False)
         else:
-            self._check_same(kept)
-            for path, size in ((self._output, kept.output), (self._errors, kept.errors)):
-                if size and not path.exists():
-                    raise self._refused(
-                        f"results are missing: there is no {path} any more; put it back as it was"
-                    )
-        # Locks do not reach other machines on some network folders; whose name is new does.
-        new = kept is None and not self._output.exists()
+            self._check_same(earlier)
+        # Some network folders do not lock between machines; all of them refuse an existing name.
+        new = earlier is None and not self._output.exists()
         self._out = stack.enter_context(AppendFile(self._output, new=new))
         if self.journal.read() != found:
             raise BatchConflict(f"another run has just written {self._output}")
-        if kept is None:
+        if earlier is None:
             self.journal.write(self._begin, new=found is None)
-        self.done = done = kept or self._begin
+        self.done = done = earlier or self._begin
         self._bad = stack.enter_context(AppendFile(self._errors))
         try:
             for file, size in ((self._out, done.output), (self._bad, done.errors)):
@@ -174,52 +160,54 @@ class RunFiles:
         except BatchConflict as error:
             raise self._refused(f"{error.message}; put it back as it was") from None
 
-    def _check_same(self, kept: RunProgress) -> None:
-        """Refuse to go on with another input or another error file."""
-        if kept.errors_file != self._begin.errors_file:
-            where = os.path.normpath(self._output.parent / kept.errors_file)
+    def _check_same(self, earlier: RunProgress) -> None:
+        """Raise BatchConflict for another input or error file, or missing results."""
+        if earlier.errors_file != self._begin.errors_file:
+            where = os.path.normpath(self._output.parent / earlier.errors_file)
             raise BatchConflict(
                 f"the failed requests of the run that wrote {self._output} are in {where}",
                 remedy="name_error_file",
                 errors_file=where,
                 start_anew=self.journal.start_anew,
             )
-        if kept.fingerprint != self._begin.fingerprint:
+        if earlier.fingerprint != self._begin.fingerprint:
             raise self._refused(
-                f"{self._output} is of a run of another input, or its input ({kept.input}) has "
+                f"{self._output} is of a run of another input, or its input ({earlier.input}) has "
                 "changed: give the same one"
             )
+        for path, size in ((self._output, earlier.output), (self._errors, earlier.errors)):
+            if size and not path.exists():
+                raise self._refused(
+                    f"results are missing: there is no {path} any more; put it back as it was"
+                )
 
     def _refused(self, problem: str) -> BatchConflict:
         return BatchConflict(f"{problem}, or {self.journal.start_anew}")
 
     def _is_next(self, line: bytes) -> bool:
-        """Whether a line is a result of the window that comes after those in the journal."""
-        return is_result_of(line, window_id(self.done.name, self.done.windows))
+        """Whether a line is a result of the window after those in the journal."""
+        return _is_result_of(line, window_id(self.done.name, self.done.windows))
 
     def add(self, line: ResultLine) -> None:
         """Append a result to its file."""
         (self._bad if line.failed else self._out).write(line.json + b"\n")
 
     def commit(self, done: RunProgress) -> None:
-        """Bring what was added to disk, and then record it in the journal."""
+        """Flush the added lines to disk, then write the journal."""
         output, errors = self._out.sync(), self._bad.sync()
         done = replace(done, output=output, errors=errors)
         self.journal.write(done)
         self.done = done
 
     def settle_plan(self, name: str) -> None:
-        """Note the order of the lines before the first of them is queued."""
+        """Record the order of the lines, before the first one is queued."""
         self.done = replace(self.done, plan=name)
         self.journal.write(self.done)
 
     def finish(self) -> None:
-        """Note that the run is complete; remove an error file without a line.
-
-        Lines that were taken in another order are put back into the input's.
-        """
+        """Record that the run is complete; sort planned lines, remove an empty error file."""
         if self.done.plan and not self.done.complete:
-            # Stopped in between, it is done once more: the sizes stay what the journal says.
+            # If this is interrupted, it is repeated: the sizes stay those of the journal.
             for path in (self._output, self._errors):
                 sort_by_line(path)
         if not self.done.errors:
@@ -228,8 +216,8 @@ class RunFiles:
             self.journal.write(replace(self.done, complete=True))
 
 
-def _check_none(path: Path, kind: str, *, may_be_empty: bool) -> None:
-    """Refuse a file that no run has left."""
+def _refuse_existing(path: Path, kind: str, *, may_be_empty: bool) -> None:
+    """Raise BatchConflict for a file that no run has written."""
     if path.exists() and not (may_be_empty and path.stat().st_size == 0):
         raise BatchConflict(f"{path} exists; remove it, or name another{kind}")
 
@@ -238,13 +226,13 @@ def _text(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-_BEGINS = b'{"id":"batch_req_'
+_RESULT_START = b'{"id":"batch_req_'
 
 
-def is_result_of(line: bytes, batch_id: str) -> bool:
-    """Whether a line of a file is a result of the batch, or the beginning of any result."""
+def _is_result_of(line: bytes, batch_id: str) -> bool:
+    """Whether a line is a result of the batch, or the incomplete start of any result."""
     if not line.endswith(b"\n"):
-        return line[: len(_BEGINS)] == _BEGINS[: len(line)]
+        return line[: len(_RESULT_START)] == _RESULT_START[: len(line)]
     try:
         result = orjson.loads(line)
         number = (result["error"] or result["warmq"])["line"]

@@ -1,11 +1,10 @@
-"""A run takes a file of any size through a Redis of any size, in windows of lines.
+"""Runs a file of any size through a Redis of any size, in windows of lines.
 
-Each window is a batch of its own. Two are in Redis at a time: the workers run one while
-the other waits, so they always have requests. The older one is appended to the output in
-the order of the input, and deleted. A window ends early where Redis is full, because only
-a complete window can be collected, which makes room. The journal (journal.py) is written
-after the output is on disk. After a crash the same run cuts the output back to what the
-journal has and continues; results that workers wrote meanwhile are used.
+Each window is a batch. Redis holds two: workers run one while the other waits, so they always have
+requests. The results of the older window are appended to the output in input order, then it is
+deleted. A window ends early where Redis is full, because only a complete window can be collected,
+which frees memory. The journal is written after the output is on disk. After a crash the same run
+cuts the output back to what the journal has, and uses the results that workers wrote meanwhile.
 """
 
 import secrets
@@ -36,19 +35,19 @@ from producer.submit.submit import CHUNKS_IN_FLIGHT, Submitter
 if TYPE_CHECKING:
     from producer.submit.order.prefix import OrderChoice
 
-#: Windows in Redis at a time.
 WINDOWS_IN_REDIS = 2
-#: Between two looks for room, and between two reports while waiting, in seconds.
-ROOM_EVERY_S, TELL_EVERY_S = 0.5, 1.0
-#: The run looks at the high water mark before it reads a chunk; the submitter would wait for ever.
+#: Seconds between two checks whether Redis has memory again, and between two reports of a wait.
+MEMORY_EVERY_S, REPORT_EVERY_S = 0.5, 1.0
+#: The run checks the high-water mark before each chunk; the submitter would wait for ever.
 _NO_HIGH_WATER = {"high_water": 1e9, "high_water_requests": 10**15}
 
 
 @dataclass(slots=True)
 class _Window:
-    """A batch of some chunks, and where in the input it ends.
+    """A batch of some chunks.
 
-    An earlier run queued it up to line `stored`; if `sealed`, it ends there.
+    An earlier run queued it up to line `stored`, and ended it there if it is `sealed`. `line` is
+    its last line so far, `digest` the input's up to there.
     """
 
     submitter: Submitter
@@ -57,33 +56,36 @@ class _Window:
     sealed: bool
     line: int = 0
     lines: int = 0
-    #: Sizes in bytes of the chunks that may still be on their way.
-    coming: deque[int] = field(default_factory=lambda: deque(maxlen=CHUNKS_IN_FLIGHT))
+    #: Sizes in bytes of the chunks that are being sent.
+    pending: deque[int] = field(default_factory=lambda: deque(maxlen=CHUNKS_IN_FLIGHT))
 
 
 class _Chunks:
-    """The chunks that no window has taken yet."""
+    """Chunks of the input, with a look-ahead of one."""
 
     def __init__(self, raws: Iterator[RawChunk]) -> None:
         self._raws = raws
         self._next: RawChunk | None = None
 
     def peek(self) -> RawChunk | None:
-        """Return the next one without taking it; None at the end."""
+        """Return the next chunk without taking it; None at the end."""
         self._next = self._next or next(self._raws, None)
         return self._next
 
     def take(self) -> RawChunk | None:
-        """Take the next one; None at the end."""
+        """Take the next chunk; None at the end."""
         raw, self._next = self.peek(), None
         return raw
 
 
 @dataclass(slots=True)
 class Run:
-    """One run of one file, `window` lines at a time. `report` is called with what is done and what
-    it waits for: '' after each window. `ignored` counts the lines it has queued with each field
-    that means nothing here. With an order, `choice` says which, of `planned_lines` lines."""
+    """One run of one file, `window` lines at a time.
+
+    `report` gets the progress and what the run waits for, '' after each window. `ignored` counts
+    the queued lines by ignored field. With an order, `choice` is the chosen one, of
+    `planned_lines` lines.
+    """
 
     store: BatchStore
     settings: Settings
@@ -93,17 +95,17 @@ class Run:
     ignored: Counter[str] = field(default_factory=Counter)
     choice: "OrderChoice | None" = None
     planned_lines: int = 0
-    _tell_at: float = 0.0
+    _report_at: float = 0.0
     _seen: SeenIds = field(default_factory=SeenIds)
 
     def run(self, source: Source, output: Path, errors: Path) -> RunProgress:
-        """Take the file through, or the rest of it.
+        """Run the file, or the rest of it.
 
         Returns:
-            What is in the files; `complete` if an earlier run had done all of it.
+            The content of the files; it is `complete` if an earlier run had done all of it.
 
         Raises:
-            BatchConflict: the output is there and is not this run's, or the input has changed.
+            BatchConflict: the output is not this run's, or the input has changed.
             BatchChanged: a window was deleted, or Redis has lost a part of it: the same command
                 submits it again.
             InputUnreadable, OutputUnwritable, StoreUnavailable: the same command goes on later.
@@ -111,12 +113,12 @@ class Run:
         name, seed = f"run_{secrets.token_hex(8)}", self.submission.seed
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
-            self._delete_done(files.done)  # it may have been stopped before it deleted the last one
+            self._delete_done(files.done)  # an earlier run may have been stopped before it did
             read = source.chunks(seed, self.settings.max_line_bytes)
             with closing(self._in_order(read, files)) as ordered:
                 raws = _Chunks(ordered)
                 self._skip(raws, files)
-                self._windows(raws, source.name, files)
+                self._run_windows(raws, source.name, files)
             if source.fingerprint() != begin.fingerprint:
                 raise BatchConflict(
                     f"{source.name} has changed while it was read; {files.journal.start_anew}"
@@ -126,7 +128,7 @@ class Run:
             return files.done
 
     def _in_order(self, read: Iterator[RawChunk], files: RunFiles) -> Generator[RawChunk]:
-        """Yield the input's chunks; where an order is asked for, after reading all of it."""
+        """Yield the input's chunks in the submission's order; a planned one reads all of them."""
         wish, earlier = self.submission.order, files.done.plan
         if wish == "input":
             yield from read
@@ -148,13 +150,13 @@ class Run:
             yield from lines.chunks(choice)
 
     def _delete_done(self, done: RunProgress) -> None:
-        """Delete windows whose results are in the output; a failover of Redis brings some back."""
+        """Delete windows that are in the output; a failover of Redis brings some back."""
         windows = [window_id(done.name, number) for number in range(done.windows)]
         for batch_id in self.store.existing(windows):
             self.store.delete(batch_id, force=True)
 
     def _skip(self, raws: _Chunks, files: RunFiles) -> None:
-        """Read the part of the input whose results are in the output."""
+        """Read the part of the input that is in the output."""
         done, line, digest = files.done, 0, self.submission.seed
         while line < done.line and (raw := raws.take()) is not None:
             line, digest = raw.cursor, raw.digest
@@ -171,8 +173,8 @@ class Run:
                 f"ones, or {files.journal.start_anew}"
             )
 
-    def _windows(self, raws: _Chunks, input_name: str, files: RunFiles) -> None:
-        """Queue windows and collect them, to the end of the input."""
+    def _run_windows(self, raws: _Chunks, input_name: str, files: RunFiles) -> None:
+        """Queue and collect windows to the end of the input."""
         waiting: deque[tuple[_Window, Batch]] = deque()
         while waiting or raws.peek() is not None:
             while len(waiting) < WINDOWS_IN_REDIS and raws.peek() is not None:
@@ -198,10 +200,10 @@ class Run:
                 self.store.delete(batch.id)
                 self.report(files.done, "")
             elif raws.peek() is not None:
-                self._wait(ROOM_EVERY_S, files.done, self._why_full)
+                self._wait(MEMORY_EVERY_S, files.done, self._why_full)
 
     def _begin(self, submission: Submission, digest: str, input_name: str) -> _Window | None:
-        """Return a new window, or the one that an earlier run began; None if there is no room."""
+        """Return a new window, or one that an earlier run began; None where Redis is full."""
         batch = self.store.batch(submission.batch_id)
         stored = batch.number("cursor") if batch is not None else 0
         sealed = batch is not None and batch.sealed
@@ -210,21 +212,21 @@ class Run:
         try:
             batch = submission.create(self.store, input_name)
         except StoreFull:
-            return None  # results have filled it since the look
+            return None  # results have filled it since the check
         unbounded = self.settings.model_copy(update=_NO_HIGH_WATER)
         submitter = Submitter(self.store, unbounded, submission, batch)
         return _Window(submitter, digest, stored, sealed)
 
-    def _why_full(self, coming: int = 0) -> str:
+    def _why_full(self, pending: int = 0) -> str:
         return self.store.why_full(
             self.submission.queue,
-            coming,
+            pending,
             high_water=self.settings.high_water,
             high_water_requests=self.settings.high_water_requests,
         )
 
     def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
-        """Pass a window's chunks on, numbered anew."""
+        """Yield a window's chunks, numbered from 0."""
         for ordinal in count():
             if ordinal and self._ends(window, raws.peek()):
                 return
@@ -233,7 +235,7 @@ class Run:
                 return
             window.lines += len(raw.lines)
             window.line, window.digest, raw.ordinal = raw.cursor, raw.digest, ordinal
-            window.coming.append(raw.size)
+            window.pending.append(raw.size)
             yield raw
 
     def _ends(self, window: _Window, following: RawChunk | None) -> bool:
@@ -241,17 +243,21 @@ class Run:
             return False
         if window.sealed or following is None or window.lines + len(following.lines) > self.window:
             return True
-        return bool(self._why_full(sum(window.coming)))
+        return bool(self._why_full(sum(window.pending)))
 
     def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
-        """Add a window's results to the files, on disk and in the journal when this returns."""
+        """Append a window's results to the files; they and the journal are then on disk."""
         done, failed, completed = files.done, 0, 0
         workers = QueueWorkers(self.store, self.submission.queue)
 
-        def pause(wait_s: float) -> None:
-            self._wait(wait_s, done, lambda: self._progress(batch, workers))
+        def progress() -> str:
+            now = self.store.batch(batch.id) or batch  # the collector raises if it is gone
+            ended = f"{now.terminal} of the next {now.number('total')} requests"
+            return f"{ended}, {workers.text()}"
 
-        collector = Collector(self.store, batch, follow=True, sleep=pause)
+        collector = Collector(
+            self.store, batch, follow=True, sleep=lambda wait_s: self._wait(wait_s, done, progress)
+        )
         for line in collector.lines("input"):
             files.add(line)
             failed += line.failed
@@ -267,16 +273,12 @@ class Run:
             )
         )
 
-    def _progress(self, submitted: Batch, workers: QueueWorkers) -> str:
-        batch = self.store.batch(submitted.id) or submitted  # what collects it says if it is gone
-        return f"{batch.terminal} of the next {batch.number('total')} requests, {workers.text()}"
-
-    def _wait(self, wait_s: float, done: RunProgress, what: Callable[[], str]) -> None:
-        """Sleep; report at intervals what for."""
+    def _wait(self, wait_s: float, done: RunProgress, reason: Callable[[], str]) -> None:
+        """Sleep; report every REPORT_EVERY_S the reason for it."""
         now = time.monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + TELL_EVERY_S
-            self.report(done, what())
+        if now >= self._report_at:
+            self._report_at = now + REPORT_EVERY_S
+            self.report(done, reason())
         time.sleep(wait_s)
 
 

@@ -57,7 +57,7 @@ def test_a_touch_is_seen(text: str) -> None:
     assert list(touches(text))
 
 
-@pytest.mark.parametrize("command", ["submit", "run", "status", "results"])
+@pytest.mark.parametrize("command", ["submit", "run", "batches", "results"])
 def test_commands_that_plan_nothing_do_not_wait_for_numpy(command: str) -> None:
     # It takes a tenth of a second to load, half of what `producer status` takes in all.
     words = f"import sys, producer.cli.commands.{command}; sys.exit('numpy' in sys.modules)"

@@ -9,15 +9,17 @@ from contract.redis.batches import BatchStore
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import counted, tell
-from producer.cli.show import letter_list, put_json, put_json_list
+from producer.cli.show import columns, put_json, put_json_list
 
+#: Rows of the list that are aligned with each other.
+PAGE = 500
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
 _every = click.option("--all", "every", is_flag=True, help="All dead letters.")
 
 
 @click.group("dead")
 def command() -> None:
-    """Look at dead letters: messages that could not be read, or that killed the engine."""
+    """Inspect dead letters: messages that are unreadable, or that killed the engine."""
 
 
 @command.command("list")
@@ -28,8 +30,15 @@ def list_letters(context: Context, *, as_json: bool) -> None:
     letters = context.store.dead_letters()
     if as_json:
         put_json_list(letters)
-    else:
-        letter_list(letters)
+        return
+    rows = [("ID", "BATCH", "CUSTOM_ID", "REASON")]
+    for letter in letters:
+        custom_id = letter["custom_id"] or "-"
+        rows.append((letter["id"], letter["batch_id"] or "-", custom_id, letter["reason"]))
+        if len(rows) > PAGE:
+            columns(rows)
+            rows.clear()
+    columns(rows)
 
 
 @command.command("show")
@@ -52,7 +61,7 @@ def show_letter(context: Context, *, letter_id: str) -> None:
 def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Queue dead letters again. Unreadable ones stay."""
     store, wanted = _letters(context, letter_ids, every)
-    _changed("queued again", store.retry_dead(wanted), as_json)
+    _print_changed("queued again", store.retry_dead(wanted), as_json)
 
 
 @command.command("delete")
@@ -61,15 +70,15 @@ def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json
 @options.as_json
 @pass_context
 def delete(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
-    """Forget dead letters with their messages. Results stay."""
+    """Delete dead letters with their messages. Results stay."""
     store, wanted = _letters(context, letter_ids, every)
-    _changed("deleted", store.delete_dead(wanted), as_json)
+    _print_changed("deleted", store.delete_dead(wanted), as_json)
 
 
 def _letters(
     context: Context, letter_ids: tuple[str, ...], every: bool
 ) -> tuple[BatchStore, Sequence[str] | None]:
-    """Return the store and the dead letters that a command means; None are all."""
+    """Return the store and the ids of the given dead letters; None means all."""
     if every == bool(letter_ids):
         raise click.UsageError("name dead letters by their ID, or give --all")
     store = context.store
@@ -84,7 +93,7 @@ def _no_letter(letter_id: str) -> BatchConflict:
     return BatchConflict(f"there is no dead letter {letter_id}; see `producer dead list`")
 
 
-def _changed(what: str, count: int, as_json: bool) -> None:
+def _print_changed(what: str, count: int, as_json: bool) -> None:
     tell(f"{counted(count, 'dead letter')} {what}")
     if as_json:
         put_json({"requests": count})

@@ -1,6 +1,5 @@
 """`producer doctor`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,34 +7,31 @@ import click
 
 from producer.cli import options, show
 from producer.cli.context import Exit
-from producer.cli.doctor.examine import examine
-from producer.cli.doctor.judge import Code, Finding, Level
+from producer.cli.doctor.checks import examine
+from producer.cli.doctor.findings import Code, Finding, Level
 from producer.cli.progress import counted, tell
 from producer.cli.show import size_text
 from producer.queue_workers import clock_text
 
 MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
-#: So many of a list are shown.
-_SHOWN = 8
+#: Names of a list that are printed.
+_MOST_NAMES = 8
 _WORKER = "{id}: {state}{why}{runs}, queue {queue}{model}{version}"
-#: Each code's text and remedy, with the facts of its finding; '' where nothing is to be done.
-WORDS: dict[Code, tuple[str, str]] = {
+#: Text and remedy of each code, filled with the facts of its finding; '' for no remedy.
+TEXTS: dict[Code, tuple[str, str]] = {
     # -- Redis
     "server": ("{name} {version} at {url}", ""),
     "server_too_old": (
         "{name} {version} at {url} is too old",
         "warmq needs Redis 6.2 or newer, or Valkey",
     ),
-    "redis_unusable": (
-        "cannot be used: {error}",
-        "start Redis, or correct WARMQ_REDIS_URL",
-    ),
+    "redis_unusable": ("cannot be used: {error}", "start Redis, or correct WARMQ_REDIS_URL"),
     "forbidden": (
-        "not allowed to look at {what}; {error}",
-        "give this user the rights that docs/how-to/security.md lists",
+        "this user may not read {what}; {error}",
+        "give this user the rights that docs/security.md lists",
     ),
     "not_looked": (
-        "not looked for: {what}, for which all keys are read, and user {user} is one of its own",
+        "not checked: {what}; that reads all keys, and {user} is a restricted user",
         "run it once as Redis' default user",
     ),
     "cluster": (
@@ -51,17 +47,17 @@ WORDS: dict[Code, tuple[str, str]] = {
         "point WARMQ_REDIS_URL at its primary, {primary}, or use sentinel://",
     ),
     "aof_on": (
-        "the append-only file is on, so what a crash of Redis costs is in docs/how-to/redis.md",
+        "the append-only file is on; docs/redis.md states what a crash of Redis can lose",
         "",
     ),
     "aof_off": (
-        "the append-only file is off, so a crash or restart of Redis costs everything since its "
+        "the append-only file is off, so a crash or restart of Redis loses everything since its "
         "last snapshot, queue and results",
         "set `appendonly yes` in redis.conf for more than a trial",
     ),
     "evicts_nothing": ("maxmemory-policy is noeviction, so nothing is dropped", ""),
     "evicts": (
-        "maxmemory-policy is {policy}, so a full Redis drops results and whole batches in silence",
+        "maxmemory-policy is {policy}, so a full Redis silently drops results and whole batches",
         "set `maxmemory-policy noeviction` in redis.conf, or by CONFIG SET",
     ),
     "other_policy": (
@@ -70,8 +66,8 @@ WORDS: dict[Code, tuple[str, str]] = {
     ),
     "memory": ("{used_bytes} of maxmemory {limit_bytes} used ({percent} %)", ""),
     "memory_unlimited": (
-        "{used_bytes} used; maxmemory is not set, so nothing stops Redis from filling the machine",
-        "set maxmemory (docs/how-to/redis.md)",
+        "{used_bytes} used; maxmemory is not set, so Redis can fill the machine's memory",
+        "set maxmemory (docs/redis.md)",
     ),
     "memory_high": (
         "{used_bytes} of maxmemory {limit_bytes} used ({percent} %), which is above "
@@ -82,36 +78,35 @@ WORDS: dict[Code, tuple[str, str]] = {
         "Redis is full ({used_bytes} of maxmemory {limit_bytes}) and refuses new requests",
         "collect and `producer delete` finished batches, or raise maxmemory",
     ),
-    "records": ("tenant {tenant} keeps {held_bytes} of records of {kinds}{sampled}", ""),
+    "records": ("tenant {tenant} has {held_bytes} of records: {kinds}{sampled}", ""),
     "records_high": (
-        "tenant {tenant} keeps {held_bytes} of {most_bytes} that a tenant's records may take: "
-        "{kinds}{sampled}",
+        "tenant {tenant} has {held_bytes} of records, of at most {most_bytes}: {kinds}{sampled}",
         "`producer records -t {tenant}` lists them, `producer delete ID` removes one",
     ),
     "clock": ("the clocks of Redis and this machine agree within {within_s:g} s", ""),
     "clock_differs": (
-        "Redis' clock is {apart_s:.1f} s {direction} this machine's; deadlines count by Redis' "
-        "clock, the `expires` of Celery clients by theirs",
+        "Redis' clock is {apart_s:.1f} s {direction} this machine's; deadlines follow Redis' "
+        "clock, the `expires` of Celery clients their own",
         "set both by NTP",
     ),
     "rights": ("this user has all rights of {needed_by}", ""),
     "rights_missing": (
         "this user lacks rights of {needed_by} ({missing})",
-        "give it those that docs/how-to/security.md lists (ACL SETUSER)",
+        "give it those that docs/security.md lists (ACL SETUSER)",
     ),
     # -- workers
     "worker": (_WORKER, ""),
-    "worker_starting": (_WORKER, "it takes requests when it is ready; its log says how far it is"),
-    "worker_degraded": (_WORKER, "its engine died and is being rebuilt; its log says why"),
+    "worker_starting": (_WORKER, "it takes requests when it is ready; its log shows its progress"),
+    "worker_degraded": (_WORKER, "its engine died and is being rebuilt; its log has the reason"),
     "worker_waits": (_WORKER, "its requests wait meanwhile, and none is lost"),
-    "worker_draining": (_WORKER, "it was told to stop and takes no more requests"),
+    "worker_draining": (_WORKER, "it is stopping and takes no more requests"),
     "worker_stopped": (
         "{id} has failed and stopped{why}, queue {queue}",
-        "correct what it says, and start it again; its log says more",
+        "correct the cause and start it again; its log has the details",
     ),
     "worker_silent": (
-        "{id} was last heard {silent_s} ago ({state}, queue {queue})",
-        "if it was not stopped on purpose, its log says why it ended",
+        "{id} last announced itself {silent_s} ago ({state}, queue {queue})",
+        "unless it was stopped on purpose, read the end of its log",
     ),
     "worker_other_version": (
         "{id} runs warmq {other_version}, this producer {own}",
@@ -122,41 +117,41 @@ WORDS: dict[Code, tuple[str, str]] = {
         "upgrade the worker",
     ),
     "worker_newer": (
-        "{id} speaks protocol {theirs}, this producer {own}: it may not be read right from here",
+        "{id} speaks protocol {theirs}, this producer {own}: this producer may misread it",
         "upgrade the producer",
     ),
     "no_worker": (
         "no worker runs on this Redis",
-        "start one with the same WARMQ_REDIS_URL; `python -m worker.check` says whether it can run",
+        "start one with the same WARMQ_REDIS_URL; `python -m worker.check` checks its machine",
     ),
     # -- queue
     "queue": ("{queue}: {waiting} waiting, {in_flight} in flight, workers: {workers}", ""),
     "queue_unserved": (
-        "queue {queue} has {requests} waiting, and no worker serves it{others}",
+        "queue {queue} has {requests} waiting, and no worker serves it{served}",
         "start a worker for it (WARMQ_SERVED_MODEL_NAME), or cancel its batches and submit them "
         "with another --model",
     ),
     "queue_unused": (
-        "no worker serves queue {queue}{others}",
+        "no worker serves queue {queue}{served}",
         "submit with --model, or start a worker for it",
     ),
     "suspects": (
         "queue {queue} has {requests} suspected of killing an engine",
-        "a worker runs each apart from the others; what does it again becomes a dead letter",
+        "a worker runs each of them alone; one that kills it again becomes a dead letter",
     ),
     "wrong_type": (
-        "the key {key!r} is a {kind} of another program, and warmq has its own under this name",
+        "the key {key!r} is a {kind} of another program, but warmq uses this name",
         "remove or rename it, or choose another database (WARMQ_REDIS_URL) or WARMQ_QUEUE",
     ),
     "unread_list": (
         "{requests} for queue {queue} in the list {key!r}, which no worker reads: a Celery client "
         "sets {option}",
-        "remove {option} from its broker_transport_options and send again (docs/how-to/python.md)",
+        "remove {option} from its broker_transport_options, and send them again (docs/python.md)",
     ),
     "no_dead_letters": ("no dead letters", ""),
     "dead_letters": (
         "{letters}{more}",
-        "`producer dead list` says why; retry or delete them",
+        "`producer dead list` has their reasons; retry or delete them",
     ),
     "no_open_batch": ("no unfinished batch ({batches} in all)", ""),
     "open_batch": (
@@ -166,15 +161,15 @@ WORDS: dict[Code, tuple[str, str]] = {
     ),
     # -- disk
     "disk": ("{free_bytes} free in {folder}", ""),
-    "disk_low": ("only {free_bytes} free in {folder}", "make room before you collect results here"),
-    "disk_full": ("only {free_bytes} free in {folder}", "make room, or write results elsewhere"),
+    "disk_low": ("only {free_bytes} free in {folder}", "free some before you collect results here"),
+    "disk_full": ("only {free_bytes} free in {folder}", "free some, or write results elsewhere"),
     "folder_unwritable": (
         "no file can be written in {folder}",
         "change to another folder, or name one with -o",
     ),
     "redis_writes_fail": (
         "Redis could not write its {what} the last time it tried",
-        "look at its log and at the free space of its disk; it may refuse all writes",
+        "check its log and the free space of its disk; it may refuse all writes",
     ),
     # -- settings
     "version": ("warmq {version}, Python {python}", ""),
@@ -184,16 +179,14 @@ WORDS: dict[Code, tuple[str, str]] = {
 
 
 @click.command("doctor")
-@click.option(
-    "--worker", is_flag=True, help="Redis' user must have the rights of a worker too: try them."
-)
+@click.option("--worker", is_flag=True, help="Check the rights that a worker needs in Redis too.")
 @options.as_json
 def command(*, worker: bool, as_json: bool) -> Exit:
-    """Look for what is in the way: Redis, workers, queues, disk, settings.
+    """Check Redis, workers, queues, disk and settings, and name what stops the work.
 
     Nothing is changed. Each line begins with `ok`, with `--` for what you may want
-    to change, or with `!!` for what stops the work; behind the colon is the remedy.
-    Ends with 0 without a `!!`, with 1 with one, with 3 if Redis cannot be used.
+    to change, or with `!!` for what stops the work; the remedy follows the colon.
+    Exit status: 0; 1 if there is a `!!`; 3 if Redis cannot be used.
     """
     found = []
     for finding in examine(_current_folder(), worker=worker):
@@ -201,10 +194,11 @@ def command(*, worker: bool, as_json: bool) -> Exit:
         if not as_json:
             text, remedy = text_and_remedy(finding)
             line = f"{MARKS[finding.level]}  {finding.area:<8}  {text}"
-            click.echo(show.harmless(f"{line}: {remedy}" if remedy else line))
+            click.echo(show.printable(f"{line}: {remedy}" if remedy else line))
     problems = sum(finding.level == "problem" for finding in found)
     if as_json:
-        show.put_json(_document(found))
+        documents = [_finding_json(finding) for finding in found]
+        show.put_json({"object": "warmq.doctor", "healthy": not problems, "findings": documents})
     else:
         tell(counted(problems, "problem"))
     if any(finding.code == "redis_unusable" for finding in found):
@@ -215,16 +209,8 @@ def command(*, worker: bool, as_json: bool) -> Exit:
 def _current_folder() -> Path | None:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # somebody has deleted it
+    except FileNotFoundError:  # it was deleted
         return None
-
-
-def _document(found: Sequence[Finding]) -> dict[str, object]:
-    return {
-        "object": "warmq.doctor",
-        "healthy": all(finding.level != "problem" for finding in found),
-        "findings": [_finding_json(finding) for finding in found],
-    }
 
 
 def _finding_json(finding: Finding) -> dict[str, object]:
@@ -240,11 +226,11 @@ def _finding_json(finding: Finding) -> dict[str, object]:
 
 
 def text_and_remedy(finding: Finding) -> tuple[str, str]:
-    """Return what a finding says and what to do about it, '' for nothing."""
-    text, remedy = WORDS[finding.code]
-    shown = {name: _shown(name, value) for name, value in finding.facts.items()}
-    shown |= _phrases(finding.facts)
-    return text.format_map(shown), remedy.format_map(shown)
+    """Return a finding's text and its remedy, '' for none."""
+    text, remedy = TEXTS[finding.code]
+    values = {name: _shown(name, value) for name, value in finding.facts.items()}
+    values |= _phrases(finding.facts)
+    return text.format_map(values), remedy.format_map(values)
 
 
 def _shown(name: str, value: Any) -> Any:
@@ -256,16 +242,17 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _phrases(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the parts of sentences that are left out where there is nothing to say."""
+    """Return the optional parts of sentences, '' where their facts are missing."""
+    served = facts.get("others")
     phrases = {
         "why": f" ({facts['why']})" if facts.get("why") else "",
         "model": f", model {facts['model']}" if facts.get("model") else "",
-        "others": f"; served are: {_listed(facts['others'])}" if facts.get("others") else "",
+        "served": f"; served are: {_listed(served)}" if served else "",
         "more": " or more" if facts.get("more") else "",
         "sampled": " among its first" if facts.get("sampled") else "",
     }

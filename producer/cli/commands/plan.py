@@ -31,7 +31,7 @@ from producer.time_left import Pace, pace_of_queue
     help="Count tokens with this model's tokenizer. Default: that of the workers' model, if its "
     "folder is on this machine.",
 )
-@click.option("--estimate", is_flag=True, help="Count characters, 4 a token: faster.")
+@click.option("--estimate", is_flag=True, help="Count 4 characters as a token: faster.")
 @options.as_json
 @pass_context
 def command(
@@ -46,15 +46,14 @@ def command(
     estimate: bool,
     as_json: bool,
 ) -> Exit:
-    """Say what FILE will take before it is submitted: tokens, Redis, time.
+    """CharacterCounter the tokens, Redis memory and time that FILE takes. Queues nothing.
 
-    Nothing is queued. FILE is read as submit reads it, with the same --model and
-    --set; Redis is asked for the workers' announcements, and for their rate in the
-    last minutes in which they worked, by which the time is.
-    Ends with 0, with 1 if lines are bad, with 2 if all are.
+    FILE is read as submit reads it, with the same --model and --set. The time follows
+    from the rate of the queue's workers in the last minutes in which they had work.
+    Exit status: 0; 1 if some lines are bad; 2 if all are.
     """
     if tokenizer and estimate:
-        raise click.UsageError("--tokenizer and --estimate are two ways to count: give one")
+        raise click.UsageError("--tokenizer and --estimate exclude each other: give one")
     settings = context.settings
     queue = queue_name(model or None, settings.queue)
     submission = Submission("plan", queue, priority, model, parse_overrides(pairs))
@@ -77,8 +76,7 @@ def command(
 
 
 def _workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Pace | None]:
-    """Return the announcements of the queue's workers and their pace; none, and a word, where Redis
-    is away."""
+    """Return the announcements and pace of the queue's workers; none where Redis is unreachable."""
     try:
         found = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
         return found, pace_of_queue(context.store, queue, found)
@@ -88,7 +86,7 @@ def _workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Pace |
 
 
 def plan_json(file: str, found: Plan) -> dict[str, Any]:
-    """Return a plan as `--json` shows it."""
+    """Return a plan as `--json` prints it."""
     content, shared, seconds = found.content, found.content.shared, found.seconds
     return {
         "object": "warmq.plan",
@@ -117,7 +115,7 @@ def plan_json(file: str, found: Plan) -> dict[str, Any]:
             "share": round(shared.share, 4),
             "distinct_share": round(shared.distinct / shared.whole, 4) if shared.whole else 0.0,
             "saved_tokens": found.saved_tokens,
-            "saved_as_is": _as_is(found),
+            "saved_as_is": _saved_as_is(found),
             "kv_tokens": found.kv_tokens,
             "any_order": found.any_order,
         },
@@ -148,7 +146,7 @@ def plan_table(file: str, found: Plan) -> None:
         "time": _time(found),
     })  # fmt: skip
     for error in content.first_bad:
-        click.echo(show.harmless(f"bad: {error}"))
+        click.echo(show.printable(f"bad: {error}"))
     if content.bad > len(content.first_bad):
         click.echo(f"bad: {content.bad - len(content.first_bad):,} more")
 
@@ -173,34 +171,37 @@ def _tokens_in(found: Plan) -> str:
 
 def _tokens_out(found: Plan) -> str:
     content = found.content
-    text = f"at most {content.limits:,}" if content.limits else ""
-    if content.without_limit:
-        text += f"{' and ' if text else ''}{counted(content.without_limit, 'line')} without limit"
     if content.fixed == content.requests:
         return f"{content.limits:,}, as the lines ask for"
+    parts = [f"at most {content.limits:,}"] if content.limits else []
+    if content.without_limit:
+        parts.append(f"{counted(content.without_limit, 'line')} without limit")
+    text = " and ".join(parts)
     if found.mean_answer is None:
-        return f"{text or 'none'}; no answer of this queue's workers says how long they are"
-    expected = f"{content.expected:,.0f} expected"
-    return f"{text}; {expected}, as the workers' answers have {found.mean_answer:g} on average"
+        return f"{text or 'none'}; not known how long answers are: this queue has had none"
+    return (
+        f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
+        f"{found.mean_answer:g} on average"
+    )
 
 
 def _shared(found: Plan) -> str:
-    shared = found.content.shared
-    if shared.share < 0.005:
+    share = found.content.shared.share
+    if share < 0.005:
         return "no beginnings"
-    text = f"{shared.share:.0%} of the prompts repeat the beginning of an earlier one"
+    text = f"{share:.0%} of the prompts repeat the beginning of an earlier one"
     if found.kv_tokens is None:
         return f"{text}; no worker with a prefix cache is known"
     text += f": {found.saved_tokens:,} tokens need not be computed"
     if found.any_order:
         return f"{text}, in any order"
     return (
-        f"{text} with --order prefix, {_as_is(found):,} as the lines stand; the KV cache has "
-        f"{found.kv_tokens:,} tokens"
+        f"{text} with --order prefix, {_saved_as_is(found):,} in the file's order; the KV cache "
+        f"has {found.kv_tokens:,} tokens"
     )
 
 
-def _as_is(found: Plan) -> int:
+def _saved_as_is(found: Plan) -> int:
     """Return the prompt tokens that the prefix caches save in the file's own order."""
     shared = found.content.shared
     return round(found.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0

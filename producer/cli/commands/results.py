@@ -21,8 +21,8 @@ from producer.cli.show import put_json, written_json
     show_default=True,
     help="Order of the lines.",
 )
-@click.option("--follow", is_flag=True, help="Wait for the results that are not there yet.")
-@click.option("--partial", is_flag=True, help="Of an unfinished batch, take what is there.")
+@click.option("--follow", is_flag=True, help="Wait for missing results.")
+@click.option("--partial", is_flag=True, help="Of an unfinished batch, collect the results so far.")
 @options.as_json
 @pass_context
 def command(
@@ -39,31 +39,30 @@ def command(
 ) -> Exit:
     """Collect a batch's results, as OpenAI batch output lines.
 
-    A file appears when it is complete, never half-written, and replaces only an
-    earlier collection of the batch that nobody has changed since, unless you give
-    --force. A finished batch gives exactly one line for each request; if it is
-    deleted, submitted anew or retried meanwhile, this ends with 2 and says so, and
-    no file appears. OUT and ERR may be objects in a bucket (s3://, gs://, az://),
-    and tables (.parquet).
+    A file appears when it is complete, and replaces only an unchanged earlier
+    collection of the batch, unless you give --force. A finished batch gives exactly
+    one line for each request; if it is deleted, submitted anew or retried meanwhile,
+    the exit status is 2 and no file appears. OUT and ERR may be objects in a bucket
+    (s3://, gs://, az://), and tables (.parquet).
 
-    With --json: where the results are and how many, on stdout, or on stderr if
-    the results themselves go to stdout.
+    With --json: the places and numbers of results, on stdout, or on stderr if the
+    results themselves go to stdout.
     """
-    check_outputs(output, errors, forced=force)
+    check_outputs(output, errors, force=force)
     store, batch = context.store, context.batch(batch_id)
     if not force:
         check_replaced(output, errors, batch_id, batch.written)
     if not (batch.finished or follow or partial):
         raise BatchConflict(
             f"batch {batch_id} is still {batch.status}: --follow waits for it, "
-            "--partial takes what is there"
+            "--partial collects the results so far"
         )
     with hint(f"`producer results {batch_id}` starts again; nothing is lost"):
-        collected = collect(
-            store, batch, order, output, errors, follow=follow, partial=partial, forced=force
+        completed, failed, errors_file = collect(
+            store, batch, order, output, errors, follow=follow, partial=partial, force=force
         )
     if as_json:
-        done = written_json(output, collected.errors_file, collected.completed, collected.failed)
-        document = {"id": batch_id, "object": "warmq.results"} | done
+        document = {"id": batch_id, "object": "warmq.results"}
+        document |= written_json(output, errors_file, completed, failed)
         put_json(document, err=output in (None, "-"))
-    return Exit.SOME_FAILED if collected.failed else Exit.ALL_WELL
+    return Exit.SOME_FAILED if failed else Exit.ALL_WELL

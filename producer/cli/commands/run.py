@@ -11,18 +11,18 @@ from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.progress import Meter, counted, tell
 from producer.cli.show import put_json, written_json
 from producer.cli.submitting import (
-    ignored_fields,
+    ignored_text,
     make_submission,
-    order,
-    shaping_options,
+    order_text,
+    submission_options,
     tell_if_unserved,
 )
-from producer.collect.outputs import beside as beside_of
+from producer.collect.outputs import error_file_of
 from producer.input.bucket import is_url
 from producer.input.files import check_writable
 from producer.input.source import Source
 from producer.queue_workers import refuse_older_workers
-from producer.run.export import Export, cannot_grow
+from producer.run.export import Export, needs_export
 from producer.run.journal import Journal, RunProgress
 from producer.run.windows import Run
 from producer.submit.submission import Submission
@@ -31,7 +31,7 @@ from producer.submit.submission import Submission
 @click.command("run")
 @click.argument("file", metavar="FILE")
 @click.argument("output", metavar="OUT")
-@click.option("--errors", metavar="ERR", help=options.ERRORS_BESIDE)
+@click.option("--errors", metavar="ERR", help=options.ERRORS_HELP)
 @click.option(
     "--window",
     type=click.IntRange(min=1),
@@ -40,7 +40,7 @@ from producer.submit.submission import Submission
     help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
 )
 @options.mapped
-@shaping_options
+@submission_options
 @options.as_json
 @pass_context
 def command(
@@ -54,77 +54,77 @@ def command(
     shaping: dict[str, Any],
     as_json: bool,
 ) -> Exit:
-    """Take FILE through the queue into OUT, in windows, in the order of FILE.
+    """Answer FILE into OUT, window by window, in the order of FILE.
 
-    For files larger than Redis: it holds two windows at a time, whatever FILE is,
-    and smaller ones where it is full. OUT grows as windows end; with --order prefix
-    FILE is read whole first, and OUT is put into FILE's order at the end. After an interruption,
-    a crash or a full disk the same command goes on where OUT ends; OUT.progress
-    remembers where that is, and that all is done. FILE, OUT and ERR are different files,
-    and what is there that no run has left is refused, not overwritten.
+    For files larger than Redis, which holds two windows at a time, and smaller ones
+    where it is full. OUT grows as windows end; with --order prefix FILE is read whole
+    first, and OUT is sorted into FILE's order at the end. After an interruption, a
+    crash or a full disk the same command goes on where OUT ends; OUT.progress records
+    where that is. FILE, OUT and ERR are different files, and an existing OUT or ERR
+    that `run` did not write is refused.
 
     FILE may be a table, as for submit. OUT and ERR may be in a bucket, or end with
     .parquet: then a file OUT.lines grows instead (for a bucket, in this folder), and
-    OUT appears when all is done.
+    OUT appears at the end.
     """
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
     if not is_url(output):
         check_writable(Path(output))
-    delivery = Export(output, errors or beside_of(output))
-    delivered = cannot_grow(output, delivery.errors)
-    places = delivery.gathered if delivered else (Path(output), Path(delivery.errors))
-    check_outputs(output, errors, file, Journal(places[0]).path)
+    export = Export(output, errors or error_file_of(output))
+    exported = needs_export(output, export.errors)
+    files = export.line_files if exported else (Path(output), Path(export.errors))
+    check_outputs(output, errors, file, Journal(files[0]).path)
     submission = make_submission(context.settings, "run", shaping)
     source = open_input(file, mapped, submission.overrides)
-    done = delivery.done_before(source, submission.seed) if delivered else None
+    done = export.already_written(source, submission.seed) if exported else None
     if done is None:
         refuse_older_workers(context.store, submission.queue)
         tell_if_unserved(context.store, context.settings.queue, submission.model)
-        done = _taken(context, submission, source, output, places, window)
-        if delivered:
+        done = _run(context, submission, source, output, files, window)
+        if exported:
             with hint("the same command writes it again; nothing runs twice"):
-                delivery.deliver(submission.seed)
-    return _ended(output, delivery.errors, done, as_json)
+                export.write(submission.seed)
+    return _print_result(output, export.errors, done, as_json)
 
 
-def _taken(
+def _run(
     context: Context,
     submission: Submission,
     source: Source,
     output: str,
-    places: tuple[Path, Path],
+    files: tuple[Path, Path],
     window: int,
 ) -> RunProgress:
-    """Take the input through, showing how far it is; return what is in the two files then."""
-    start_anew = Journal(places[0]).start_anew
+    """Run the input with a progress line; return what the two files have then."""
+    start_anew = Journal(files[0]).start_anew
     again = "the same command goes on where it stopped"
-    mended = f"the run cannot go on with another file: mend this one, and {start_anew}"
-    with hint(again, changed=again, mended=mended), Meter(output) as meter:
+    fix_input = f"a run cannot go on with another file: fix this one, and {start_anew}"
+    with hint(again, changed=again, fix_input=fix_input), Meter(output) as meter:
 
         def report(done: RunProgress, waiting: str) -> None:
             text = f"{done.line} lines done, {done.failed} failed"
             if waiting:
                 text += f", waiting: {waiting}"
-            taken = (
-                (done.line, wide.planned_lines) if wide.choice else (source.position, source.size)
-            )
-            meter.update(taken[0], text, taken[1], at_once=not waiting)
+            if run.choice:
+                meter.update(done.line, text, run.planned_lines, force=not waiting)
+            else:
+                meter.update(source.position, text, source.size, force=not waiting)
 
-        wide = Run(context.store, context.settings, submission, window, report)
+        run = Run(context.store, context.settings, submission, window, report)
         try:
-            done = wide.run(source, *places)
+            done = run.run(source, *files)
         finally:
             source.close()
-    if wide.choice:
-        tell(f"{output}: {order(wide.choice)}")
-    if wide.ignored:
-        tell(f"{output}: {ignored_fields(wide.ignored)}")
+    if run.choice:
+        tell(f"{output}: {order_text(run.choice)}")
+    if run.ignored:
+        tell(f"{output}: {ignored_text(run.ignored)}")
     return done
 
 
-def _ended(output: str, errors: str, done: RunProgress, as_json: bool) -> Exit:
-    """Tell what the run has written."""
+def _print_result(output: str, errors: str, done: RunProgress, as_json: bool) -> Exit:
+    """Print what the run has written; return the exit status."""
     already = "was complete already, " if done.complete else ""
     tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.failed} failed")
     if as_json:

@@ -13,7 +13,12 @@ from producer.cli.collect import check_outputs, check_replaced, collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
 from producer.cli.options import parse_deadline
 from producer.cli.progress import Meter, tell
-from producer.cli.submitting import make_submission, queued, shaping_options, tell_if_unserved
+from producer.cli.submitting import (
+    make_submission,
+    queued_text,
+    submission_options,
+    tell_if_unserved,
+)
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers, refuse_older_workers
@@ -23,9 +28,9 @@ from producer.submit.submit import ResumableSubmit, Summary
 
 @click.command("submit")
 @click.argument("file", metavar="FILE")
-@click.option("--batch-id", metavar="ID", help="Name of the batch. The same name resumes it.")
+@click.option("--batch-id", metavar="ID", help="Id of the batch. The same id resumes it.")
 @options.mapped
-@shaping_options
+@submission_options
 @click.option(
     "--deadline",
     metavar="D",
@@ -55,53 +60,41 @@ def command(
     """Queue every line of FILE as one batch.
 
     FILE is JSON lines, also as .gz or .zst; `-` is standard input. A line is an
-    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}. Or it
+    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}. Or FILE
     is a table (.parquet, .arrow, .csv) or a data set's folder, with --map. OUT may be
     .parquet. Both may be in a bucket: s3://, gs://, az://, https:// for FILE.
 
     The batch id is printed before the first line is read. A bad line becomes an
-    error result, the others run. After an interruption the same command with the
-    printed --batch-id goes on where it stopped; no request runs twice. Where Redis
-    loses its last writes meanwhile (a failover), this queues them again by itself.
+    error result, the other lines run. After an interruption the same command with the
+    printed --batch-id goes on where it stopped; no request runs twice. If Redis loses
+    its last writes meanwhile (a failover), this command queues them again.
 
-    With --json: {"id"} at once, and the batch's state at the end.
+    With --json: first {"id"}, and the batch's state at the end.
     """
     name = batch_id or new_batch_id()
     until = parse_deadline(deadline)
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
-        _check_outputs(context, output, errors, file, batch_id, force)
+        check_outputs(output, errors, file, force=force)
+        if not force:
+            known = context.store.batch(batch_id) if batch_id else None
+            check_replaced(output, errors, batch_id or "", known.written if known else ())
     source = open_input(file, mapped, submission.overrides)
-    _tell_if_unplanned(submission.order, source)
+    _check_order(submission.order, source)
     if until:
         submission.check_deadline(context.store)
-    _put_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
-    submitting = ResumingSubmit(context.store, context.settings, submission, source)
-    status, batch = Exit.ALL_WELL, _queued(submitting).batch
+    _print_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
+    submitting = MeteredSubmit(context.store, context.settings, submission, source)
+    status, batch = Exit.ALL_WELL, _submit(submitting).batch
     if wait or output or errors:
-        status, batch = _followed(submitting, batch, output, errors, force)
+        status, batch = _follow(submitting, batch, output, errors, force)
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
 
 
-def _check_outputs(
-    context: Context,
-    output: str | None,
-    errors: str | None,
-    file: str,
-    batch_id: str | None,
-    force: bool,
-) -> None:
-    """Refuse to write over what is no earlier collection of this batch, unless forced."""
-    check_outputs(output, errors, file, forced=force)
-    if not force:
-        batch = context.store.batch(batch_id) if batch_id else None
-        check_replaced(output, errors, batch_id or "", batch.written if batch else ())
-
-
-def _tell_if_unplanned(order: OrderOption, source: Source) -> None:
-    """Say that a pipe's lines are queued as they come; refuse to promise another order."""
+def _check_order(order: OrderOption, source: Source) -> None:
+    """Refuse `--order prefix` for a pipe; print that `auto` keeps a pipe's order."""
     if order == "input" or source.repeatable:
         return
     why = f"{source.name} is a pipe, and an order is planned from the whole file"
@@ -112,11 +105,10 @@ def _tell_if_unplanned(order: OrderOption, source: Source) -> None:
     tell(f"order: input; {why}")
 
 
-def _put_id(text: str, *, err: bool) -> None:
-    """Print the batch id, without which nobody could go on; with `err`, as for `-o -`, not on
-    stdout, which is for results alone then."""
+def _print_id(text: str, *, err: bool) -> None:
+    """Print the batch id, which resuming needs; with `err` on stderr, as stdout has the results."""
     try:
-        if (sys.stderr if err else sys.stdout) is None:  # closed from the start: click says nothing
+        if (sys.stderr if err else sys.stdout) is None:  # closed from the start: click ignores it
             raise BrokenPipeError
         click.echo(text, err=err)
     except BrokenPipeError:
@@ -126,61 +118,52 @@ def _put_id(text: str, *, err: bool) -> None:
         ) from None
 
 
-def _queued(submitting: "ResumingSubmit") -> Summary:
-    """Queue the file, and say what became of it and who will serve it."""
+def _submit(submitting: "MeteredSubmit") -> Summary:
+    """Queue the file; print a summary, and whether workers serve it."""
     store, began = submitting.store, time.monotonic()
     name, queue = submitting.submission.batch_id, submitting.submission.queue
     refuse_older_workers(store, queue)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
-    mended = (
-        f"mend the file, and {again} queues what batch {name} does not have yet; "
-        f"or `producer cancel {name}`"
-    )
-    with hint(f"{again} goes on where it stopped", mended=mended):
+    fix_input = f"fix the file; {again} queues the missing lines. Or `producer cancel {name}`"
+    with hint(f"{again} goes on where it stopped", fix_input=fix_input):
         summary = submitting.submit()
-    tell(queued(summary, time.monotonic() - began))
+    tell(queued_text(summary, time.monotonic() - began))
     if not (summary.batch.finished or store.workers(queue)):
         tell(f"{name}: {QueueWorkers(store, queue).text()}; the requests wait there")
     return summary
 
 
-def _followed(
-    submitting: "ResumingSubmit",
+def _follow(
+    submitting: "MeteredSubmit",
     batch: Batch,
     output: str | None,
     errors: str | None,
     force: bool,
 ) -> tuple[Exit, Batch]:
-    """Follow the batch to its end, and collect its results if they have a place."""
-    later, collected = WATCH_AGAIN.format(batch.id), ""
+    """Follow the batch to its end, and collect its results if `output` or `errors` is given."""
+    later, collecting = WATCH_AGAIN.format(batch.id), ""
     if output or errors:
-        places = [("-o", output), ("--errors", errors)]
-        words = [
-            "producer",
-            "results",
-            batch.id,
-            *(w for place in places if place[1] for w in place),
-        ]
-        collected = shlex.join(map(str, words))
-        later = f"the batch goes on; `{collected} --follow` waits for its end and collects it"
+        places = [*(["-o", output] if output else []), *(["--errors", errors] if errors else [])]
+        collecting = shlex.join(["producer", "results", batch.id, *places])
+        later = f"the batch goes on; `{collecting} --follow` waits for its end and collects it"
     with hint(later):
         batch = submitting.watched(batch)
-    status = show.ended(batch)
+    status = show.print_end(batch)
     if output or errors:
-        with hint(f"the batch has ended; `{collected}` collects it again"):
-            collect(submitting.store, batch, "input", output, errors, forced=force)
+        with hint(f"the batch has ended; `{collecting}` collects it again"):
+            collect(submitting.store, batch, "input", output, errors, force=force)
     return status, batch
 
 
-class ResumingSubmit(ResumableSubmit):
-    """Submits one source with a meter, and says what it does where Redis has lost writes."""
+class MeteredSubmit(ResumableSubmit):
+    """Submits one source with a meter, and prints when Redis has lost writes."""
 
     _meter: Meter
     _waited = False
 
     def watched(self, batch: Batch) -> Batch:
-        """Follow the submitted batch to its end, showing how far it is."""
+        """Show the submitted batch's progress to its end; as `follow` does."""
         return self.follow(batch, lambda batch: progress.watch(self.store, batch, may_reopen=False))
 
     def _notify(self, text: str) -> None:
@@ -192,8 +175,8 @@ class ResumingSubmit(ResumableSubmit):
             text += f", {summary.pushed} of the requests queued"
         if summary.waiting:
             text += f", waiting: {summary.waiting}"
-        at_once = bool(summary.waiting) and not self._waited
-        self._meter.update(self.source.position, text, at_once=at_once)
+        begins_to_wait = bool(summary.waiting) and not self._waited
+        self._meter.update(self.source.position, text, force=begins_to_wait)
         self._waited = bool(summary.waiting)
 
     def _once(self) -> Summary:

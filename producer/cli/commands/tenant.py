@@ -15,42 +15,42 @@ from producer.cli.progress import tell
 from producer.cli.show import columns, put_json, put_json_list
 from producer.input.options import check_name
 
-#: Far above and below what anybody shares by; the counters keep their precision.
+#: Wide bounds, in which the counters keep their precision.
 _WEIGHTS = click.FloatRange(0.001, 1000)
 _name = click.argument("name", metavar="TENANT")
 
 
 @click.group("tenant")
 def command() -> None:
-    """Say how tenants share the fleet: by weight, in tokens, with a cap if they need one."""
+    """Set how tenants share the fleet: by weight, and with a cap if they need one."""
 
 
 @command.command("set")
 @_name
-@click.option("--weight", type=_WEIGHTS, help="Share beside other tenants. Default: 1.")
+@click.option("--weight", type=_WEIGHTS, help="Share relative to other tenants. Default: 1.")
 @click.option(
     "--max-in-flight",
     metavar="N|none",
-    help="Requests of it that run at a time in one queue, at most; `none` lifts the cap.",
+    help="Most requests of it that run at a time in one queue; `none` lifts the cap.",
 )
 @options.as_json
 @pass_context
 def set_terms(
     context: Context, *, name: str, weight: float | None, max_in_flight: str | None, as_json: bool
 ) -> None:
-    """Change a tenant's weight or cap. It acts on what is queued already."""
+    """Change a tenant's weight or cap, also for queued requests."""
     check_name("tenant", name)
     if weight is None and max_in_flight is None:
         raise click.UsageError("name what to change: --weight, --max-in-flight, or both")
     tenant = context.store.tenant(name)
     if weight is not None:
-        if math.isnan(weight):  # which click's range lets pass
+        if math.isnan(weight):  # click's range takes it
             raise click.BadParameter("nan is no share", param_hint="--weight")
         tenant = replace(tenant, weight=weight)
     if max_in_flight is not None:
         tenant = replace(tenant, max_in_flight=_cap(max_in_flight))
     context.store.set_tenant(tenant)
-    _put(context, tenant, as_json)
+    _print(context, tenant, as_json)
 
 
 @command.command("show")
@@ -58,16 +58,16 @@ def set_terms(
 @options.as_json
 @pass_context
 def show(context: Context, *, name: str, as_json: bool) -> None:
-    """Show a tenant's weight and cap, and what it has waiting and in flight."""
+    """Show a tenant's weight and cap, and its requests waiting and in flight."""
     check_name("tenant", name)
-    _put(context, context.store.tenant(name), as_json)
+    _print(context, context.store.tenant(name), as_json)
 
 
 @command.command("list")
 @options.as_json
 @pass_context
 def list_tenants(context: Context, *, as_json: bool) -> None:
-    """List the tenants that have terms of their own, requests waiting, or requests in flight."""
+    """List the tenants with a weight or cap, or with requests waiting or in flight."""
     loads = context.store.tenant_loads(context.settings.queue)
     known = {tenant.name: tenant for tenant in context.store.tenants()}
     names = sorted(known.keys() | loads.keys())
@@ -75,7 +75,7 @@ def list_tenants(context: Context, *, as_json: bool) -> None:
     if as_json:
         put_json_list(_json(tenant, load) for tenant, load in found)
     else:
-        _table(found)
+        _print_table(found)
 
 
 @command.command("delete")
@@ -85,18 +85,18 @@ def list_tenants(context: Context, *, as_json: bool) -> None:
 def delete(context: Context, *, name: str, as_json: bool) -> None:
     """Give a tenant weight 1 and no cap again. Its batches stay."""
     if not context.store.delete_tenant(name):
-        raise BatchConflict(f"tenant {name!r} has no weight or cap of its own")
+        raise BatchConflict(f"tenant {name!r} has no weight or cap")
     tell(f"{name}: weight 1, no cap")
     if as_json:
-        _put(context, Tenant(name), as_json)
+        _print(context, Tenant(name), as_json)
 
 
-def _put(context: Context, tenant: Tenant, as_json: bool) -> None:
+def _print(context: Context, tenant: Tenant, as_json: bool) -> None:
     load = context.store.tenant_loads(context.settings.queue).get(tenant.name, TenantLoad())
     if as_json:
         put_json(_json(tenant, load))
     else:
-        _table([(tenant, load)])
+        _print_table([(tenant, load)])
 
 
 def _json(tenant: Tenant, load: TenantLoad) -> dict[str, Any]:
@@ -110,13 +110,12 @@ def _json(tenant: Tenant, load: TenantLoad) -> dict[str, Any]:
     }
 
 
-def _table(found: Iterable[tuple[Tenant, TenantLoad]]) -> None:
+def _print_table(found: Iterable[tuple[Tenant, TenantLoad]]) -> None:
     rows = [("TENANT", "WEIGHT", "CAP", "WAITING", "IN FLIGHT")]
     for tenant, load in found:
         cap = "-" if tenant.max_in_flight is None else str(tenant.max_in_flight)
-        rows.append(
-            (tenant.name, f"{tenant.weight:g}", cap, str(load.waiting), str(load.in_flight))
-        )
+        weight = f"{tenant.weight:g}"
+        rows.append((tenant.name, weight, cap, str(load.waiting), str(load.in_flight)))
     columns(rows)
 
 
@@ -124,6 +123,7 @@ def _cap(text: str) -> int | None:
     if text == "none":
         return None
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise click.BadParameter(f"{text!r}: a number of requests from 1, or `none`",
-                                 param_hint="--max-in-flight")  # fmt: skip
+        raise click.BadParameter(
+            f"{text!r}: give a number of requests from 1, or `none`", param_hint="--max-in-flight"
+        )
     return int(text)

@@ -1,1 +1,1 @@
-"""Looks at everything that warmq needs, and tells what is in the way: `examine.py`."""
+"""The checks of `producer doctor`."""

@@ -22,9 +22,9 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.version import version
 from demo.stack import RedisServer, eventually, free_port, redis_binary
-from producer.cli.commands.doctor import WORDS, text_and_remedy
-from producer.cli.doctor import examine, judge
-from producer.cli.doctor.judge import Code, Finding
+from producer.cli.commands.doctor import TEXTS, text_and_remedy
+from producer.cli.doctor import checks, findings
+from producer.cli.doctor.findings import Code, Finding
 
 GIB = 2**30
 #: INFO of a Redis that is as it should be, as far as it is judged.
@@ -181,14 +181,14 @@ def test_a_wrong_setting_is_a_problem_and_a_password_is_not_shown() -> None:
 def test_free_space_is_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, code: str, level: str
 ) -> None:
-    monkeypatch.setattr(examine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    (finding,) = examine.judge_disk(tmp_path)
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    finding = checks.check_disk(tmp_path)
     assert (finding.code, finding.level, finding.facts["free_bytes"]) == (code, level, free)
 
 
 def test_a_folder_that_takes_no_files_is_a_remark(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    (finding,) = examine.judge_disk(gone)
+    finding = checks.check_disk(gone)
     assert (finding.code, finding.level) == ("folder_unwritable", "remark")
     assert not os.access(gone, os.W_OK)
 
@@ -222,15 +222,15 @@ def test_a_folder_that_was_deleted_is_a_remark(
     ],
 )
 def test_a_server_that_is_too_old_is_a_problem(told: dict[str, str], code: str) -> None:
-    finding = judge.server_version(told, "redis://host")
+    finding = findings.server_version(told, "redis://host")
     assert finding.code == code
     assert finding.facts["version"] == told.get("valkey_version", told["redis_version"])
 
 
 @pytest.mark.parametrize("field", ["aof_last_write_status", "rdb_last_bgsave_status"])
 def test_a_write_of_redis_that_failed_is_a_problem(field: str) -> None:
-    assert not list(judge.last_writes(GOOD))
-    (finding,) = judge.last_writes(GOOD | {field: "err"})
+    assert not list(findings.last_writes(GOOD))
+    (finding,) = findings.last_writes(GOOD | {field: "err"})
     assert (finding.code, finding.level) == ("redis_writes_fail", "problem")
 
 
@@ -248,23 +248,23 @@ def test_a_write_of_redis_that_failed_is_a_problem(field: str) -> None:
 def test_clocks_are_compared_as_far_as_the_round_trip_lets_them(
     before: float, redis_s: float, after: float, code: str
 ) -> None:
-    finding = judge.clocks(before, redis_s, after)
+    finding = findings.clocks(before, redis_s, after)
     assert finding.code == code
     assert finding.level == ("ok" if code == "clock" else "remark")
 
 
 def test_a_clock_that_is_off_says_in_which_direction() -> None:
-    assert judge.clocks(100, 160, 100).facts == {"apart_s": 60, "direction": "ahead of"}
-    assert judge.clocks(100, 40, 100).facts == {"apart_s": 60, "direction": "behind"}
+    assert findings.clocks(100, 160, 100).facts == {"apart_s": 60, "direction": "ahead of"}
+    assert findings.clocks(100, 40, 100).facts == {"apart_s": 60, "direction": "behind"}
 
 
 def test_dead_letters_are_counted_to_a_bound(
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "DEAD_COUNTED", 2)
+    monkeypatch.setattr(checks, "DEAD_COUNTED", 2)
     client_of(store).lpush(DEFAULT_QUEUE, b"junk", b"junk 2", b"junk 3")
     Lessee(client_of(store)).pop()
-    finding = judge.judge_letters(store)
+    finding = checks.check_dead_letters(store)
     assert finding.facts == {"count": 2, "more": True}
 
 
@@ -275,7 +275,7 @@ def test_one_waiting_request_is_told_as_one() -> None:
 
 
 def test_every_code_has_words() -> None:
-    assert set(WORDS) == set(typing.get_args(Code))
+    assert set(TEXTS) == set(typing.get_args(Code))
 
 
 def test_without_a_worker_nothing_runs(own: RedisServer) -> None:
@@ -297,7 +297,9 @@ def test_workers_that_do_not_run_requests_are_told(own: RedisServer, own_store: 
     }  # fmt: skip
     assert "ready (waits for a:1: 502 Bad Gateway)" in found["worker_waits"]["text"]
     assert "starting (waits for http://10.0.0.9/v1)" in found["worker_starting"]["text"]
-    assert re.match(r"celery@d.4.0 was last heard 0:00:[45]\d ago", found["worker_silent"]["text"])
+    assert re.match(
+        r"celery@d.4.0 last announced itself 0:00:[45]\d ago", found["worker_silent"]["text"]
+    )
     assert "has failed and stopped (no such folder)" in found["worker_stopped"]["text"]
     said = f"celery@e.5.0 runs warmq 0.0.9, this producer {version()}"
     assert found["worker_other_version"]["text"] == said

@@ -11,7 +11,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.results import result_line
 from producer.cli import show
-from producer.cli.commands.watch import listen
+from producer.cli.commands.watch import stream_text
 from producer.client.batch import Result
 from producer.collect.parquet import row_of
 
@@ -40,9 +40,9 @@ def test_a_result_of_another_program_breaks_no_reader(
 ) -> None:
     (request_id,) = submit_batch(store, 1).ids
     redis_client.set(keys.result_key(request_id), raw)
-    assert listen(store, now(store), "c1") == RESULTS[raw]
+    assert stream_text(store, now(store), "c1") == RESULTS[raw]
     entries: list[dict[str, str]] = []
-    assert listen(store, now(store), "c1", entries.append) == RESULTS[raw]
+    assert stream_text(store, now(store), "c1", entries.append) == RESULTS[raw]
     state = show.request_state(store, now(store), "c1")
     assert state["status"] == RESULTS[raw]
     show.request_table(state)

@@ -28,7 +28,7 @@ from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer.batch_watch import BatchChanged
 from producer.collect.collect import Collector
-from producer.collect.outputs import beside, exists
+from producer.collect.outputs import error_file_of, exists
 
 
 def collect(store: BatchStore, order: str = "input", batch_id: str = "b1") -> list[dict[str, Any]]:
@@ -213,7 +213,7 @@ def test_without_failures_there_is_no_error_file_and_an_old_one_is_emptied(
     old.write_text("stale\n")
 
     assert run_producer("results", "b1", "-o", out, redis_url=redis_url).returncode == 0
-    assert not exists(beside(str(out)))
+    assert not exists(error_file_of(str(out)))
     other = tmp_path / "other.jsonl"
     assert run_producer("results", "b1", "-o", other, redis_url=redis_url).returncode == 2
     forced = run_producer("results", "b1", "-o", other, "--force", redis_url=redis_url)

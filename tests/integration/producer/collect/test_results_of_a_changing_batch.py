@@ -27,7 +27,7 @@ from contract.errors import RequestFailed, WarmqError
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
-from producer.cli.collect import Collected, write
+from producer.cli.collect import write
 from producer.collect.collect import Collector
 from producer.remedies import with_remedy
 
@@ -91,7 +91,7 @@ def collect(
 
     try:
         lines = watched(collector(store, follow=follow).lines(order))
-        write(lines, str(out), str(errors), Collected(), lambda: None, lambda _: None)
+        write(lines, str(out), str(errors), lambda _: None)
     except WarmqError:
         assert not out.exists()
         assert not errors.exists()

@@ -94,11 +94,11 @@ def test_what_a_run_delivers_goes_up_in_larger_parts_the_more_it_is(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    delivery = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+    export = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
     for size, parts in ((0, 3), (60 * 10**9, 2)):  # the journal says how much there is
-        delivery.gathered[0].write_bytes(b'{"id":"%s"}\n' % (b"x" * 2**20) * 20)
-        delivery.journal.write(RunProgress("r", "", "in", "f", "e", output=size))
-        delivery.deliver("seed")
+        export.line_files[0].write_bytes(b'{"id":"%s"}\n' % (b"x" * 2**20) * 20)
+        export.journal.write(RunProgress("r", "", "in", "f", "e", output=size))
+        export.write("seed")
         assert obstore.head(bucket, "out.jsonl")["e_tag"].endswith(f'-{parts}"')
 
 
@@ -110,18 +110,18 @@ def test_of_two_runs_into_one_object_the_second_keeps_its_lines(
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        delivery = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+        export = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
         content[name] = b'{"id":"%s"}\n' % (name.encode() * (2**20 + ord(name))) * lines
-        delivery.gathered[0].write_bytes(content[name])
-        delivery.journal.write(RunProgress("r", "", "in", "f", "e"))
+        export.line_files[0].write_bytes(content[name])
+        export.journal.write(RunProgress("r", "", "in", "f", "e"))
         if name == "a":
-            delivery.deliver("seed")
-            delivery.gathered[0].write_bytes(content[name])
-            delivery.deliver("seed")  # as after a kill before the journal said so
+            export.write("seed")
+            export.line_files[0].write_bytes(content[name])
+            export.write("seed")  # as after a kill before the journal said so
         else:
             with pytest.raises(BatchConflict, match="was written by another process"):
-                delivery.deliver("seed")
-            assert delivery.gathered[0].read_bytes() == content[name]
+                export.write("seed")
+            assert export.line_files[0].read_bytes() == content[name]
     assert read(bucket, "out.jsonl") == content["a"]
     assert unfinished(s3) == 0
 
@@ -184,17 +184,17 @@ def test_a_run_is_complete_only_where_its_own_object_is(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    delivery = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+    export = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
     (tmp_path / "in").write_text("x")
-    delivery.gathered[0].write_bytes(b'{"id":"a"}\n')
+    export.line_files[0].write_bytes(b'{"id":"a"}\n')
     with closing(Input(str(tmp_path / "in"))) as source:
         begin = RunProgress("r", "", "in", source.fingerprint(), "e", complete=True)
-        delivery.journal.write(begin)
-        delivery.deliver("seed")
-        assert delivery.done_before(source, "seed") is not None
+        export.journal.write(begin)
+        export.write("seed")
+        assert export.already_written(source, "seed") is not None
         obstore.put(bucket, "out.jsonl", b'{"id":"b"}\n')
-        with pytest.raises(BatchConflict, match="is not what this run has delivered"):
-            delivery.done_before(source, "seed")
+        with pytest.raises(BatchConflict, match="is not what this run has written"):
+            export.already_written(source, "seed")
 
 
 def test_a_run_of_a_pipe_into_a_bucket_is_not_taken_for_another_that_has_ended(

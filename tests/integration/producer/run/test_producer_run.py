@@ -148,7 +148,7 @@ def test_a_run_of_a_cut_file_says_that_it_must_begin_again(
     done = run_producer("run", cut, out, redis_url=redis_url)
     assert done.returncode == 2
     assert "the file is cut off, its compressed data ends too early" in done.stderr
-    assert f"mend this one, and remove {out}" in done.stderr
+    assert f"fix this one, and remove {out}" in done.stderr
 
 
 def test_a_run_says_which_fields_it_has_left_out(

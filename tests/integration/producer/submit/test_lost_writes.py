@@ -28,7 +28,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer.batch_watch import WritesLost
-from producer.cli.commands.submit import ResumingSubmit
+from producer.cli.commands.submit import MeteredSubmit
 from producer.collect.collect import Collector
 from producer.input.reader import Input
 from producer.remedies import with_remedy
@@ -46,8 +46,8 @@ def forgetful(store: BatchStore) -> ForgetfulStore:
     return ForgetfulStore(store)
 
 
-def resuming(store: BatchStore, path: Path) -> ResumingSubmit:
-    return ResumingSubmit(store, LIMITS, ONCE, Input(str(path)))
+def resuming(store: BatchStore, path: Path) -> MeteredSubmit:
+    return MeteredSubmit(store, LIMITS, ONCE, Input(str(path)))
 
 
 def test_a_submit_whose_first_lines_are_lost_queues_them_again(

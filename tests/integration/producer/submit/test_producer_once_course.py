@@ -108,11 +108,13 @@ def test_a_batch_is_resumed_with_the_same_option_only(store: BatchStore, tmp_pat
         submit(store, path, WITHOUT)
 
 
+@pytest.mark.parametrize("option", ["--dedupe", "--once"])
 def test_commands_count_every_line_and_name_the_line_that_answers(
-    redis_url: str, store: BatchStore, tmp_path: Path
+    redis_url: str, store: BatchStore, tmp_path: Path, option: str
 ):
     path = six_lines(tmp_path / "in")
-    done = run_producer("submit", path, "--batch-id", "b1", "--dedupe", redis_url=redis_url)
+    done = run_producer("submit", path, "--batch-id", "b1", option, redis_url=redis_url)
+    assert ("--once is now --dedupe" in done.stderr) == (option == "--once")
     assert "6 requests queued" in done.stderr
     assert "3 of them answered by an earlier line with the same body" in done.stderr
     shown = as_json(run_producer("status", "b1", "--request", "f", "--json", redis_url=redis_url))

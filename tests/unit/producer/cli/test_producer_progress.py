@@ -15,9 +15,10 @@ def batch(**counters: int) -> Batch:
     return Batch("b1", fields)
 
 
-def test_rates_are_means_over_the_last_half_minute():
+def test_rates_are_means_over_the_last_half_minute(monkeypatch):
     now = 0.0
-    rates = Rates(clock=lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    rates = Rates()
     assert rates.add(0, 0) == (0, 0)
     now = 10.0
     assert rates.add(100, 1000) == (10, 100)
@@ -25,9 +26,10 @@ def test_rates_are_means_over_the_last_half_minute():
     assert rates.add(100, 1000) == (0, 0)  # what happened before 10.0 no longer counts
 
 
-def test_a_retry_that_takes_results_back_gives_no_negative_rate():
+def test_a_retry_that_takes_results_back_gives_no_negative_rate(monkeypatch):
     now = 0.0
-    rates = Rates(clock=lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    rates = Rates()
     rates.add(100, 1000)
     now = 1.0
     assert rates.add(50, 1000) == (0, 0)
@@ -40,10 +42,10 @@ def test_a_running_batch_is_told_with_rate_failures_and_time_left():
 
 def test_a_narrow_line_leaves_out_the_rates_and_keeps_the_time_left():
     running = batch(total=500, completed=100, failed=2)
-    assert describe(running, 20.0, 400.4, room=60) == (
+    assert describe(running, 20.0, 400.4, width=60) == (
         "102/500 done, 2 failed, 20.0 requests/s, ETA 0:00:20"
     )
-    assert describe(running, 20.0, 400.4, room=40) == "102/500 done, 2 failed, ETA 0:00:20"
+    assert describe(running, 20.0, 400.4, width=40) == "102/500 done, 2 failed, ETA 0:00:20"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 160])
@@ -53,7 +55,7 @@ def test_a_terminal_of_any_width_shows_the_time_left(capsys, monkeypatch, column
     monkeypatch.setenv("COLUMNS", str(columns))
     running = batch(total=50_000, completed=12_345, failed=12)
     with Meter("batch_20261122224059_cc8df627b9d642aa", 50_000) as meter:
-        meter.update(12_357, describe(running, 20.0, 400.4, room=meter.room))
+        meter.update(12_357, describe(running, 20.0, 400.4, width=meter.width))
     told = capsys.readouterr().err
     assert "ETA 0:31:22" in told
     assert "27b9d642aa" in told
@@ -68,16 +70,17 @@ def test_a_batch_still_being_submitted_says_so():
     assert "still being submitted (10 lines read)" in describe(unsealed, 5.0, 0.0)
 
 
-def test_a_batch_that_gets_no_more_lines_says_since_when_and_what_completes_it():
+def test_a_batch_that_gets_no_more_lines_says_since_when_and_what_completes_it(monkeypatch):
     now = 0.0
-    quiet = SubmitPause(clock=lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    quiet = SubmitPause()
     fields = {"created_at": "1", "total": "10", "cursor": "10", "completed": "10"}
-    assert quiet.look(Batch("b1", fields)) == 0
+    assert quiet.add(Batch("b1", fields)) == 0
     now = 8.0
-    assert quiet.look(Batch("b1", fields | {"cursor": "20"})) == 0
+    assert quiet.add(Batch("b1", fields | {"cursor": "20"})) == 0
     now = 43.0
     text = describe(
-        Batch("b1", fields), 0.0, 0.0, quiet.look(Batch("b1", fields | {"cursor": "20"}))
+        Batch("b1", fields), 0.0, 0.0, quiet.add(Batch("b1", fields | {"cursor": "20"}))
     )
     assert "10/10 done" in text
     assert "not submitted to its end (10 lines read, no more for 0:00:35)" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contract.streaming import Piece, Transcript
-from producer.cli.commands.watch import Entry, _Entries, _Shown
+from producer.cli.commands.watch import Entry, EntryWriter, TextPrinter
 
 #: The first choice is written, then the second, which then gets another text; the first goes on.
 #: Another attempt begins with the second choice.
@@ -15,7 +15,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def heard(transcript: Transcript, count: int, at_once: bool) -> list[list[Piece]]:
+def received(transcript: Transcript, count: int, at_once: bool) -> list[list[Piece]]:
     """Return what a listener makes of so many pieces: one by one, or of all in one read."""
     new = [piece for piece in map(transcript.add, PIECES[:count]) if piece is not None]
     return [new] if at_once else [[piece] for piece in new]
@@ -25,8 +25,8 @@ def heard(transcript: Transcript, count: int, at_once: bool) -> list[list[Piece]
 @pytest.mark.parametrize("count", range(1, len(PIECES) + 1))
 def test_the_entries_since_the_last_begin_are_the_whole_text(count: int, at_once: bool) -> None:
     entries: list[Entry] = []
-    shown, transcript = _Entries(entries.append), Transcript()
-    for pieces in heard(transcript, count, at_once):
+    shown, transcript = EntryWriter(entries.append), Transcript()
+    for pieces in received(transcript, count, at_once):
         for piece in pieces:
             shown.add(piece)
     texts: dict[int, str] = {}
@@ -46,20 +46,20 @@ def test_the_entries_since_the_last_begin_are_the_whole_text(count: int, at_once
 def test_the_first_choice_begins_anew_only_where_it_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown, transcript = _Shown(), Transcript()
+    shown, transcript = TextPrinter(), Transcript()
     for piece in PIECES:
         new = transcript.add(piece)
         assert new is not None
         shown.add(new)
     out, err = capsys.readouterr()
     assert out == "Once upon\nOne"
-    assert err.count("begins anew") == err.count("attempt 2") == 1
+    assert err.count("begins again") == err.count("attempt 2") == 1
 
 
-def test_a_result_of_an_attempt_that_was_not_heard_does_not_go_on_with_another(
+def test_a_result_of_an_attempt_that_was_not_received_does_not_go_on_with_another(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown, transcript = _Shown(), Transcript()
+    shown, transcript = TextPrinter(), Transcript()
     for piece in (Piece("a", 1, 0, 0, "Once"), Piece("a", 2, 1, 0, "Two")):
         assert transcript.add(piece) is not None
         shown.add(piece)

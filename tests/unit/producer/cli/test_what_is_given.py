@@ -18,7 +18,7 @@ from producer.cli.context import open_input
 from producer.cli.options import parse_overrides
 from producer.cli.show import put_json, put_json_list
 from producer.client.client import submission_of
-from producer.collect.outputs import ResultFile, may_go
+from producer.collect.outputs import ResultFile, replaceable
 from producer.input.bucket import BadPlace, split
 from producer.input.options import BadOption
 
@@ -52,7 +52,7 @@ def test_two_columns_that_are_each_the_request_are_refused(
     table.write_text("a,b,prompt,input\n1,2,3,4\n")
     pairs = tuple(pair if "=" in pair else f"{pair}={pair}" for pair in mapped)
     with pytest.raises(BadOption, match="each is a whole request; give one"):
-        open_input(str(table), pairs)
+        open_input(str(table), pairs, {})
 
 
 def test_a_field_is_set_once() -> None:
@@ -110,15 +110,15 @@ def test_what_has_changed_since_it_was_written_is_not_overwritten(tmp_path: Path
         for line in lines:
             file.add(line)
         marks = [file.sync()]
-    assert may_go(str(path), marks)
+    assert replaceable(str(path), marks)
     mine = path.read_bytes()
     changed = [mine + more for more in (lines[0].json + b"\n", b'{"note": 1}\n', b"a note", b"\n")]
     changed += [mine[:-1], lines[0].json + b"\n", mine.replace(b'"text"', b'"tuxt"')]
     for content in changed:
         path.write_bytes(content)
-        assert not may_go(str(path), marks)
+        assert not replaceable(str(path), marks)
     path.write_bytes(b"")
-    assert may_go(str(path), [])
+    assert replaceable(str(path), [])
 
 
 def test_a_fault_of_our_own_is_no_traceback_and_not_status_1() -> None:

@@ -207,4 +207,4 @@ def test_a_table_of_utf_16_names_its_remedy(tmp_path: Any) -> None:
     file = tmp_path / "t.csv"
     file.write_bytes("prompt\nx\n".encode("utf-16"))
     with pytest.raises(InputUnreadable, match="iconv -f UTF-16"):
-        open_input(str(file))
+        open_input(str(file), (), {})

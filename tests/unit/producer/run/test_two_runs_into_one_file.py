@@ -70,18 +70,18 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(
     assert found.name == "other"
 
 
-def delivery_of(folder: Path, ending: str) -> Export:
-    """Return a run's delivery, with its lines and journal."""
-    delivery = Export(str(folder / f"out.{ending}"), str(folder / f"out.errors.{ending}"))
+def export_of(folder: Path, ending: str) -> Export:
+    """Return a run's export, with its lines and journal."""
+    export = Export(str(folder / f"out.{ending}"), str(folder / f"out.errors.{ending}"))
     raw = b'{"id":"a","custom_id":"a","error":null,"response":{"body":{}},"warmq":{"line":1}}\n'
     bad = b'{"id":"b","custom_id":"b","error":{"line":2},"response":null}\n'
-    for path, lines in zip(delivery.gathered, (raw, bad), strict=True):
+    for path, lines in zip(export.line_files, (raw, bad), strict=True):
         path.write_bytes(lines)
     (folder / "in").write_text("x")
     with closing(Input(str(folder / "in"))) as source:
         fingerprint = source.fingerprint()
-    delivery.journal.write(RunProgress("r", "", "in", fingerprint, "e", failed=1, complete=True))
-    return delivery
+    export.journal.write(RunProgress("r", "", "in", fingerprint, "e", failed=1, complete=True))
+    return export
 
 
 @pytest.mark.usefixtures("links")
@@ -89,7 +89,7 @@ def delivery_of(folder: Path, ending: str) -> Export:
 def test_a_file_that_appeared_meanwhile_is_left_and_the_lines_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
-    delivery, real = delivery_of(tmp_path, "parquet"), ResultFile.sync
+    export, real = export_of(tmp_path, "parquet"), ResultFile.sync
 
     def late(self: ResultFile) -> str:
         (tmp_path / taken).write_bytes(b"of another run")
@@ -97,43 +97,43 @@ def test_a_file_that_appeared_meanwhile_is_left_and_the_lines_stay(
 
     monkeypatch.setattr(ResultFile, "sync", late)
     with pytest.raises(BatchConflict, match=f"{taken} was written by another process meanwhile"):
-        delivery.deliver("seed")
+        export.write("seed")
     assert (tmp_path / taken).read_bytes() == b"of another run"
-    assert all(path.exists() for path in delivery.gathered)
+    assert all(path.exists() for path in export.line_files)
     assert not list(tmp_path.glob(".*"))
     # And what is moved away makes room for the same command
     monkeypatch.setattr(ResultFile, "sync", real)
     (tmp_path / taken).unlink()
-    delivery.deliver("seed")
-    assert not any(path.exists() for path in delivery.gathered)
+    export.write("seed")
+    assert not any(path.exists() for path in export.line_files)
 
 
 @pytest.mark.usefixtures("links")
 def test_a_delivery_that_was_killed_before_its_journal_said_so_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delivery = delivery_of(tmp_path, "parquet")
-    delivery.deliver("seed")
+    export = export_of(tmp_path, "parquet")
+    export.write("seed")
     whole = (tmp_path / "out.parquet").read_bytes()
-    delivery_of(tmp_path, "parquet").deliver("seed")
+    export_of(tmp_path, "parquet").write("seed")
     assert (tmp_path / "out.parquet").read_bytes() == whole
     assert not list(tmp_path.glob("*.lines"))
 
 
 def test_a_run_is_complete_only_where_its_own_file_is(tmp_path: Path) -> None:
-    delivery = delivery_of(tmp_path, "parquet")
-    delivery.deliver("seed")
+    export = export_of(tmp_path, "parquet")
+    export.write("seed")
     out = tmp_path / "out.parquet"
     with closing(Input(str(tmp_path / "in"))) as source:
-        assert delivery.done_before(source, "seed") is not None
+        assert export.already_written(source, "seed") is not None
         out.write_bytes(out.read_bytes()[::-1])
-        with pytest.raises(BatchConflict, match="is not what this run has delivered"):
-            delivery.done_before(source, "seed")
+        with pytest.raises(BatchConflict, match="is not what this run has written"):
+            export.already_written(source, "seed")
         out.unlink()  # its errors are left: they would be in the way of what is computed anew
         with pytest.raises(BatchConflict, match=r"out.errors.parquet exists; remove it, or name"):
-            delivery.done_before(source, "seed")
+            export.already_written(source, "seed")
         (tmp_path / "out.errors.parquet").unlink()
-        assert delivery.done_before(source, "seed") is None
+        assert export.already_written(source, "seed") is None
 
 
 def test_a_new_file_in_a_folder_that_is_full_is_told(
