@@ -36,7 +36,7 @@ def store_of(settings: Settings) -> BatchStore:
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """Error of a failed request. docs/architecture.md lists the codes."""
+    """Error of a failed request. docs/reference/errors.md lists the codes."""
 
     code: str
     message: str

@@ -49,7 +49,6 @@ def strings(path: Path) -> Iterator[tuple[int, str]]:
         "producer/submit",
         "producer/collect",
         "producer/run",
-        "producer/cli/doctor",
         "contract",
         "worker",
     ],

@@ -1,181 +1,38 @@
-"""`producer doctor`."""
+"""`producer doctor`: runs all checks, in the order of its output. It changes nothing."""
 
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 
+from contract.errors import StoreForbidden, StoreRefused, StoreUnavailable
+from contract.redis.batches import BatchStore
+from contract.redis.connect import credentials_of, masked
+from contract.redis.records import Records
+from contract.settings import Settings, SettingsError, load, origins
+from contract.version import version
 from producer.cli import options, show
 from producer.cli.context import Exit
-from producer.cli.doctor.checks import examine
-from producer.cli.doctor.findings import Code, Finding, Level
+from producer.cli.doctor import server, work
+from producer.cli.doctor.finding import Area, Finding, Level, ok, problem, remark
 from producer.cli.progress import counted, tell
 from producer.cli.show import size_text
-from producer.queue_workers import clock_text
+from producer.redis import tenant_usage
 
 MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
-#: Names of a list that are printed.
-_MOST_NAMES = 8
-_WORKER = "{id}: {state}{why}{runs}, queue {queue}{model}{version}"
-#: Text and remedy of each code, filled with the facts of its finding; '' for no remedy.
-TEXTS: dict[Code, tuple[str, str]] = {
-    # -- Redis
-    "server": ("{name} {version} at {url}", ""),
-    "server_too_old": (
-        "{name} {version} at {url} is too old",
-        "warmq needs Redis 6.2 or newer, or Valkey",
-    ),
-    "redis_unusable": ("cannot be used: {error}", "start Redis, or correct WARMQ_REDIS_URL"),
-    "forbidden": (
-        "this user may not read {what}; {error}",
-        "give this user the rights that docs/security.md lists",
-    ),
-    "not_looked": (
-        "not checked: {what}; that reads all keys, and {user} is a restricted user",
-        "run it once as Redis' default user",
-    ),
-    "cluster": (
-        "this Redis runs in cluster mode",
-        "use one without `cluster-enabled yes`: warmq's scripts touch keys of several slots",
-    ),
-    "sentinel": (
-        "{url} is a Sentinel, which holds no data",
-        "write WARMQ_REDIS_URL=sentinel://user:password@host:26379/0?master=NAME",
-    ),
-    "replica": (
-        "this Redis is a replica and takes no writes",
-        "point WARMQ_REDIS_URL at its primary, {primary}, or use sentinel://",
-    ),
-    "aof_on": (
-        "the append-only file is on; docs/redis.md states what a crash of Redis can lose",
-        "",
-    ),
-    "aof_off": (
-        "the append-only file is off, so a crash or restart of Redis loses everything since its "
-        "last snapshot, queue and results",
-        "set `appendonly yes` in redis.conf for more than a trial",
-    ),
-    "evicts_nothing": ("maxmemory-policy is noeviction, so nothing is dropped", ""),
-    "evicts": (
-        "maxmemory-policy is {policy}, so a full Redis silently drops results and whole batches",
-        "set `maxmemory-policy noeviction` in redis.conf, or by CONFIG SET",
-    ),
-    "other_policy": (
-        "maxmemory-policy is {policy}, which has no effect while maxmemory is 0",
-        "set `maxmemory-policy noeviction` before you set maxmemory",
-    ),
-    "memory": ("{used_bytes} of maxmemory {limit_bytes} used ({percent} %)", ""),
-    "memory_unlimited": (
-        "{used_bytes} used; maxmemory is not set, so Redis can fill the machine's memory",
-        "set maxmemory (docs/redis.md)",
-    ),
-    "memory_high": (
-        "{used_bytes} of maxmemory {limit_bytes} used ({percent} %), which is above "
-        "WARMQ_HIGH_WATER, so submit waits",
-        "collect and `producer delete` finished batches, or raise maxmemory",
-    ),
-    "memory_full": (
-        "Redis is full ({used_bytes} of maxmemory {limit_bytes}) and refuses new requests",
-        "collect and `producer delete` finished batches, or raise maxmemory",
-    ),
-    "records": ("tenant {tenant} has {held_bytes} of records: {kinds}{sampled}", ""),
-    "records_high": (
-        "tenant {tenant} has {held_bytes} of records, of at most {most_bytes}: {kinds}{sampled}",
-        "`producer records -t {tenant}` lists them, `producer delete ID` removes one",
-    ),
-    "clock": ("the clocks of Redis and this machine agree within {within_s:g} s", ""),
-    "clock_differs": (
-        "Redis' clock is {apart_s:.1f} s {direction} this machine's; deadlines follow Redis' "
-        "clock, the `expires` of Celery clients their own",
-        "set both by NTP",
-    ),
-    "rights": ("this user has all rights of {needed_by}", ""),
-    "rights_missing": (
-        "this user lacks rights of {needed_by} ({missing})",
-        "give it those that docs/security.md lists (ACL SETUSER)",
-    ),
-    # -- workers
-    "worker": (_WORKER, ""),
-    "worker_starting": (_WORKER, "it takes requests when it is ready; its log shows its progress"),
-    "worker_degraded": (_WORKER, "its engine died and is being rebuilt; its log has the reason"),
-    "worker_waits": (_WORKER, "its requests wait meanwhile, and none is lost"),
-    "worker_draining": (_WORKER, "it is stopping and takes no more requests"),
-    "worker_stopped": (
-        "{id} has failed and stopped{why}, queue {queue}",
-        "correct the cause and start it again; its log has the details",
-    ),
-    "worker_silent": (
-        "{id} last announced itself {silent_s} ago ({state}, queue {queue})",
-        "unless it was stopped on purpose, read the end of its log",
-    ),
-    "worker_other_version": (
-        "{id} runs warmq {other_version}, this producer {own}",
-        "install the same version everywhere",
-    ),
-    "worker_older": (
-        "{id} speaks protocol {theirs}, this producer {own}: it does not take what this one queues",
-        "upgrade the worker",
-    ),
-    "worker_newer": (
-        "{id} speaks protocol {theirs}, this producer {own}: this producer may misread it",
-        "upgrade the producer",
-    ),
-    "no_worker": (
-        "no worker runs on this Redis",
-        "start one with the same WARMQ_REDIS_URL; `python -m worker.check` checks its machine",
-    ),
-    # -- queue
-    "queue": ("{queue}: {waiting} waiting, {in_flight} in flight, workers: {workers}", ""),
-    "queue_unserved": (
-        "queue {queue} has {requests} waiting, and no worker serves it{served}",
-        "start a worker for it (WARMQ_SERVED_MODEL_NAME), or cancel its batches and submit them "
-        "with another --model",
-    ),
-    "queue_unused": (
-        "no worker serves queue {queue}{served}",
-        "submit with --model, or start a worker for it",
-    ),
-    "suspects": (
-        "queue {queue} has {requests} suspected of killing an engine",
-        "a worker runs each of them alone; one that kills it again becomes a dead letter",
-    ),
-    "wrong_type": (
-        "the key {key!r} is a {kind} of another program, but warmq uses this name",
-        "remove or rename it, or choose another database (WARMQ_REDIS_URL) or WARMQ_QUEUE",
-    ),
-    "unread_list": (
-        "{requests} for queue {queue} in the list {key!r}, which no worker reads: a Celery client "
-        "sets {option}",
-        "remove {option} from its broker_transport_options, and send them again (docs/python.md)",
-    ),
-    "no_dead_letters": ("no dead letters", ""),
-    "dead_letters": (
-        "{letters}{more}",
-        "`producer dead list` has their reasons; retry or delete them",
-    ),
-    "no_open_batch": ("no unfinished batch ({batches} in all)", ""),
-    "open_batch": (
-        "unfinished batches: {unfinished}; the oldest is {id}: {status}, {done}/{total} done, "
-        "submitted {age_s} ago",
-        "",
-    ),
-    # -- disk
-    "disk": ("{free_bytes} free in {folder}", ""),
-    "disk_low": ("only {free_bytes} free in {folder}", "free some before you collect results here"),
-    "disk_full": ("only {free_bytes} free in {folder}", "free some, or write results elsewhere"),
-    "folder_unwritable": (
-        "no file can be written in {folder}",
-        "change to another folder, or name one with -o",
-    ),
-    "redis_writes_fail": (
-        "Redis could not write its {what} the last time it tried",
-        "check its log and the free space of its disk; it may refuse all writes",
-    ),
-    # -- settings
-    "version": ("warmq {version}, Python {python}", ""),
-    "settings": ("{given}", ""),
-    "settings_wrong": ("{error}", "correct it in the environment, .env or warmq.toml"),
-}
+#: Tenants whose records are reported, the largest first.
+_TENANTS = 3
+#: Free space: below the first, some thousand results may not fit; below the second, some hundred.
+LOW_BYTES = 2**30
+FULL_BYTES = 64 * 2**20
+#: How Redis names the command that a user may not run.
+_REFUSED = re.compile(r"run the '([^']+)' command")
 
 
 @click.command("doctor")
@@ -188,84 +45,146 @@ def command(*, worker: bool, as_json: bool) -> Exit:
     to change, or with `!!` for what stops the work; the remedy follows the colon.
     Exit status: 0; 1 if there is a `!!`; 3 if Redis cannot be used.
     """
-    found = []
-    for finding in examine(_current_folder(), worker=worker):
-        found.append(finding)
+    findings = []
+    for finding in _examine(worker=worker):
+        findings.append(finding)
         if not as_json:
-            text, remedy = text_and_remedy(finding)
-            line = f"{MARKS[finding.level]}  {finding.area:<8}  {text}"
-            click.echo(show.printable(f"{line}: {remedy}" if remedy else line))
-    problems = sum(finding.level == "problem" for finding in found)
+            line = f"{MARKS[finding.level]}  {finding.area:<8}  {finding.text}"
+            line += f": {finding.remedy}" if finding.remedy else ""
+            click.echo(show.printable(line))
+    problems = sum(finding.level == "problem" for finding in findings)
     if as_json:
-        documents = [_finding_json(finding) for finding in found]
-        show.put_json({"object": "warmq.doctor", "healthy": not problems, "findings": documents})
+        show.put_json({"object": "warmq.doctor", "healthy": not problems, "findings": findings})
     else:
         tell(counted(problems, "problem"))
-    if any(finding.code == "redis_unusable" for finding in found):
+    if any(finding.code == "redis_unusable" for finding in findings):
         return Exit.UNREACHABLE
     return Exit.SOME_FAILED if problems else Exit.ALL_WELL
 
 
-def _current_folder() -> Path | None:
+def _examine(*, worker: bool) -> Iterator[Finding]:
+    """Run all checks; with `worker`, Redis' user must have the rights of a worker too."""
+    facts = {"version": version(), "python": platform.python_version()}
+    yield ok("settings", "version", f"warmq {version()}, Python {facts['python']}", **facts)
     try:
-        return Path.cwd()
-    except FileNotFoundError:  # it was deleted
-        return None
+        settings, given = load(Settings), origins(Settings)
+    except SettingsError as error:
+        remedy = "correct it in the environment, .env or warmq.toml"
+        yield problem("settings", "settings_wrong", error.message, remedy, error=error.message)
+        yield check_disk()
+        return
+    url = settings.redis_url.get_secret_value()
+    values = {name: getattr(settings, name) for name in given} | {"redis_url": masked(url)}
+    lines = [f"WARMQ_{name.upper()}={values[name]} ({given[name]})" for name in sorted(given)]
+    text = ", ".join(lines) or "all settings have their defaults"
+    yield ok("settings", "settings", text, given=lines, origins=given)
+    yield check_disk()
+    try:
+        store = BatchStore.open(url, "warmq-producer", ttl_ms=settings.result_ttl_ms)
+        yield from _RedisChecks(store, settings, worker).run()
+    except StoreForbidden as error:  # already when the connection is opened
+        refused = _REFUSED.search(error.message)
+        missing = [refused[1] if refused else error.message]
+        yield server.rights_missing(missing, ["a producer"])
+    except StoreUnavailable as error:
+        yield problem(
+            "redis", "redis_unusable", f"cannot be used: {error.message}",
+            "start Redis, or correct WARMQ_REDIS_URL", url=masked(url), error=error.message,
+        )  # fmt: skip
 
 
-def _finding_json(finding: Finding) -> dict[str, object]:
-    text, remedy = text_and_remedy(finding)
-    return {
-        "area": finding.area,
-        "code": finding.code,
-        "level": finding.level,
-        "text": text,
-        "remedy": remedy or None,
-        "facts": finding.facts,
-    }
+def check_disk() -> Finding:
+    """Check that results can be written to the current folder."""
+    folder, free, writable = "this folder, which was deleted", 0, False
+    try:
+        folder = str(Path.cwd())
+        free = shutil.disk_usage(folder).free
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    facts = {"folder": folder, "free_bytes": free}
+    text = f"only {size_text(free)} free in {folder}"
+    if not writable:
+        text = f"no file can be written in {folder}"
+        remedy = "change to another folder, or name one with -o"
+        return remark("disk", "folder_unwritable", text, remedy, **facts)
+    if free < FULL_BYTES:
+        return problem("disk", "disk_full", text, "free some, or write elsewhere", **facts)
+    if free < LOW_BYTES:
+        return remark("disk", "disk_low", text, "free some before you collect here", **facts)
+    return ok("disk", "disk", text.removeprefix("only "), **facts)
 
 
-def text_and_remedy(finding: Finding) -> tuple[str, str]:
-    """Return a finding's text and its remedy, '' for none."""
-    text, remedy = TEXTS[finding.code]
-    values = {name: _shown(name, value) for name, value in finding.facts.items()}
-    values |= _phrases(finding.facts)
-    return text.format_map(values), remedy.format_map(values)
+class _RedisChecks:
+    """The checks of one Redis. One that this user may not run becomes a remark."""
 
+    def __init__(self, store: BatchStore, settings: Settings, worker: bool) -> None:
+        self._store, self._settings, self._worker = store, settings, worker
+        self._url = settings.redis_url.get_secret_value()
+        # Redis logs each refusal, so a restricted user does not try to list all keys.
+        self._user = credentials_of(self._url)[0]
+        self._restricted = self._user not in ("", "default")
+        self._primary, self._usable = True, True
 
-def _shown(name: str, value: Any) -> Any:
-    if name.endswith("_bytes"):
-        return size_text(value)
-    if name in ("silent_s", "age_s"):
-        return clock_text(value)
-    return _listed(value) if isinstance(value, list) else value
+    def run(self) -> Iterator[Finding]:
+        checks: tuple[tuple[Area, str, Callable[[], Iterable[Finding]]], ...] = (
+            ("redis", "INFO (version, append-only file, eviction, memory, disk)", self._server),
+            ("redis", "TIME (the clock)", self._clock),
+            ("redis", "the rights of this user", self._rights),
+            ("queue", f"{work.FOREIGN_KEYS} (TYPE)", self._foreign_keys),
+            ("workers", "workers, queues and batches", self._work),
+            ("redis", "records of gateways", self._records),
+            ("queue", "dead letters", lambda: [work.check_dead_letters(self._store)]),
+        )
+        for area, what, check in checks:
+            try:
+                if self._usable:
+                    yield from check()
+            except StoreForbidden as error:
+                yield work.forbidden(area, what, error)
+            except StoreRefused:  # for example, a key has another type
+                found = [*work.foreign_keys(self._store, self._settings.queue)]
+                if not any(finding.level == "problem" for finding in found):
+                    raise
+                yield from found
+                return
 
+    def _server(self) -> Iterator[Finding]:
+        info, url = self._store.info(), masked(self._url)
+        if server.server_mode(info) == "sentinel":
+            self._usable = False
+            text = f"{url} is a Sentinel, which holds no data"
+            remedy = "write WARMQ_REDIS_URL=sentinel://user:password@host:26379/0?master=NAME"
+            yield problem("redis", "sentinel", text, remedy, url=url)
+            return
+        self._primary = info.get("role") == "master"
+        yield from server.check_server(info, url, self._settings.high_water)
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    def _clock(self) -> Iterator[Finding]:
+        before = time.time()
+        redis_s = self._store.now_ms() / 1000
+        yield server.clocks(before, redis_s, time.time())
 
+    def _rights(self) -> Iterator[Finding]:
+        if self._primary:  # a replica refuses every write
+            yield server.check_rights(self._store, self._settings.queue, worker=self._worker)
 
-def _phrases(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the optional parts of sentences, '' where their facts are missing."""
-    served = facts.get("others")
-    phrases = {
-        "why": f" ({facts['why']})" if facts.get("why") else "",
-        "model": f", model {facts['model']}" if facts.get("model") else "",
-        "served": f"; served are: {_listed(served)}" if served else "",
-        "more": " or more" if facts.get("more") else "",
-        "sampled": " among its first" if facts.get("sampled") else "",
-    }
-    if "in_flight" in facts and "limit" in facts:
-        limit = f" of {facts['limit']}" if facts["limit"] is not None else ""
-        phrases["runs"] = f", {facts['in_flight']}{limit} in flight"
-        phrases["version"] = f", warmq {facts['version']}" if facts.get("version") else ""
-        phrases["other_version"] = str(facts.get("version"))
-    for name in {"waiting", "count"} & facts.keys():
-        phrases["requests"] = counted(facts[name], "request")
-        phrases["letters"] = counted(facts[name], "dead letter")
-    if "needed_by" in facts:
-        phrases["needed_by"] = " and ".join(facts["needed_by"])
-    if "given" in facts:
-        phrases["given"] = ", ".join(facts["given"]) or "all settings have their defaults"
-    return phrases
+    def _records(self) -> Iterator[Finding]:
+        most = Records.using(self._store).most_bytes()
+        for usage in islice(tenant_usage(self._store), _TENANTS):
+            yield server.tenant_records(usage, most)
+
+    def _foreign_keys(self) -> Iterator[Finding]:
+        if self._restricted:
+            what = [work.FOREIGN_KEYS, work.UNREAD_LISTS]
+            text = f"not checked: {', '.join(what)}; that reads all keys, and {self._user} is "
+            text, remedy = f"{text}a restricted user", "run it once as Redis' default user"
+            yield remark("queue", "not_looked", text, remedy, user=self._user, what=what)
+            return
+        for finding in work.foreign_keys(self._store, self._settings.queue):
+            self._usable = finding.level != "problem"
+            yield finding
+
+    def _work(self) -> Iterator[Finding]:
+        queue = self._settings.queue
+        return work.check_work(self._store, queue, restricted=self._restricted)

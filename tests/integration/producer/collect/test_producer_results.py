@@ -109,7 +109,7 @@ def test_of_an_unfinished_batch_partial_gives_what_is_there(
     given = run_producer("results", "b1", "--order", order, "--partial", redis_url=redis_url)
 
     assert refused.returncode == 2
-    assert "--follow waits for it, --partial takes what is there" in refused.stderr
+    assert "--follow waits for it, --partial collects the results so far" in refused.stderr
     assert refused.stdout == ""
     assert given.returncode == 0
     lines = [orjson.loads(line) for line in given.stdout.splitlines()]

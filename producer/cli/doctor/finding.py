@@ -1,0 +1,47 @@
+"""Results of the doctor's checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+#: A problem stops the work, or will; a remark does not.
+Level = Literal["ok", "remark", "problem"]
+Area = Literal["redis", "workers", "queue", "disk", "settings"]
+#: Names of a list that are printed.
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result: text and remedy for people, code and facts for scripts.
+
+    A code never changes. Facts named `..._bytes` and `..._s` are bytes and seconds.
+    """
+
+    area: Area
+    code: str
+    level: Level
+    text: str
+    remedy: str | None
+    facts: dict[str, Any]
+
+
+def ok(area: Area, code: str, text: str, **facts: Any) -> Finding:
+    """Return a finding that needs no action."""
+    return Finding(area, code, "ok", text, None, facts)
+
+
+def remark(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Finding:
+    """Return a finding that may need a change, though work goes on."""
+    return Finding(area, code, "remark", text, remedy, facts)
+
+
+def problem(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Finding:
+    """Return a finding that stops the work, or will."""
+    return Finding(area, code, "problem", text, remedy, facts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of a list, with commas."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,161 @@
+"""The doctor's checks of a Redis server: version, mode, persistence, memory, clock, rights."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from contract.redis.batches import BatchStore
+from producer.cli.doctor.finding import Finding, listed, ok, problem, remark
+from producer.cli.show import size_text
+from producer.redis import TenantUsage, missing_permissions
+
+#: The oldest server that has all commands of warmq's scripts.
+OLDEST_SERVER = (6, 2)
+#: Clocks that differ by no more than this many seconds agree.
+CLOCK_S = 5.0
+#: Share of a tenant's limit for records from which it counts as high.
+RECORDS_HIGH = 0.8
+#: INFO's fields about the last write to disk, and the file that each means.
+_LAST_WRITES = {
+    "aof_last_write_status": "append-only file",
+    "aof_last_bgrewrite_status": "append-only file (its rewrite)",
+    "rdb_last_bgsave_status": "snapshot",
+}
+_RIGHTS_REMEDY = "give it those that docs/how-to/security.md lists (ACL SETUSER)"
+
+
+def check_server(info: Mapping[str, Any], url: str, high_water: float) -> Iterator[Finding]:
+    """Yield findings from INFO: version, mode, role, persistence, memory."""
+    yield server_version(info, url)
+    if server_mode(info) == "cluster":
+        remedy = (
+            "use one without `cluster-enabled yes`: warmq's scripts touch keys of several slots"
+        )
+        yield problem("redis", "cluster", "this Redis runs in cluster mode", remedy)
+    if info.get("role") in ("slave", "replica"):
+        primary = f"{info.get('master_host')}:{info.get('master_port')}"
+        remedy = f"point WARMQ_REDIS_URL at its primary, {primary}, or use sentinel://"
+        text = "this Redis is a replica and takes no writes"
+        yield problem("redis", "replica", text, remedy, primary=primary)
+    if info.get("aof_enabled"):
+        text = (
+            "the append-only file is on; docs/how-to/redis.md states what a crash of Redis can lose"
+        )
+        yield ok("redis", "aof_on", text)
+    else:
+        yield remark(
+            "redis", "aof_off",
+            "the append-only file is off, so a crash or restart of Redis loses everything since "
+            "its last snapshot, queue and results",
+            "set `appendonly yes` in redis.conf for more than a trial",
+        )  # fmt: skip
+    yield _eviction(info)
+    yield _memory(info, high_water)
+    yield from last_writes(info)
+
+
+def server_mode(info: Mapping[str, Any]) -> str:
+    """Return standalone, cluster or sentinel; Valkey names the field differently."""
+    return str(info.get("redis_mode") or info.get("server_mode") or "standalone")
+
+
+def server_version(info: Mapping[str, Any], url: str) -> Finding:
+    """Check the server's version; Valkey reports a compatible Redis version too."""
+    compatible = str(info.get("redis_version", "0"))
+    valkey = info.get("valkey_version")
+    name, version = ("Valkey", valkey) if valkey else ("Redis", compatible)
+    text, facts = f"{name} {version} at {url}", {"name": name, "version": version, "url": url}
+    if tuple(map(int, re.findall(r"\d+", compatible)[:2])) < OLDEST_SERVER:
+        remedy = "warmq needs Redis 6.2 or newer, or Valkey"
+        return problem("redis", "server_too_old", f"{text} is too old", remedy, **facts)
+    return ok("redis", "server", text, **facts)
+
+
+def _eviction(info: Mapping[str, Any]) -> Finding:
+    policy = str(info.get("maxmemory_policy", "unknown"))
+    text, remedy = f"maxmemory-policy is {policy}", "set `maxmemory-policy noeviction`"
+    if policy == "noeviction":
+        return ok("redis", "evicts_nothing", f"{text}, so nothing is dropped")
+    if int(info.get("maxmemory", 0)):
+        text += ", so a full Redis silently drops results and whole batches"
+        remedy += " in redis.conf, or by CONFIG SET"
+        return problem("redis", "evicts", text, remedy, policy=policy)
+    text += ", which has no effect while maxmemory is 0"
+    return remark("redis", "other_policy", text, f"{remedy} before maxmemory", policy=policy)
+
+
+def _memory(info: Mapping[str, Any], high_water: float) -> Finding:
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if not limit:
+        text = f"{size_text(used)} used; maxmemory is not set, so Redis can fill the memory"
+        remedy = "set maxmemory (docs/how-to/redis.md)"
+        return remark("redis", "memory_unlimited", text, remedy, used_bytes=used)
+    facts = {"used_bytes": used, "limit_bytes": limit, "percent": round(100 * used / limit)}
+    text = f"{size_text(used)} of maxmemory {size_text(limit)} used ({facts['percent']} %)"
+    remedy = "collect and `producer delete` finished batches, or raise maxmemory"
+    if used >= limit:
+        text = f"{text}: Redis is full and refuses new requests"
+        return problem("redis", "memory_full", text, remedy, **facts)
+    if used >= limit * high_water:
+        text += ", which is above WARMQ_HIGH_WATER, so submit waits"
+        return remark("redis", "memory_high", text, remedy, **facts)
+    return ok("redis", "memory", text, **facts)
+
+
+def last_writes(info: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a problem for each file that Redis failed to write the last time it tried."""
+    remedy = "check its log and the free space of its disk; it may refuse all writes"
+    for field, what in _LAST_WRITES.items():
+        if info.get(field, "ok") != "ok":
+            text = f"Redis could not write its {what} the last time it tried"
+            yield problem("disk", "redis_writes_fail", text, remedy, what=what)
+
+
+def clocks(before_s: float, redis_s: float, after_s: float) -> Finding:
+    """Compare Redis' clock with this machine's, read before and after the call to Redis."""
+    ahead_s = redis_s - (before_s + after_s) / 2
+    uncertain_s = abs(after_s - before_s) / 2
+    if abs(ahead_s) - uncertain_s <= CLOCK_S:
+        text = f"the clocks of Redis and this machine agree within {CLOCK_S:g} s"
+        return ok("redis", "clock", text, within_s=CLOCK_S)
+    apart_s, direction = abs(ahead_s), "ahead of" if ahead_s > 0 else "behind"
+    text = (
+        f"Redis' clock is {apart_s:.1f} s {direction} this machine's; deadlines follow Redis' "
+        "clock, the `expires` of Celery clients their own"
+    )
+    facts = {"apart_s": apart_s, "direction": direction}
+    return remark("redis", "clock_differs", text, "set both by NTP", **facts)
+
+
+def check_rights(store: BatchStore, queue: str, *, worker: bool) -> Finding:
+    """Try the rights of Redis' user, with `worker` also those of a worker."""
+    needed_by = ["a producer"] + ["a worker"] * worker
+    if missing := missing_permissions(store, queue, worker=worker):
+        return rights_missing(missing, needed_by)
+    text = f"this user has all rights of {' and '.join(needed_by)}"
+    return ok("redis", "rights", text, needed_by=needed_by)
+
+
+def rights_missing(missing: list[str], needed_by: list[str]) -> Finding:
+    """Return the finding for missing rights."""
+    text = f"this user lacks rights of {' and '.join(needed_by)} ({listed(missing)})"
+    facts = {"missing": missing, "needed_by": needed_by}
+    return problem("redis", "rights_missing", text, _RIGHTS_REMEDY, **facts)
+
+
+def tenant_records(usage: TenantUsage, most: int) -> Finding:
+    """Check the records of a gateway's tenant; gateways refuse more than `most` bytes."""
+    kinds = [f"{count} {kind}" for kind, count in usage.kinds.items()]
+    facts = {
+        "tenant": usage.tenant, "held_bytes": usage.bytes, "most_bytes": most, "kinds": kinds,
+        "sampled": usage.sampled,
+    }  # fmt: skip
+    listing = listed(kinds) + (" among its first" if usage.sampled else "")
+    text = f"tenant {usage.tenant} has {size_text(usage.bytes)} of records"
+    if usage.bytes < most * RECORDS_HIGH:
+        return ok("redis", "records", f"{text}: {listing}", **facts)
+    return remark(
+        "redis", "records_high", f"{text}, of at most {size_text(most)}: {listing}",
+        f"`producer records -t {usage.tenant}` lists them, `producer delete ID` removes one",
+        **facts,
+    )  # fmt: skip
