@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from contract.naming import did_you_mean, queue_name
@@ -21,28 +20,17 @@ if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
     from producer.submit.order.prefix import OrderChoice
 
 #: In the order of `--help`.
-_OPTIONS = {
-    "model": options.model,
-    "priority": options.priority,
-    "tenant": options.tenant,
-    "turn": options.turn,
-    "pairs": options.pairs,
-    "dedupe": options.dedupe,
-    "once": options.once,
-    "order": options.order,
-}
+_OPTIONS = (
+    options.model, options.priority, options.tenant, options.turn, options.pairs, options.dedupe,
+    options.once, options.order,
+)  # fmt: skip
 
 
 def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add these options to a command, which gets their values by name as `shaping`."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **values: Any) -> Any:
-        return command(*args, shaping={name: values.pop(name) for name in _OPTIONS}, **values)
-
-    for option in reversed(_OPTIONS.values()):
-        wrapped = option(wrapped)
-    return wrapped
+    """Add these options to a command, which passes their values to `make_submission`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 def make_submission(

@@ -45,14 +45,15 @@ from producer.submit.submission import Submission
 @pass_context
 def command(
     context: Context,
+    /,
     *,
     file: str,
     output: str,
     errors: str | None,
     window: int,
     mapped: tuple[str, ...],
-    shaping: dict[str, Any],
     as_json: bool,
+    **shaping: Any,
 ) -> Exit:
     """Answer FILE into OUT, window by window, in the order of FILE.
 
@@ -90,6 +91,7 @@ def command(
 
 def _run(
     context: Context,
+    /,
     submission: Submission,
     source: Source,
     output: str,

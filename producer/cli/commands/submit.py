@@ -45,17 +45,18 @@ from producer.submit.submit import ResumableSubmit, Summary
 @pass_context
 def command(
     context: Context,
+    /,
     *,
     file: str,
     batch_id: str | None,
     mapped: tuple[str, ...],
-    shaping: dict[str, Any],
     deadline: str | None,
     wait: bool,
     output: str | None,
     errors: str | None,
     force: bool,
     as_json: bool,
+    **shaping: Any,
 ) -> Exit:
     """Queue every line of FILE as one batch.
 
