@@ -24,7 +24,7 @@ from producer.remedies import with_remedy
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 #: EX_SOFTWARE of sysexits.h: no script takes it for failed requests.
-OUR_FAULT = 70
+INTERNAL_ERROR = 70
 
 #: Our commands, in producer/cli/commands, and their lines in `--help`, which imports none of them:
 #: that takes half a second.
@@ -150,7 +150,7 @@ def cli() -> None:
       1    some requests failed (results, watch, submit --wait), or a problem (doctor)
       2    wrong usage or input
       3    Redis cannot be reached, or refuses
-      70   a fault of producer itself; please report it
+      70   an internal error; please report it
       130  interrupted
     """
 
@@ -185,7 +185,7 @@ def main() -> NoReturn:
         status = USAGE
     except Exception as error:
         click.echo(f"producer: {_bug_report(error)}", err=True)
-        status = OUR_FAULT
+        status = INTERNAL_ERROR
     _discard_unprinted_output()
     sys.exit(status or 0)
 
@@ -195,7 +195,7 @@ def _bug_report(error: Exception) -> str:
     at = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in at)
     first = str(error).partition("\n")[0]
-    return f"a fault of its own: {type(error).__name__}: {first}{where}; please report it"
+    return f"internal error: {type(error).__name__}: {first}{where}; please report it"
 
 
 def _discard_unprinted_output() -> None:

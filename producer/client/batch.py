@@ -278,4 +278,4 @@ class Batch:
                 )
 
     def _state(self) -> contract_batch.Batch:
-        return BatchWatch(self._store, self._first, "a program held it", may_reopen=True).state()
+        return BatchWatch(self._store, self._first, "a program used it", may_reopen=True).state()

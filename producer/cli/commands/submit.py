@@ -126,7 +126,7 @@ def _submit(submitting: "MeteredSubmit") -> Summary:
     refuse_older_workers(store, queue)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
-    fix_input = f"fix the file; {again} queues the missing lines. Or `producer cancel {name}`"
+    fix_input = f"fix the file; {again} queues the missing lines; or `producer cancel {name}`"
     with hint(f"{again} goes on where it stopped", fix_input=fix_input):
         summary = submitting.submit()
     tell(queued_text(summary, time.monotonic() - began))

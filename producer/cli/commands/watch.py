@@ -42,7 +42,7 @@ def command(
     it, of its first choice; with --json all choices, a JSON line for each piece.
     """
     if stream != (custom_id is not None):
-        raise click.UsageError("--stream and --request go together: a text is one request's")
+        raise click.UsageError("give both --stream and --request, or neither")
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
         outcome = stream_text(store, batch, custom_id, show.put_json if as_json else None)

@@ -46,7 +46,7 @@ def test_a_cut_file_says_how_to_go_on_and_the_mended_one_completes_the_batch(
     assert "the file is cut off, its compressed data ends too early" in done.stderr
     # How many lines it has is not told: the last ones that could be read are not among them
     assert "batch b1 has" not in done.stderr
-    assert "the same command with --batch-id b1 queues what batch b1 does not have" in done.stderr
+    assert "the same command with --batch-id b1 queues the missing lines" in done.stderr
     assert "or `producer cancel b1`" in done.stderr
     path.write_bytes(whole)
     done = run_producer("submit", path, "--batch-id", "b1", redis_url=redis_url)

@@ -121,7 +121,7 @@ def test_what_has_changed_since_it_was_written_is_not_overwritten(tmp_path: Path
     assert replaceable(str(path), [])
 
 
-def test_a_fault_of_our_own_is_no_traceback_and_not_status_1() -> None:
+def test_an_internal_error_is_no_traceback_and_not_status_1() -> None:
     code = (
         "import sys; from producer.cli import main\n"
         "def broken(**_): raise KeyError('x')\n"
@@ -132,4 +132,4 @@ def test_a_fault_of_our_own_is_no_traceback_and_not_status_1() -> None:
     )
     assert ended.returncode == 70
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.startswith("producer: a fault of its own: KeyError: 'x'")
+    assert ended.stderr.startswith("producer: internal error: KeyError: 'x'")
