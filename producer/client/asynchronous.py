@@ -36,20 +36,20 @@ class _Thread:
 
     def start(self, work: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
         """Start the work; return a future of its result. The caller must call `stop`."""
-        context, ended = contextvars.copy_context(), Future[T]()
-        ended.set_running_or_notify_cancel()
+        context, future = contextvars.copy_context(), Future[T]()
+        future.set_running_or_notify_cancel()
 
         def run() -> None:
             try:
-                ended.set_result(context.run(work, *args, **options))
+                future.set_result(context.run(work, *args, **options))
             except _Stopped:
                 return
             except BaseException as error:
-                ended.set_exception(error)
+                future.set_exception(error)
 
         # A daemon: the program may exit, because Redis has all that is needed to go on.
         threading.Thread(target=run, name="warmq-client", daemon=True).start()
-        return asyncio.wrap_future(ended, loop=self._loop)
+        return asyncio.wrap_future(future, loop=self._loop)
 
     async def result(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
         """Run the work and return its result; stop it when cancelled."""

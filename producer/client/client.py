@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
@@ -49,7 +50,7 @@ class SubmitOptions(TypedDict, total=False):
     tenant: tenant of the requests.
     turn: `fair` shares with the tenant's other batches, `fifo` waits for them.
     deadline: when unfinished requests expire: a time, or a duration from the batch's creation.
-    once: run requests with the same body once, where temperature is 0.
+    dedupe: run requests with the same body once, where temperature is 0. `once` is its old name.
     order: `prefix` groups requests with a common beginning, `auto` does so where that saves
         something. `prefix` needs a repeatable input.
     """
@@ -62,6 +63,7 @@ class SubmitOptions(TypedDict, total=False):
     tenant: str
     turn: Literal["fair", "fifo"]
     deadline: Deadline | None
+    dedupe: bool
     once: bool
     order: OrderOption
 
@@ -71,6 +73,9 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         known = ", ".join(SubmitOptions.__annotations__)
         raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
+    if "once" in options:
+        text = "once is now dedupe; this release still takes once, the next one does not"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
     model, turn = options.get("model", ""), options.get("turn", "fair")
     order: OrderOption = options.get("order", "input")
     for name, value, allowed in (
@@ -92,7 +97,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
         _deadline(options.get("deadline")),
         tenant=options.get("tenant", DEFAULT_TENANT),
         in_order=turn == "fifo",
-        dedupe=options.get("once", False),
+        dedupe=options.get("dedupe", options.get("once", False)),
         order=order,
     )
     submission.check()

@@ -75,9 +75,9 @@ class Collector:
         self._partial = partial and not follow
         self._sleep = sleep
         self._wait_s = _SHORTEST_WAIT_S
-        self._fetch = _FIRST_FETCH
-        self._given = 0
-        self._whole = False
+        self._fetch_count = _FIRST_FETCH
+        self._yielded = 0
+        self._complete = False
 
     @property
     def batch(self) -> Batch:
@@ -89,27 +89,27 @@ class Collector:
 
         Raises BatchChanged, at the latest after the last line, unless each request had one.
         """
-        self._given, self._whole = 0, False
+        self._yielded, self._complete = 0, False
         self._same.state()
         yield from self._in_input_order() if order == "input" else self._as_completed()
         batch = self._same.state()
-        whole = batch.sealed and self._given == batch.number("total")
-        if not self._partial and not whole:
-            raise self._same.incomplete(self._given)
-        self._whole = whole and batch.finished
+        complete = batch.sealed and self._yielded == batch.number("total")
+        if not self._partial and not complete:
+            raise self._same.incomplete(self._yielded)
+        self._complete = complete and batch.finished
 
     def mark_collected(self) -> None:
         """Note that the lines are stored, so that no expiry warning follows.
 
         Does nothing unless they were all lines of a finished batch.
         """
-        if self._whole:
+        if self._complete:
             mark_collected(self._store, self._same.last)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
         """Adapt the number of results of an MGET to the size of these."""
         size = sum(len(raw) for raw in raws if raw is not None) + 1
-        self._fetch = max(1, min(_MOST_FETCHED, _FETCH_BYTES * len(raws) // size))
+        self._fetch_count = max(1, min(_MOST_FETCHED, _FETCH_BYTES * len(raws) // size))
         return raws
 
     def _pause(self) -> None:
@@ -122,7 +122,7 @@ class Collector:
                 yield from self._with_gaps(window)
                 continue
             self._wait_s = _SHORTEST_WAIT_S
-            self._given += len(raws)
+            self._yielded += len(raws)
             ids, answering_ids, entries = window
             lines, custom_ids = islice(zip(*entries, strict=False), 2)  # followers' have 4 parts
             leaders = repeat("") if answering_ids is ids else map(leader_of, entries)
@@ -132,18 +132,18 @@ class Collector:
         with closing(SeenIds()) as seen:
             for window, raws in self._fetched(self._finished_windows()):
                 for request_id, raw, followers in self._with_followers(window, raws):
-                    # None: it is being retried and will come again, or it is lost (_left_out).
+                    # None: it is being retried and will come again, or it is lost (_unlisted).
                     line = stored_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
-                        self._given += 1
+                        self._yielded += 1
                         yield line
                     for entry in followers:
                         rid = entry_request_id(self._id, entry) if entry else ""
                         if entry and raw is not None and seen.add(rid):
-                            self._given += 1
+                            self._yielded += 1
                             yield result_line(rid, entry[1], entry[0], raw, request_id)
             if self._same.state().finished or not self._partial:
-                yield from self._left_out(seen)
+                yield from self._unlisted(seen)
 
     def _fetched(
         self, windows: Iterator[_Window | None]
@@ -169,7 +169,7 @@ class Collector:
             for chunk in chunks:
                 lines, start = self._lines_of(chunk), 0
                 while start < len(lines.entries):
-                    end = start + self._fetch
+                    end = start + self._fetch_count
                     yield lines.part(start, end)
                     start = end
             read += len(chunks)
@@ -182,12 +182,12 @@ class Collector:
 
     def _finished_windows(self) -> Iterator[_Window | None]:
         """Yield windows in completion order, without entries; `request_ids` are endings."""
-        at, finished, once = 0, False, self._same.last.dedupe
+        at, finished, dedupe = 0, False, self._same.last.dedupe
         while True:
-            if ids := self._store.finished_ids(self._id, at, self._fetch):
+            if ids := self._store.finished_ids(self._id, at, self._fetch_count):
                 at, finished = at + len(ids), False
                 self._wait_s = _SHORTEST_WAIT_S
-                asked = list(dict.fromkeys(read_ending(e)[0] for e in ids)) if once else ids
+                asked = list(dict.fromkeys(read_ending(e)[0] for e in ids)) if dedupe else ids
                 yield _Window(ids, asked, [])
                 continue
             yield None
@@ -220,18 +220,18 @@ class Collector:
         """Yield the lines of a window with missing results: awaited or lost ones."""
         start, answering_ids = 0, window.answering_ids
         while start < len(answering_ids):
-            raws, lost = self._read_again(answering_ids[start : start + self._fetch])
+            raws, lost = self._read_again(answering_ids[start : start + self._fetch_count])
             for raw in raws:
                 if raw is None and not lost:
                     if self._follow:
                         self._pause()
                         break
                     if not self._partial:
-                        raise self._same.incomplete(self._given)
+                        raise self._same.incomplete(self._yielded)
                 else:
                     self._wait_s = _SHORTEST_WAIT_S
                     entry, request_id = window.entries[start], window.request_ids[start]
-                    self._given += 1
+                    self._yielded += 1
                     yield result_line(request_id, entry[1], entry[0], raw, leader_of(entry))
                 start += 1
 
@@ -243,7 +243,7 @@ class Collector:
         retried = before.number("retried") != after.number("retried")
         return raws, before.finished and after.finished and not retried
 
-    def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
+    def _unlisted(self, seen: SeenIds) -> Iterator[ResultLine]:
         """Yield a line for each request that is missing in the list of finished ones."""
         for chunk in self._store.index(self._id):
             lines = zip(*self._lines_of(chunk), strict=True)

@@ -207,7 +207,7 @@ def test_options_shape_the_batch_as_those_of_the_command_do(client: Client, stor
         tenant="lab",
         turn="fifo",
         deadline=dt.timedelta(hours=1),
-        once=True,
+        dedupe=True,
         order="prefix",
     )
     fields = state(store, batch.id).fields

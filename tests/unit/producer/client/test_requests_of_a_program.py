@@ -19,7 +19,7 @@ from contract.openai.lines import parse_line
 from contract.settings import Settings
 from producer.cli.context import open_input
 from producer.client.batch import Batch
-from producer.client.client import Client, _source
+from producer.client.client import Client, _source, submission_of
 from producer.collect.parquet import finish_reason_of, text_of, tokens_of
 from producer.input.options import BadOption, check_column_conflicts
 from producer.input.reader import Input, InputUnreadable
@@ -208,3 +208,9 @@ def test_a_table_of_utf_16_names_its_remedy(tmp_path: Any) -> None:
     file.write_bytes("prompt\nx\n".encode("utf-16"))
     with pytest.raises(InputUnreadable, match="iconv -f UTF-16"):
         open_input(str(file), (), {})
+
+
+def test_the_old_name_of_dedupe_is_taken_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="once is now dedupe"):
+        old = submission_of({"once": True, "batch_id": "b1"}, Settings())
+    assert old == submission_of({"dedupe": True, "batch_id": "b1"}, Settings())
