@@ -81,13 +81,15 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
         remedy += " in redis.conf, or by CONFIG SET"
         return problem("redis", "evicts", text, remedy, policy=policy)
     text += ", which has no effect while maxmemory is 0"
-    return remark("redis", "other_policy", text, f"{remedy} before maxmemory", policy=policy)
+    return remark(
+        "redis", "other_policy", text, f"{remedy} before you set maxmemory", policy=policy
+    )
 
 
 def _memory(info: Mapping[str, Any], high_water: float) -> Finding:
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not limit:
-        text = f"{size_text(used)} used; maxmemory is not set, so Redis can fill the memory"
+        text = f"{size_text(used)} used; maxmemory is not set, so Redis can fill all memory"
         remedy = "set maxmemory (docs/how-to/redis.md)"
         return remark("redis", "memory_unlimited", text, remedy, used_bytes=used)
     facts = {"used_bytes": used, "limit_bytes": limit, "percent": round(100 * used / limit)}

@@ -108,13 +108,21 @@ def test_a_batch_is_resumed_with_the_same_option_only(store: BatchStore, tmp_pat
         submit(store, path, WITHOUT)
 
 
-@pytest.mark.parametrize("option", ["--dedupe", "--once"])
-def test_commands_count_every_line_and_name_the_line_that_answers(
-    redis_url: str, store: BatchStore, tmp_path: Path, option: str
+def test_the_old_name_of_the_option_works_and_prints_the_new_one(
+    redis_url: str, store: BatchStore, tmp_path: Path
 ):
     path = six_lines(tmp_path / "in")
-    done = run_producer("submit", path, "--batch-id", "b1", option, redis_url=redis_url)
-    assert ("--once is now --dedupe" in done.stderr) == (option == "--once")
+    done = run_producer("submit", path, "--batch-id", "b1", "--once", redis_url=redis_url)
+    assert "--once is now --dedupe" in done.stderr
+    assert state(store, "b1").number("identical") == 3
+
+
+def test_commands_count_every_line_and_name_the_line_that_answers(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    path = six_lines(tmp_path / "in")
+    done = run_producer("submit", path, "--batch-id", "b1", "--dedupe", redis_url=redis_url)
+    assert "--once" not in done.stderr
     assert "6 requests queued" in done.stderr
     assert "3 of them answered by an earlier line with the same body" in done.stderr
     shown = as_json(run_producer("status", "b1", "--request", "f", "--json", redis_url=redis_url))
