@@ -34,7 +34,7 @@ COMMANDS = {
     "delete": "Delete a finished batch and its results, or a record of `producer serve`.",
     "doctor": "Check Redis, workers, queues, disk and settings, and name what stops the work.",
     "list": "List all batches, newest first.",
-    "plan": "CharacterCounter the tokens, Redis memory and time that FILE takes. Queues nothing.",
+    "plan": "Estimate the tokens, Redis memory and time that FILE takes. Queues nothing.",
     "records": "List what tenants of `producer serve` keep in Redis: files, uploads, batches.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",

@@ -46,7 +46,7 @@ def command(
     estimate: bool,
     as_json: bool,
 ) -> Exit:
-    """CharacterCounter the tokens, Redis memory and time that FILE takes. Queues nothing.
+    """Estimate the tokens, Redis memory and time that FILE takes. Queues nothing.
 
     FILE is read as submit reads it, with the same --model and --set. The time follows
     from the rate of the queue's workers in the last minutes in which they had work.
@@ -178,7 +178,7 @@ def _tokens_out(found: Plan) -> str:
         parts.append(f"{counted(content.without_limit, 'line')} without limit")
     text = " and ".join(parts)
     if found.mean_answer is None:
-        return f"{text or 'none'}; not known how long answers are: this queue has had none"
+        return f"{text or 'none'}; the length of answers is not known: this queue has none yet"
     return (
         f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
         f"{found.mean_answer:g} on average"
