@@ -54,23 +54,6 @@ def test_the_index_names_every_page() -> None:
     assert pages - links == {"how-to/rbln.ko.md"}
 
 
-# -- words -----------------------------------------------------------------------------------------
-
-#: Words of the project's own old language, and what English has for them.
-BANNED = {
-    "told", "beside", "besides", "others", "say", "says", "said", "saying", "mend", "mends",
-    "mended", "deaf", "hear", "hears", "heard", "vacate", "vacates", "lesson", "lessons", "befall",
-    "befalls", "befell",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_has_no_banned_word(page: Path) -> None:
-    # The words of tables that are made from code are the code's.
-    text = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL)
-    assert BANNED & set(re.findall(r"[a-z]+", text.lower())) == set()
-
-
 # -- links -----------------------------------------------------------------------------------------
 
 
