@@ -55,7 +55,7 @@ REMOVED_SETTINGS = {
     "simulated_step_s": _OF_TESTS,
     "simulated_log": _OF_TESTS,
     "simulated_build_s": _OF_TESTS,
-    "simulated_fate": _OF_TESTS,
+    "simulated_fate": "set `behavior` in WARMQ_SIMULATED_TESTS, one JSON object",
     "simulated_process": _OF_TESTS,
     "gateway_max_body_bytes": "a body may have twice WARMQ_MAX_LINE_BYTES; set that",
     "gateway_drain_s": "set WARMQ_DRAIN_TIMEOUT_S, which gateways read, too",

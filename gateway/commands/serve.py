@@ -24,7 +24,8 @@ class GatewayMissing(WarmqError):
 def command(host: str | None, port: int | None) -> None:
     """Serve the OpenAI API over the queue: files, batches, online answers.
 
-    docs/reference/gateway.md has quick starts, and lists the routes and the differences to OpenAI.
+    docs/how-to/openai-batch-file.md has the first steps; docs/reference/gateway.md lists the routes
+    and the differences to OpenAI.
     """
     try:
         from gateway.server import serve  # noqa: PLC0415 - an optional extra

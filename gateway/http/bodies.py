@@ -226,11 +226,16 @@ class BodyMemoryLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         connection = scope.get("warmq.connection")
-        lines = scope["path"] == _KEEPS_LINES
+        upload, lines = takes_large(scope["path"]), scope["path"] == _KEEPS_LINES
+        # Only a body that is not an upload must have come whole in WHOLE_S.
         if (
             scope["method"] in ("GET", "HEAD")
-            or (connection is not None and connection.has_small_body(scope, self._small, WHOLE_S))
-            or (takes_large(scope["path"]) and not lines)
+            or (upload and not lines)
+            or (
+                not upload
+                and connection is not None
+                and connection.has_small_body(scope, self._small, WHOLE_S)
+            )
         ):
             await self._app(scope, receive, send)
             return

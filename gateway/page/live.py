@@ -110,7 +110,9 @@ class LiveFeed:
         )
         for owner, count, limit in limits if caller.key_id else limits[-1:]:
             if count >= limit:
-                message = f"this {owner} has {limit} live pages open, the limit; close some"
+                message = (
+                    f"this {owner} has {limit} live pages open, the limit; close some, or try again"
+                )
                 raise ApiError(503, message, after_s=10)
 
     @property

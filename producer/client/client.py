@@ -75,7 +75,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
         raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
     if "once" in options:
         text = "once is now dedupe; this release still takes once, the next one does not"
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
+        warnings.warn(text, FutureWarning, stacklevel=3)
     model, turn = options.get("model", ""), options.get("turn", "fair")
     order: OrderOption = options.get("order", "input")
     for name, value, allowed in (

@@ -101,9 +101,14 @@ class IterableSource:
         self.fields = self._columns.keys()
         #: Whether it can be iterated again.
         self.repeatable = not (one_pass or isinstance(rows, Iterator))
-        self.size = len(rows) if self.repeatable and isinstance(rows, Sized) else None
         #: Rows read so far.
         self.position = 0
+
+    @property
+    def size(self) -> int | None:
+        """Number of rows; None if unknown. Read only when asked for: some `__len__` raise."""
+        sized = self.repeatable and isinstance(self._rows, Sized)
+        return len(self._rows) if sized else None  # type: ignore[arg-type]
 
     def reopen(self) -> IterableSource:
         """Return the source from its start."""

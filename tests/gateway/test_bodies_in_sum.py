@@ -150,6 +150,35 @@ async def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
+class SmallBody:
+    """A connection whose request has a small body; `bounded` once it must come in a time."""
+
+    bounded = False
+
+    def has_small_body(self, scope: Scope, most: int, within_s: float) -> bool:
+        self.bounded = True
+        return True
+
+
+@pytest.mark.parametrize(
+    ("path", "bounded"),
+    [
+        ("/v1/chat/completions", True), ("/v1/files", False), ("/v1/messages/batches", False),
+        ("/v1/uploads/upload_1/parts", False), ("/ui/submit", False),
+    ],
+)  # fmt: skip
+async def test_an_upload_may_take_longer_than_other_small_bodies(path: str, bounded: bool) -> None:
+    connection = SmallBody()
+
+    async def app(_: Scope, receive: Any, __: Any) -> None:
+        await receive()
+
+    receive = body_of(b"x")
+    small = scope(path=path) | {"warmq.connection": connection}
+    await BodyMemoryLimit(app, 10**8, 10**6)(small, receive, None)  # type: ignore[arg-type]
+    assert connection.bounded == bounded
+
+
 async def test_a_small_body_that_drips_has_an_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "WHOLE_S", 0.5)
 

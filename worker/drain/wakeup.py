@@ -121,9 +121,9 @@ class Arrivals:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "an idle worker polls Redis for new messages every %g s, because Redis refuses "
-                    "CLIENT TRACKING: %s. It takes Redis 6.0 or later, and a user with the right "
-                    "client|tracking",
+                    "an idle worker polls Redis for new messages every %g s, because CLIENT "
+                    "TRACKING does not work: %s. It takes Redis 6.0 or later, and a user with the "
+                    "right client|tracking",
                     POLL_S,
                     error,
                     extra={"action": "polls"},

@@ -75,8 +75,11 @@ def _completed(line: bytes) -> bytes:
         return line
 
 
-class _Details(msgspec.Struct):
+class _Cached(msgspec.Struct):
     cached_tokens: int | None = None
+
+
+class _Reasoning(msgspec.Struct):
     reasoning_tokens: int | None = None
 
 
@@ -88,11 +91,11 @@ class _Usage(msgspec.Struct):
     total_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
+    prompt_tokens_details: _Cached | None = None
+    input_tokens_details: _Cached | None = None
     cache_read_input_tokens: int | None = None
-    completion_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
+    completion_tokens_details: _Reasoning | None = None
+    output_tokens_details: _Reasoning | None = None
 
 
 class _Body(msgspec.Struct):

@@ -95,7 +95,7 @@ def _examine(*, worker: bool) -> Iterator[Finding]:
 
 def check_disk() -> Finding:
     """Check that results can be written to the current folder."""
-    folder, free, writable = "this folder, which was deleted", 0, False
+    folder, free, writable = "this folder, which was deleted or cannot be read", 0, False
     try:
         folder = str(Path.cwd())
         free = shutil.disk_usage(folder).free

@@ -178,7 +178,8 @@ def _tokens_out(found: Plan) -> str:
         parts.append(f"{counted(content.without_limit, 'line')} without limit")
     text = " and ".join(parts)
     if found.mean_answer is None:
-        return f"{text or 'none'}; the length of answers is not known: this queue has none yet"
+        reason = "no running worker has reported it"
+        return f"{text or 'none'}; the length of answers is not known: {reason}"
     return (
         f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
         f"{found.mean_answer:g} on average"

@@ -36,7 +36,7 @@ def forbidden(area: Area, what: str, error: StoreForbidden) -> Finding:
 
 def check_work(store: BatchStore, own_queue: str, *, restricted: bool) -> Iterator[Finding]:
     """Yield findings about workers, queues and batches; a restricted user scans no keys."""
-    announcements, batches = store.announcements(), store.batches()
+    announcements = store.announcements()
     alive = [worker for worker in announcements if is_alive(worker)]
     if not alive:
         remedy = (
@@ -45,6 +45,7 @@ def check_work(store: BatchStore, own_queue: str, *, restricted: bool) -> Iterat
         yield problem("workers", "no_worker", "no worker runs on this Redis", remedy)
     for worker in sorted(announcements, key=lambda worker: (str(worker["queue"]), worker["id"])):
         yield from _worker(worker)
+    batches = store.batches()  # a user without the right to read them learns of the workers first
     yield from _queues(store, own_queue, alive, batches)
     if not restricted:
         yield from _unread_lists(store, {own_queue, *(str(w["queue"]) for w in alive)})

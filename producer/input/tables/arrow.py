@@ -213,7 +213,7 @@ def _refuse_period(_: Any) -> Any:
 
 
 def _refuse_double_key(_: Any) -> Any:
-    raise ValueError("a key occurs twice in its objects")
+    raise ValueError("a key stands twice in its objects")
 
 
 def _nested_reader(types: Any, kind: Any) -> _Read | None:
@@ -239,7 +239,7 @@ def _map(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
     for pair in scalar.values:
         name = key_of(key(pair[0]))
         if name in found:
-            raise ValueError(f"the key {name[:140]!r} occurs twice in a map")
+            raise ValueError(f"the key {name[:140]!r} stands twice in a map")
         found[name] = value(pair[1])
     return found
 

@@ -234,7 +234,7 @@ def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     for key, one in value.items():
         name, inner = key_of(key), _plain(column, one)
         if name in found:
-            raise ValueError(f"the key {name[:140]!r} occurs twice")
+            raise ValueError(f"the key {name[:140]!r} stands twice")
         if inner is not None or one is None:
             found[name] = inner
     return found

@@ -201,7 +201,10 @@ def test_a_folder_that_was_deleted_is_a_remark(
         check=False, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "0 problems\n")
-    assert "no file can be written in this folder, which was deleted: change to" in done.stdout
+    assert (
+        "no file can be written in this folder, which was deleted or cannot be read: change to"
+        in done.stdout
+    )
 
 
 # -- judged with given values --------------------------------------------------

@@ -133,6 +133,17 @@ def test_tokens_of_an_answer(usage: object, tokens: Usage) -> None:
     assert usage_of(success(orjson.dumps({"id": "x", "usage": usage}))) == tokens
 
 
+def test_odd_details_of_another_server_leave_the_tokens_that_are_known() -> None:
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 3, "reasoning_tokens": "n/a"},
+        "completion_tokens_details": {"reasoning_tokens": 2, "cached_tokens": 0.5},
+    }
+    found = usage_of(success(orjson.dumps({"id": "x", "usage": usage})))
+    assert found == Usage(10, 5, cached=3, reasoning=2)
+
+
 def test_an_answer_that_is_no_object_has_no_tokens() -> None:
     assert usage_of(success(b"[1,2]")) == Usage()
 

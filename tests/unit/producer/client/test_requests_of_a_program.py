@@ -21,6 +21,7 @@ from producer.cli.context import open_input
 from producer.client.batch import Batch
 from producer.client.client import Client, _source, submission_of
 from producer.collect.parquet import finish_reason_of, text_of, tokens_of
+from producer.input.iterable import IterableSource
 from producer.input.options import BadOption, check_column_conflicts
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source
@@ -211,6 +212,18 @@ def test_a_table_of_utf_16_names_its_remedy(tmp_path: Any) -> None:
 
 
 def test_the_old_name_of_dedupe_is_taken_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="once is now dedupe"):
+    with pytest.warns(FutureWarning, match="once is now dedupe"):
         old = submission_of({"once": True, "batch_id": "b1"}, Settings())
     assert old == submission_of({"dedupe": True, "batch_id": "b1"}, Settings())
+
+
+class LengthUnknown(list[dict[str, str]]):
+    """Rows whose length is an error, as tqdm's over a generator."""
+
+    def __len__(self) -> int:
+        raise TypeError("'NoneType' object cannot be interpreted as an integer")
+
+
+def test_rows_whose_length_is_an_error_are_read_all_the_same() -> None:
+    source = IterableSource(LengthUnknown([{"prompt": "a"}, {"prompt": "b"}]))
+    assert [line for chunk in source.chunks(None, 1000) for line in chunk.lines]
