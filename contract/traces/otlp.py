@@ -44,12 +44,12 @@ def _exporter() -> SpanExporter:
         raise SettingsError(f"{name} is {protocol!r}; give http/protobuf or grpc")
     try:
         exporter: type[SpanExporter] = resolve_name(PACKAGES[protocol])
-        return exporter()
     except (ImportError, AttributeError) as error:
         raise SettingsError(
             f"WARMQ_TRACES: the exporter for {protocol} is missing ({error}): install it with "
             "pip install 'warmq[traces]'"
         ) from None
+    return exporter()
 
 
 class OtlpExporter:

@@ -130,7 +130,7 @@ def test_requests_of_a_server_that_dies_run_on_the_other_one(
             # Then the batch is whole and the worker never stopped
             on.settled(simulated=False)
             log = worker.log_path.read_text()
-            assert f"{first.url} is away" in log and "rebuilding" not in log
+            assert f"{first.url} is down" in log and "rebuilding" not in log
             # And a server that is back gets work again
             first.start()
             words = f"{first.url} is ready"

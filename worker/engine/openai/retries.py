@@ -27,9 +27,9 @@ class Action(StrEnum):
     """The action, in the words of the table."""
 
     REJECT = "rejected: the line's error, with the server's words"
-    WAIT = "the server rests as long as it asks, then gets the request again; not counted"
+    WAIT = "the server rests as long as it asks, then the request is sent again; not counted"
     PROBE = "the server's health decides (below)"
-    DOUBT = "sent again; the server rests, or it is counted if the server answers (below)"
+    DOUBT = "sent again; the server rests, or it is counted if the server answers other requests (below)"
     MOVE = "sent to another server; with none left it goes back to the queue; not counted"
     DIED = "sent to another server once; else back to the queue, and one death is counted"
 
