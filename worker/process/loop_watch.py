@@ -103,7 +103,8 @@ class LoopWatch:
         frame = sys._current_frames().get(self._loop_thread)
         log.critical(
             "the drain's loop in process %d has been blocked for %.0f s by %s: the process exits "
-            "with %d; requests that block the loop again become dead letters. The loop's stack:\n%s",
+            "with %d; requests that block the loop again become dead letters. The loop's "
+            "stack:\n%s",
             os.getpid(),
             limit_s,
             f"request {names}" if names else "none of its requests",
