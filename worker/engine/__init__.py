@@ -1,7 +1,7 @@
-"""The engine interface: what the drain needs of an engine that generates text.
+"""Defines the interface that every engine implements, and that the drain uses.
 
-Adapters raise RequestRejected (the request is wrong), RequestFailed (this attempt failed) and
-EngineDead (build a new engine), and no error of their library.
+An engine raises RequestRejected (the request is wrong), RequestFailed (this attempt failed) or
+EngineDead (a new engine must be built), and no error of the library that it uses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,14 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the started engine can take.
+    """The limits and properties of an engine that has started.
 
-    `max_num_seqs` counts all data-parallel replicas. `max_model_len` and `kv_tokens`, the KV
-    cache's size, are in tokens. `adapters` are more names that a line's `model` may have. `details`
-    is shown by `inspect stats`. `prefix_caching`: prompts share the cache (None: unknown).
-    `parses_chats`: a parser takes the reasoning out of a chat's answer, so that it differs from
-    `text_so_far`. `one_step`: a request takes one step of the engine, as an embedding does, so all
+    `max_num_seqs` is the number of sequences that run at once, in all data-parallel replicas.
+    `max_model_len` and `kv_tokens` (the size of the KV cache) are in tokens. `adapters` are names
+    that the `model` of a request may have in addition to `model`. `inspect stats` shows `details`.
+    `prefix_caching`: prompts share the KV cache of equal prefixes (None: unknown). `parses_chats`:
+    a parser removes the reasoning from a chat's answer, which so differs from `text_so_far`.
+    `one_step`: each request takes one step of the engine, for example an embedding, so that all
     slots become free at the same time.
     """
 
@@ -33,19 +34,19 @@ class Capacity:
 
 
 def multi_sequence_slots(slots: int) -> int:
-    """Return how many of an engine's slots requests of several sequences may take in all.
+    """Return the number of slots that requests of several sequences may take in total.
 
-    A sixteenth is left to requests of one sequence, which so soon find a slot.
+    A sixteenth of the slots is reserved for requests of one sequence, so that they wait less.
     """
     return max(1, slots - max(1, slots // 16))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One checked request: `url` names the endpoint, `body` is its JSON object.
+    """A checked request: `url` is the endpoint's path, `body` its JSON object.
 
-    `trace` has the headers that continue the request's trace, if it is sampled. Preparations that
-    go one by one take turns by `tenant`.
+    `trace` has the HTTP headers that continue the request's trace, if the trace is sampled. The
+    engine prepares some requests one after the other; the tenants then take turns, by `tenant`.
     """
 
     url: str
@@ -56,7 +57,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A response: the endpoint's JSON, and the request's token counts."""
+    """An answer: the endpoint's JSON, and the numbers of tokens of prompt and output."""
 
     body: bytes
     prompt_tokens: int
@@ -66,28 +67,28 @@ class Completion:
 class Engine(Protocol):
     """An engine that runs many requests at once.
 
-    `grace_s` is the time of its processes between SIGTERM and SIGKILL, in seconds.
+    `grace_s` is the number of seconds between SIGTERM and SIGKILL for the engine's processes.
     """
 
     grace_s: float
 
     def build(self) -> None:
-        """Load the model; blocks, in the engine's own thread."""
+        """Load the model. Blocks; called in the engine's own thread."""
 
     async def start(self) -> Capacity:
         """Finish starting on the drain's loop, and return the engine's capacity."""
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request; cancelling the task aborts it within one engine step."""
+        """Run one request. Cancelling the task aborts the request within one engine step."""
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the text of each choice of a running request, before any parser.
 
-        Empty where it is not known. Called only for requests that have a reader.
+        Empty if the engine does not know the text. Called only while a client reads the text.
         """
 
     def dead(self) -> bool:
-        """Return whether it can run nothing any more; cheap, called before every POP."""
+        """Return whether the engine can run no more requests. Called before every POP, so cheap."""
 
     def last_progress(self) -> float:
         """Return time.monotonic() of the latest engine step."""
@@ -96,51 +97,51 @@ class Engine(Protocol):
         """Kill a hung engine, so that all requests in flight fail with EngineDead."""
 
     def shutdown(self) -> None:
-        """Stop and free the device; blocks, in the engine's own thread.
+        """Stop the engine and free its device. Blocks; called in the engine's own thread.
 
-        Takes `grace_s` and a few seconds at most. Errors are logged.
+        Takes at most `grace_s` and a few seconds. Logs errors instead of raising them.
         """
 
 
 @runtime_checkable
 class ReportsWaiting(Protocol):
-    """An engine whose `start` or requests may wait for something."""
+    """An engine whose `start` or requests may have to wait for a server."""
 
     def waits_for(self) -> str:
-        """Return what it waits for, as "waits for host: connection refused"; '' for nothing.
+        """Return a text such as "waits for host: connection refused"; '' if it waits for nothing.
 
-        Users who wait for results see it, so it holds no secret.
+        Users who wait for results see this text, so it must not contain a secret.
         """
 
 
 @runtime_checkable
 class Attachable(Protocol):
-    """An engine in which other processes may run requests too."""
+    """An engine to which other processes can attach, to run requests in it."""
 
     def new_client(self) -> dict[str, Any] | None:
-        """Return what one more process needs to attach, as JSON; None if no more can.
+        """Return the JSON that one more process needs to attach; None if no more can.
 
-        Called after the start; each call returns another client.
+        Called after `start`. Each call returns the JSON of a new client.
         """
 
     async def abort_client(self, client: dict[str, Any]) -> int:
-        """Abort the requests of a process that died; return their number, of the first replica."""
+        """Abort the requests of a client that died. Returns their number in the first replica."""
 
 
 @runtime_checkable
 class CountsCachedTokens(Protocol):
-    """An engine that counts the hits of its prefix cache."""
+    """An engine that counts the prompt tokens found in its prefix cache."""
 
     def cached_prompt_tokens(self) -> int:
-        """Return how many prompt tokens it has found in its prefix cache so far."""
+        """Return the number of prompt tokens found in the prefix cache since the start."""
 
 
 @runtime_checkable
 class NotifiesText(Protocol):
-    """An engine that reports new text; the drain polls the text of other engines."""
+    """An engine that reports new text. The drain polls engines that do not."""
 
     def on_text(self, call: Callable[[], None]) -> None:
         """Set the function to call on the drain's loop when `text_so_far` may return more.
 
-        It is called once for each step of the engine, and returns immediately.
+        The engine calls the function once for each step; the function returns immediately.
         """

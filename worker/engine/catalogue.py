@@ -1,4 +1,4 @@
-"""Find and make engines by the names that WARMQ_ENGINE takes, built-in and installed."""
+"""Finds and makes the engine that WARMQ_ENGINE names: a built-in one or an installed plugin."""
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -13,7 +13,7 @@ from worker.engine import Engine
 from worker.engine.spec import EngineSpec, Preflight
 from worker.settings import ENGINE_FIELD, WorkerSettings
 
-#: Each names an EngineSpec; only the chosen one is imported.
+#: The path of each built-in engine's EngineSpec, by name; only the chosen one is imported.
 BUILT_IN = {
     "vllm": "worker.engine.vllm:ENGINE",
     "openai": "worker.engine.openai:ENGINE",
@@ -23,7 +23,7 @@ BUILT_IN = {
 
 
 class _Choice(SourcedSettings):
-    checks_names: ClassVar[bool] = False  # the engine may have more settings
+    checks_names: ClassVar[bool] = False  # the chosen engine may define more settings
 
     engine: str = ENGINE_FIELD
 
@@ -37,7 +37,7 @@ def find_engine(name: str) -> EngineSpec:
     """Return an engine of `names()`.
 
     Raises:
-        SettingsError: its distribution is broken.
+        SettingsError: the engine's package cannot be imported, or defines no EngineSpec.
     """
     if name in BUILT_IN:
         entry = EntryPoint(name, BUILT_IN[name], ENGINE_GROUP)
@@ -55,27 +55,27 @@ def find_engine(name: str) -> EngineSpec:
 
 
 def load_settings(**overrides: Any) -> WorkerSettings:
-    """Read a worker's settings, with those of the engine that it is to run.
+    """Read a worker's settings, including those of the engine that WARMQ_ENGINE names.
 
     Raises:
-        SettingsError: naming every wrong variable, its problem and its default.
+        SettingsError: names every wrong variable, the problem and the default.
     """
     name = load(_Choice, **overrides).engine
     if name in names():
         return load(find_engine(name).settings, **overrides)
-    # Refused by pydantic, together with all other problems.
+    # An unknown engine: pydantic reports it, with all other problems of the settings.
     known: Any = (Literal[names()], ENGINE_FIELD)
     return load(create_model("KnownEngine", __base__=WorkerSettings, engine=known), **overrides)
 
 
 def make_engine(settings: WorkerSettings) -> Engine:
-    """Return the settings' engine, not built yet."""
+    """Return the engine that the settings choose. The caller has to build it."""
     engine: Engine = _resolved(find_engine(settings.engine).make)(settings)
     return engine
 
 
 def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
-    """Return an engine, not built yet, that runs requests in the client's engine."""
+    """Return an engine that runs requests in the client's engine. The caller has to build it."""
     attach = find_engine(settings.engine).attach
     assert attach is not None  # noqa: S101 - front_ends_of has refused other engines
     engine: Engine = _resolved(attach)(settings, client)
@@ -83,10 +83,10 @@ def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
 
 
 def front_ends_of(settings: WorkerSettings) -> int:
-    """Return how many processes feed the engine.
+    """Return the number of processes that send requests to the engine.
 
     Raises:
-        SettingsError: several, and the engine cannot have them.
+        SettingsError: WARMQ_FRONT_ENDS is above 1, and the engine accepts only one process.
     """
     spec = find_engine(settings.engine)
     wanted = settings.front_ends or (spec.front_ends(settings) if spec.attach else 1)
@@ -99,10 +99,10 @@ def front_ends_of(settings: WorkerSettings) -> int:
 
 
 def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
-    """Run a start without loading a model or waiting; `seen` gets the problems.
+    """Check a start without loading a model or waiting; add the problems to `seen`.
 
     Raises:
-        SettingsError: as the start would.
+        SettingsError: the start would raise it.
     """
     front_ends_of(settings)
     own = find_engine(settings.engine).rehearse
@@ -113,5 +113,5 @@ def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
 
 
 def _resolved(call: Callable[..., Any] | str) -> Callable[..., Any]:
-    """Return a function of an EngineSpec, imported if it is named as `module:name`."""
+    """Return a function of an EngineSpec; import it if the spec names it as `module:name`."""
     return resolve_name(call) if isinstance(call, str) else call

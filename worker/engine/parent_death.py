@@ -1,11 +1,12 @@
-"""End a process when its parent has ended, whatever ended that: by the kernel's PR_SET_PDEATHSIG.
+"""Ends a process when its parent ends, by the kernel's PR_SET_PDEATHSIG.
 
-A process has to ask for it, and asks in its first line: its imports take seconds, and vLLM's
-EngineCore waits for its parent for five minutes before it loads any plugin.
+The process itself has to make this call. It does so in its first line of code: its imports take
+seconds, and vLLM's EngineCore waits five minutes for its parent before it loads any plugin.
 
-The signal follows the THREAD that started the process, and is not inherited: children ask for
-themselves (`children_end_with_thread`), except multiprocessing's resource tracker, which removes
-what killed processes leave and ends when all its users have.
+The kernel sends the signal when the THREAD ends that started the process. Children do not inherit
+the setting, so they make the call, too (`children_end_with_thread`). An exception is
+multiprocessing's resource tracker: it removes what killed processes leave behind, and ends when
+all processes that use it have ended.
 """
 
 import ctypes
@@ -21,33 +22,35 @@ from multiprocessing import spawn, util
 from pathlib import Path
 from typing import Any
 
-#: Set by the worker for its engine processes: seconds between SIGTERM and SIGKILL when the worker
-#: has died. Not a setting; without it they are killed immediately.
+#: The variable that the worker sets for its engine processes: seconds between SIGTERM and SIGKILL
+#: after the worker's death. Users do not set it. Without it the processes get SIGKILL immediately.
 ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
+#: The number of this option of prctl(2), from <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
+#: The folder that contains the package `worker`.
 _ROOT = str(Path(__file__).absolute().parents[2])
 
 
 def end_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """End this process by a signal when its parent has ended, or has ended already.
+    """Let the kernel end this process with a signal when its parent ends, or has ended already.
 
-    `parent` is the pid that the parent has: this process may have another parent by now.
+    `parent` is the pid of the process that started this one; the present parent may be another.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
-    if os.getppid() != parent:  # it ended before the call above: the kernel sends no signal
+    if os.getppid() != parent:  # the parent ended before the call: no signal comes
         os.kill(os.getpid(), how)
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`, for a process that sees its parent's end by other means."""
+    """Undo `end_with_parent`, for a process that notices its parent's end in another way."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def startup_code(name: str) -> str:
     """Return Python code with which a new process calls a function of this module.
 
-    It imports this process's modules, whatever else is called `worker` in the current folder or is
-    installed: `celery -A` removes the folder in which it found the app from its path again.
+    The new process imports the same modules as this one, even if another `worker` is installed or
+    is in the current folder: `celery -A` removes the app's folder from sys.path after the import.
     """
     path = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
     find = f"import sys; sys.path[:] = {path!r}"
@@ -58,17 +61,20 @@ def startup_code(name: str) -> str:
 
 
 class _Engine:
-    """The pid that was set up, and whether its children will be."""
+    """Whether this process ends with its parent (`tied`: its pid), and whether its children will.
+
+    A forked child inherits these values; its own pid shows that it has not been set up.
+    """
 
     tied = 0
     ties_children = False
 
 
 def end_engine_with_parent(parent: int) -> None:
-    """End a process of an engine, and its multiprocessing children, with the parent.
+    """End this engine process, and its multiprocessing children, when its parent ends.
 
-    By SIGKILL unless the worker has set ASK_FIRST_ENV: EngineCore answers SIGTERM between two
-    steps, so one that hangs, or is stopped, would outlive its owner.
+    They get SIGKILL, or with ASK_FIRST_ENV first SIGTERM. EngineCore handles SIGTERM only between
+    two steps: one that hangs, or is stopped, would outlive its parent without the SIGKILL.
     """
     if _Engine.tied == os.getpid():
         return
@@ -90,7 +96,7 @@ def _kill_after_parent(parent: int, grace_s: float) -> None:
 
 @contextmanager
 def children_end_with_thread() -> Iterator[None]:
-    """Start multiprocessing's children within: as an engine's, they end with this thread."""
+    """Let children that multiprocessing starts in this context end with this thread."""
     _tie_children()
     try:
         yield
@@ -109,7 +115,7 @@ _plain_command_line = spawn.get_command_line
 
 
 def _command_line(**given: Any) -> list[str]:
-    """Return a spawned process's command, with our startup code first."""
+    """Return the command line of a spawned process, with our startup code first."""
     words = _plain_command_line(**given)
     if _Engine.ties_children and "-c" in words:
         code = words.index("-c") + 1
@@ -118,7 +124,7 @@ def _command_line(**given: Any) -> list[str]:
 
 
 def _forked(_: Any) -> None:
-    """Set up a process that multiprocessing has forked."""
+    """Set up a process that multiprocessing has just forked."""
     parent = multiprocessing.parent_process()
     if _Engine.ties_children and parent is not None and parent.pid is not None:
         end_engine_with_parent(parent.pid)

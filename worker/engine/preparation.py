@@ -1,8 +1,8 @@
-"""Requests that wait for each other while they are prepared for an engine.
+"""Counts requests that wait for their preparation by the engine, by tenant.
 
-Large messages are read, long prompts tokenized and grammars compiled one after the other, and a
-client can make that take seconds. A request that waits for it takes no slot of the engine, so it
-keeps no request of another tenant out.
+Before a request runs, its message is read, its prompt tokenized and its grammar compiled. Long
+ones are prepared one after the other, which takes seconds if a client sends many. A request that
+waits for its preparation takes no slot of the engine, so other tenants' requests can run.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 
 class PreparingRequests:
-    """Counts waiting requests by tenant; `changed` is called at each change."""
+    """Counts waiting requests by tenant; calls `changed` at each change."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self._changed = changed
@@ -26,7 +26,7 @@ class PreparingRequests:
         return [tenant for tenant, count in self._waiting.items() if count >= least]
 
     def add(self, tenant: str, change: int) -> None:
-        """Count one more, or one fewer."""
+        """Add `change` (1 or -1) to a tenant's number of waiting requests."""
         self._waiting[tenant] += change
         if not self._waiting[tenant]:
             del self._waiting[tenant]
@@ -34,7 +34,7 @@ class PreparingRequests:
 
 
 class Preparation:
-    """One request's preparation: it waits while any of its tasks is within."""
+    """A context of one request: the request counts as waiting while any of its tasks is in it."""
 
     __slots__ = ("_depth", "_requests", "_tenant")
 
@@ -52,10 +52,11 @@ class Preparation:
             self._requests.add(self._tenant, -1)
 
 
-#: That of the task's request, which the tasks it makes inherit; None outside a drain.
+#: The Preparation of the current task's request; tasks that it starts inherit it. None if no drain
+#: runs the task.
 PREPARATION: ContextVar[Preparation | None] = ContextVar("preparation", default=None)
 
 
 def waiting() -> AbstractContextManager[None]:
-    """Return the context in which the task's request waits."""
+    """Return the context in which the current task's request counts as waiting."""
     return PREPARATION.get() or nullcontext()

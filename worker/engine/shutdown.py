@@ -1,4 +1,4 @@
-"""End an engine's processes and connections, and protect them from a terminal's signals."""
+"""Ends an engine's processes and connections, and keeps a terminal's signals from them."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,19 @@ from typing import Any
 
 from worker.engine.parent_death import children_end_with_thread
 
-#: Default seconds between SIGTERM and SIGKILL; vLLM's own.
+#: Default seconds between SIGTERM and SIGKILL for engine processes, as in vLLM.
 KILL_GRACE_S = 5.0
-#: Seconds in which connections have to close.
+#: Seconds that `close_on` waits for the connections to close.
 CLOSE_S = 5.0
 
 
 def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on a loop from another thread, and wait for its end.
+    """Run a coroutine on another thread's loop, and wait for its end.
 
     Raises:
         TimeoutError: it took longer than CLOSE_S, and was cancelled.
     """
-    if not loop.is_running():  # nothing can be closed in an orderly way any more
+    if not loop.is_running():  # its connections cannot be closed any more
         closing.close()
         return
     future = asyncio.run_coroutine_threadsafe(closing, loop)
@@ -36,13 +36,14 @@ def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]
 
 @contextlib.contextmanager
 def children_shielded() -> Iterator[None]:
-    """Start child processes within, without the terminal's Ctrl-C; they end with this thread.
+    """Child processes started in this context do not get Ctrl-C, and end with this thread.
 
-    Ctrl-C is for the worker, which ends its engine when nothing runs in it any more. The signals
-    are blocked, which children inherit, not ignored: engine processes set handlers of their own.
+    Only the worker handles Ctrl-C: it ends the engine when the engine runs no more requests. The
+    signals are blocked, which children inherit, and not ignored: engine processes set their own
+    handlers.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    resource_tracker.ensure_running()  # unblocks SIGINT in the thread that starts it
+    resource_tracker.ensure_running()  # its start unblocks SIGINT in this thread
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGQUIT})
     try:
         with children_end_with_thread():
@@ -52,7 +53,7 @@ def children_shielded() -> Iterator[None]:
 
 
 def end_children(grace_s: float) -> None:
-    """Send this process's children SIGTERM now, and SIGKILL after `grace_s`."""
+    """Send this process's children SIGTERM now, and SIGKILL after `grace_s` seconds."""
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()

@@ -1,4 +1,4 @@
-"""What an engine's package exports for configuration, construction and preflight."""
+"""Defines EngineSpec: the settings and functions that an engine's package exports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from worker.settings import WorkerSettings
 
 @dataclass(slots=True)
 class Preflight:
-    """The table, and the problems, that `python -m worker.check` shows of an engine.
+    """The rows and problems of an engine that `python -m worker.check` shows.
 
-    `rows` are shown in their order; the tool adds its own (answers, memory, Redis).
+    `rows` are shown in this order, followed by the tool's own rows (answers, memory, Redis).
     """
 
     rows: dict[str, str] = field(default_factory=dict)
@@ -22,19 +22,24 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine's settings and functions; one named `module:name` is imported when needed.
+    """The settings and functions of one engine.
 
-    `make` returns the engine for its settings, not built yet. It runs in the engine's own thread,
-    refuses what cannot work with a SettingsError, and is the first to import the engine's library.
+    A function may be given as "module:name"; it is imported when it is needed.
 
-    `python -m worker.check` calls `check`, which imports no library and starts nothing. If that
-    found nothing fatal it calls `rehearse`: the start's own code, but loading no model, waiting for
-    nobody, and ending in seconds. It raises the start's SettingsError, may add to what `check`
-    found, and leaves nothing behind. By default the engine is made and shut down, not built.
+    `make` gets the settings and returns an engine, which the caller has to build. It runs in the
+    engine's own thread, and is the first to import the engine's library. It raises SettingsError
+    for settings with which the engine cannot work.
 
-    `attach` is for engines that other processes may use (worker.engine.Attachable): called with the
-    settings and a client of a running engine, it returns an engine, not built yet, that runs
-    requests in that one. `front_ends` returns how many processes feed it by default.
+    `python -m worker.check` calls `check`, which imports no library and starts nothing. If `check`
+    finds nothing fatal, the tool calls `rehearse`: it runs the code of a start, but loads no model,
+    waits for no server and ends within seconds. It raises the same SettingsError as the start, may
+    add to the findings, and leaves nothing behind. By default the tool calls `make`, and then the
+    engine's `shutdown`.
+
+    `attach` is for engines that other processes can use (worker.engine.Attachable). It gets the
+    settings and a client of a running engine, and returns an engine (to build) that runs requests
+    in the running one. `front_ends` returns the default number of processes that send requests to
+    the engine.
     """
 
     settings: type[WorkerSettings]
@@ -46,5 +51,5 @@ class EngineSpec:
 
 
 def answer_limit(most: int, source: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:
-    """Describe the default limit of an answer's tokens, and its source."""
+    """Describe the default limit of output tokens, and the setting that it is from."""
     return f"at most {most} tokens where a line has no max_tokens ({source})"

@@ -1,4 +1,7 @@
-"""The openai engine: requests go to servers with OpenAI's API, vLLM's own or any other."""
+"""Settings of the openai engine, which sends requests to servers with OpenAI's API.
+
+The servers may be vLLM's own or any others.
+"""
 
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -10,7 +13,7 @@ from contract.settings import Count, Text
 from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
-#: Endings of URLs that are not base URLs.
+#: Ends of the URLs of endpoints, which users give by mistake instead of a base URL.
 _ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
 
 
@@ -63,13 +66,13 @@ class OpenAISettings(RemoteSettings):
 
     @property
     def base_urls(self) -> list[str]:
-        """The servers, without slashes at the end."""
+        """The base URLs of the servers, without slashes at the end."""
         urls = (url.strip().rstrip("/") for url in self.openai_base_urls.split(","))
         return [url for url in urls if url]
 
 
 def _is_base_url(url: str) -> bool:
-    """Whether this is an http:// or https:// URL without credentials."""
+    """Whether this is an http:// or https:// URL without a user name and password."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -81,7 +84,7 @@ def _is_base_url(url: str) -> bool:
 
 
 def check(settings: OpenAISettings) -> Preflight:
-    """Describe the configured servers; what they serve is known after the start."""
+    """Describe the configured servers. The models that they serve are known after the start."""
     each = settings.openai_concurrency or "as many as the servers take"
     model = str(settings.model or "the first that they list")
     return described("openai", ", ".join(settings.base_urls), model, each)

@@ -1,4 +1,4 @@
-"""Checks that an answer is whole, and finds the error in a body of status 200."""
+"""Checks that an answer is complete, and finds errors in answers of status 200."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,36 +14,36 @@ from worker.engine.openai.upstream import Dialect
 
 Json = dict[str, Any]
 
-#: Fields of which an answer has at least one, by url; other urls are not checked.
+#: Fields of an answer, by url; an answer has at least one of them. Other urls are not checked.
 FIELDS = (
     dict.fromkeys(GENERATING, ("choices",))
     | dict.fromkeys(POOLING_TYPES, ("data", "results"))
     | {MESSAGES_URL: ("content",), RESPONSES_URL: ("output",)}
 )
-#: Final statuses of a response.
+#: Values of `status` in an answer of /v1/responses that has ended.
 _ENDED = ("completed", "incomplete")
-#: Values of finish_reason before a choice has ended.
+#: Values of finish_reason in a choice that has not ended.
 _NO_END = (None, "", "null")
-#: A larger number is not a count of tokens.
+#: The largest number that is accepted as a count of tokens.
 _MOST = 2**53
 
 
 def lost(message: str = "the answer ends early") -> Unanswered:
-    """Return the fault of an answer that is not whole."""
+    """Return the fault of an incomplete answer."""
     return Unanswered(Condition.LOST, message, inside=True)
 
 
 def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
-    """Read an answer without a stream.
+    """Read an answer that was sent in one piece, not as a stream.
 
     Raises:
-        Unanswered: it is an error, or not whole.
-        ValueError, LookupError, TypeError, AttributeError: it cannot be read.
+        Unanswered: the answer is an error, or is incomplete.
+        ValueError, LookupError, TypeError, AttributeError: the answer cannot be read.
     """
     try:
         answer = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        if url in POOLING_TYPES:  # a vector that contains NaN
+        if url in POOLING_TYPES:  # JSON that orjson refuses here is a vector with NaN in it
             raise
         answer = repaired(loads_loosely(raw))
     fields = FIELDS.get(url, ())
@@ -69,7 +69,7 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
 
 
 def _check_form(url: str, place: int, choice: Json) -> None:
-    """Add a missing index; LookupError without text or message."""
+    """Add a missing index. Raise LookupError if the choice has no text or message."""
     if not isinstance(choice.get("index"), int):
         choice["index"] = place
     name, form = ("message", dict) if url == CHAT_URL else ("text", str)
@@ -82,13 +82,14 @@ def check_choices(
 ) -> None:
     """Raise Unanswered unless there are as many choices as requested, and all have ended.
 
-    `finished`: the server has ended the answer. If it gives fewer choices twice in a row, it does
-    not support `n`, or lists of prompts: the request fails instead of costing a third time.
+    `finished`: the server has marked the end of the answer. A server that gives fewer choices twice
+    in a row does not support `n`, or lists of prompts: then the request fails, because a third try
+    would cost money again.
     """
     _check_ends(choices)
     wanted = wanted_choices(url, request)
     if len(choices) >= wanted:
-        dialect.short *= wanted == 1  # one choice proves nothing about several
+        dialect.short *= wanted == 1  # a request for one choice does not reset the count
         return
     if not (choices or finished):
         raise lost()
@@ -122,21 +123,21 @@ def wanted_choices(url: str, request: Json) -> int:
 
 
 def _many(prompt: Any) -> int:
-    """Return the number of prompts or inputs; 1 for what may be one."""
+    """Return the number of prompts or inputs; 1 if the list may be one prompt of token ids."""
     if isinstance(prompt, list) and all(map(_is_one, prompt)):
         return len(prompt)
     return 1
 
 
 def _is_one(prompt: Any) -> bool:
-    """Whether this is one prompt of a list: text, or a list of token ids."""
+    """Whether this element of a list is one prompt: a text, or a list of token ids."""
     return isinstance(prompt, str) or (
         isinstance(prompt, list) and all(isinstance(token, int) for token in prompt[:1])
     )
 
 
 def tidied(answer: Json) -> Json:
-    """Make `usage`, if there is one, an object or null, with whole numbers of tokens or null."""
+    """Make `usage` an object of whole numbers, or null where it is not; return the answer."""
     if "usage" in answer:
         usage = answer["usage"]
         answer["usage"] = _counts(usage) if isinstance(usage, dict) else None
@@ -163,10 +164,10 @@ def _count(value: Any) -> int | None:
     return count if 0 <= count <= _MOST else None
 
 
-# -- errors in the body of a 200, in the server's own words ----------------------------
+# -- errors in an answer of status 200 -------------------------------------------------
 
-#: Parts of an error's code or type, without case and underscores, by the status that they mean.
-#: The first match counts.
+#: Parts of an error's code or type, in lower case without punctuation, by HTTP status. The first
+#: match gives the status.
 CODES = (
     (429, ("ratelimit", "toomanyrequests", "resourceexhausted", "throttl", "quota")),
     (402, ("insufficientbalance", "insufficientcredit", "insufficientfund", "paymentrequired")),
@@ -178,23 +179,23 @@ CODES = (
     (400, ("invalid", "badrequest", "contextlength", "unprocessable", "validation", "unsupported",
            "contentfilter", "contentpolicy")),
 )  # fmt: skip
-#: The same of messages, for errors without a known code; fewer, as messages are free text.
+#: Parts of an error's message, by HTTP status, for errors without a known code.
 MESSAGES = (
     (429, ("ratelimit", "toomanyrequests")),
     (402, ("insufficientbalance", "insufficientcredit")),
     (503, ("overloaded", "temporarilyunavailable", "serviceunavailable", "serverbusy")),
     (404, ("unexpectedendpoint",)),  # LM Studio
 )
-#: Fields that contain the status or its word.
+#: Fields of an error that may contain its HTTP status, or a name for it.
 _CODES = ("code", "status", "status_code", "type")
-#: Fields of an error that is not under `error`.
+#: Fields of the error's text, also of an error that is not under the key `error`.
 _ERROR_FIELDS = ("message", "detail", "errors", "msg")
 
 
 def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
-    """Raise the error in this body or chunk, if any; `answer`: the fields of an answer.
+    """Raise the error in this body or chunk, if there is one.
 
-    `begun`: part of an answer may have come before it.
+    `answer` are the fields of an answer. `begun`: a part of the answer may have come before.
     """
     error = found.get("error")
     if not error:
@@ -207,9 +208,9 @@ def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> 
 
 
 def fault_of(error: Any, parent: Json | None = None, *, begun: bool = True) -> Unanswered:
-    """Return an error object or text as the fault of an HTTP error with its status.
+    """Return an error in an answer of status 200 as if it had come with its HTTP status.
 
-    `parent`: the object with the error, which may contain its code.
+    `error` is an object or a text. `parent` is the object around it, which may contain its code.
     """
     if not isinstance(error, dict):
         parent = parent or {}
@@ -223,7 +224,7 @@ def _message(error: Json) -> str:
     message = text if isinstance(text, str) else orjson.dumps(text, default=str).decode()
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, dict) else None
-    # OpenRouter's message is "Provider returned error"; the provider's own is in `raw`.
+    # OpenRouter's message is "Provider returned error"; the provider's own message is in `raw`.
     return f"{message}: {raw}" if isinstance(raw, str) else message
 
 

@@ -1,4 +1,7 @@
-"""Decides whether a server or a request is to blame for failures: by rests, pauses and controls."""
+"""Decides whether a server or a request is at fault, by pauses and test requests (controls).
+
+A control is the smallest request that a server can answer, sent only to test the server.
+"""
 
 import asyncio
 import time
@@ -13,13 +16,14 @@ from worker.engine.openai.retries import MISSING, Action, Unanswered
 from worker.engine.openai.upstream import Upstream
 from worker.engine.remote.fleet import Fleet
 
-#: Pause between tries of one request while its server does not rest, doubled each time.
+#: Seconds of the first pause between two tries of a request, and of the longest; each pause is
+#: twice as long as the one before. They apply only while the server does not rest.
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
-#: Timeout of a control.
+#: Seconds in which a server has to answer a control.
 CONTROL_S = 60.0
-#: A request is to blame if it had to wait so often, each time while the server answered.
+#: Waits after which a request is at fault, if its server answered others during each of them.
 MOST_WAITS = 30
-#: The X-Request-Id of a control.
+#: The X-Request-Id header of a control.
 CONTROL_ID = "warmq-control"
 
 
@@ -27,11 +31,17 @@ CONTROL_ID = "warmq-control"
 class Tries:
     """The tries of one request so far.
 
-    `failed`: failures in a row; `failed_at`: their servers, except for those that asked to wait;
-    `faults`: its own ones, as other requests were answered; `proved`: as a control was answered;
-    `waits`: times it had to wait while its server answered; `asked`: the latest one was so;
-    `deaths`: of servers that ran it; `avoid`: servers that did not answer it; `latest`: the latest
-    failure (server, fault, times of sending and failure) until it is judged.
+    - `who`: the request id; `url`: the path of the endpoint;
+    - `failed`: failures in a row;
+    - `failed_at`: servers of these failures, without those that asked the worker to wait;
+    - `faults`: failures during which the server answered other requests;
+    - `proved`: failures during which the server answered a control;
+    - `deaths`: servers that died while they ran this request;
+    - `waits`: times that the server asked the worker to wait, and answered others meanwhile;
+    - `asked`: the latest failure was such a request to wait;
+    - `avoid`: servers that did not answer this request;
+    - `latest`: the latest failure as (server, fault, time of sending, time of failure), until
+      `judge` has counted it.
     """
 
     who: str
@@ -48,7 +58,7 @@ class Tries:
 
 
 class Blame:
-    """Judges the failures of all requests at the servers of one fleet."""
+    """Decides for all requests, at all servers of one worker, who is at fault for a failure."""
 
     def __init__(self, fleet: Fleet[Upstream]) -> None:
         self._fleet = fleet
@@ -64,9 +74,10 @@ class Blame:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def action(self, upstream: Upstream, fault: Unanswered, tries: Tries) -> Action:
-        """Return the action for a fault; a url that the server has answered is not missing.
+        """Return the action for a fault.
 
-        A server that has answered nothing yet may be the wrong server.
+        A 404 or 405 rejects the request only if the server has answered other urls, but never this
+        one. If it has answered nothing yet, it may be the wrong server.
         """
         action, breaker = fault.action(), upstream.breaker
         if fault.what not in MISSING or action is Action.WAIT:
@@ -77,14 +88,14 @@ class Blame:
     def answered(
         self, upstream: Upstream, tries: Tries, sent_at: float, fault: Unanswered | None = None
     ) -> None:
-        """Note an answer, or a refusal in words; an ingress' error page is neither."""
+        """Note an answer, or an error that the API itself sent (not an ingress's error page)."""
         breaker = upstream.breaker
         if fault is not None and not (fault.refuses or fault.lacks_url):
             return
         rested = breaker.resting
         missing = fault is not None and fault.what in MISSING
         breaker.answered("" if missing else tries.url, sent_at)
-        for server in tries.failed_at:  # none of these was the request's own fault
+        for server in tries.failed_at:  # the request was not at fault for these failures
             server.breaker.count(failed=True)
         breaker.count(failed=False)
         if rested and not breaker.resting:
@@ -94,7 +105,7 @@ class Blame:
     def failed(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float, *, asked: bool
     ) -> None:
-        """Note a failure; `asked`: the server asked for a rest, otherwise it is to be judged."""
+        """Note a failure. `asked`: the server asked for a pause; otherwise `judge` decides."""
         breaker = upstream.breaker
         if not asked:
             tries.failed_at.append(upstream)
@@ -119,7 +130,7 @@ class Blame:
             self._control(upstream)
 
     async def pause(self, tries: Tries) -> None:
-        """Wait before a request is sent again, and `judge` its latest failure."""
+        """Wait before the request is sent again, and `judge` its latest failure."""
         if tries.latest is None:
             return
         upstream, _, sent_at, failed_at = tries.latest
@@ -135,15 +146,15 @@ class Blame:
         await asyncio.sleep(max(0.0, pause_s - SOON_S))
 
     def _may_move(self, tries: Tries) -> bool:
-        """Whether another server may answer it, before a control decides on the blame."""
+        """Whether another server may answer the request, so that no control is needed yet."""
         now, rest = time.monotonic(), set(self._fleet.servers) - tries.avoid
         return tries.failed < FEWEST_FAULTS and any(server.free(now) for server in rest)
 
     def judge(self, tries: Tries) -> None:
-        """Count the latest failure against its request if its server answered meanwhile.
+        """Count the latest failure against the request if its server answered meanwhile.
 
         Raises:
-            RequestRejected, RequestFailed: the request is to blame.
+            RequestRejected, RequestFailed: the request is at fault.
         """
         if tries.latest is None:
             return
@@ -157,7 +168,7 @@ class Blame:
             tries.faults += 1
         else:
             return
-        tries.latest = None  # counted once
+        tries.latest = None  # each failure is counted once
         if tries.faults + tries.proved >= breaker.faults_needed or tries.waits >= MOST_WAITS:
             self._end(upstream, fault, tries)
 
@@ -172,7 +183,7 @@ class Blame:
         raise RequestFailed(f"{upstream.name}: {fault.message} ({times})")
 
     def _control(self, upstream: Upstream) -> asyncio.Task[None]:
-        """Send the smallest request; concurrent callers get the same task."""
+        """Send a control; callers during its run get the same task."""
         if upstream not in self._controls:
             self._controls[upstream] = asyncio.create_task(self._send_smallest(upstream))
         return self._controls[upstream]
@@ -191,7 +202,7 @@ class Blame:
             async with asyncio.timeout(CONTROL_S):
                 await exchange(upstream, url, body, CONTROL_ID, {})
         except Unanswered as fault:
-            # A server that refuses the control itself is well.
+            # A server that refuses the control itself is healthy.
             if fault.what in MISSING or fault.action() is not Action.REJECT:
                 reason = fault.message
         except TimeoutError:

@@ -1,9 +1,9 @@
-"""A circuit breaker for each server: it tells the server's failures from a request's own.
+"""A circuit breaker: tells the failures of a server from those that a request causes.
 
-A failure is a request's own only if the server answers other requests well at about the same time:
-one that was sent later and is answered within SOON_S, or a control, which is the smallest request,
-sent for this purpose. Failures in a row are the server's: it rests, longer each time, and gets one
-request, the probe, at the end of each rest.
+A request is at fault only if the server answers something else within SOON_S of the failure:
+another request that was sent later, or a control (the smallest request, sent to test the server).
+Failures of several requests in a row are the server's. It then rests: it gets no requests, for
+longer after each failure. At the end of each rest it gets one request, the probe.
 """
 
 import logging
@@ -15,27 +15,30 @@ from worker.engine.openai.retries import MISSING, Condition, Unanswered
 
 log = logging.getLogger(__name__)
 
-#: Rest of a server that names no time; doubled after each failed probe.
+#: Seconds of the first rest and of the longest, if the server does not ask for a time. Each failed
+#: probe doubles the rest.
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
-#: Shortest rest, if it names one (`Retry-After: 0`).
+#: Seconds of the shortest rest, for a server that asks for less (`Retry-After: 0`).
 SHORTEST_REST_S = 0.1
-#: The meaning of "at about the same time".
+#: Seconds after a failure within which another answer shows that the server works.
 SOON_S = 5.0
-#: Failures in a row that begin a rest; more for more requests in flight.
+#: Failures in a row after which a server rests, the least and the most. The number grows with the
+#: number of requests in flight.
 FEWEST_IN_A_ROW, MOST_IN_A_ROW = 3, 10
-#: Failures that are a request's own, each while other requests were answered. At a server that
-#: fails often, as many as occur in a row by chance once in ten million.
+#: Failures after which a request is at fault, the least and the most. Other requests have to be
+#: answered during each. A server that fails often is allowed more failures: as many as happen in a
+#: row by chance with probability BY_CHANCE, one in ten million.
 FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-7
-#: Least weights of the latest try in the two failure rates, a fast and a slow one.
+#: Smallest weights of a new try in the two moving averages of failures, the fast and the slow.
 LATEST = (0.02, 0.002)
 
 
 class Breaker:
-    """The state of one server by its answers. Times are time.monotonic().
+    """The state of one server, learned from its answers. Times are time.monotonic().
 
-    `reason`: the server's words for its rest; `served`: urls that it has answered; `lacks`: urls
-    that it does not have; `rest_until`: the earliest time of the next probe. `sent_at` is always
-    when the request in question was sent.
+    `reason` is the server's error text that began the rest, `served` the urls that it has answered,
+    and `lacks` the urls that it does not have. `rest_until` is the earliest time of the next probe.
+    An argument `sent_at` is the time at which the request in question was sent.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,47 +50,48 @@ class Breaker:
         self._resting = self._doubted = False
         self._rest_s = 0.0
         self._rests = 0
-        #: When the present probe was sent.
+        #: Time at which the present probe was sent; inf without a probe in flight.
         self._probe_sent = math.inf
         #: Request ids of the latest two failed probes.
         self._probes_of = ("", "")
-        #: The latest failure: its url, and its status or condition.
+        #: The url of the latest failure (`_url`), and its HTTP status or condition (`_what`).
         self._url = CHAT_URL
         self._what: int | Condition = 0
-        #: Failures in a row: their number, their requests, and when the first of these was sent.
+        #: Failures in a row: their number, their request ids, and the earliest time of sending.
         self._row, self._row_of, self._row_since = 0, set[str](), math.inf
-        #: Of the answered request that was sent last: when it was sent, and answered.
+        #: Times at which the answered request that was sent latest was sent, and was answered.
         self._good = (-math.inf, -math.inf)
-        #: When the latest failure came, and when a control was last answered.
+        #: Time of the latest failure, and time of the latest answer to a control.
         self.failed_at = self._proved_at = -math.inf
-        #: Failure rates among requests without fault, and the number of tries that they are from.
+        #: The two moving averages of failures, of requests that were answered in the end and of
+        #: controls (`_failing`), and the number of tries that they count (`_tried`).
         self._failing, self._tried = [0.0 for _ in LATEST], 0
 
     @property
     def resting(self) -> bool:
-        """Whether no probe has been answered since the rest began."""
+        """Whether the server rests: no probe has been answered since the rest began."""
         return self._resting
 
     def admits(self, now: float) -> bool:
-        """Whether a request may be sent; during a rest only the probe, when it is due."""
+        """Whether a request may be sent. During a rest this is only the probe, when it is due."""
         if not self._resting:
             return True
         due = now >= self.rest_until and self._probe_sent == math.inf
         return due and not self.wants_control
 
     def sent(self) -> None:
-        """Note that a request, or a control that was wanted, is sent; during a rest, the probe."""
+        """Note that a request is sent. During a rest it is the probe."""
         if self._resting:
             self._probe_sent = time.monotonic()
 
     def left(self, sent_at: float) -> None:
-        """Note that a request has left; after an undecided probe another may be sent."""
+        """Note that a request is no longer in flight. If it was the probe, another may follow."""
         if sent_at >= self._probe_sent:
             self._probe_sent = math.inf
 
     @property
     def wants_control(self) -> bool:
-        """Whether the next probe is a control: the same request may have failed all probes."""
+        """Whether the next probe is a control, in case one bad request has failed all probes."""
         if not self._resting:
             return False
         if self._doubted:
@@ -95,10 +99,10 @@ class Breaker:
         return self._probes_of[0] == self._probes_of[1] != ""
 
     def answered(self, url: str, sent_at: float) -> None:
-        """Note an answer; a refusal in words is one, too."""
+        """Note an answer. An error that the API sent for this request counts as an answer."""
         if sent_at >= self._good[0]:
             self._good = (sent_at, time.monotonic())
-        if self._row and sent_at >= self._row_since:  # not one from before the trouble
+        if self._row and sent_at >= self._row_since:  # an earlier request proves nothing
             self._end_row()
         if self._resting and sent_at >= self._probe_sent:
             self._recover()
@@ -107,7 +111,7 @@ class Breaker:
             self.lacks.discard(url)
 
     def count(self, *, failed: bool) -> None:
-        """Count one try of a control, or of a request that was answered in the end."""
+        """Count one try: of a control, or of a request that was answered in the end."""
         self._tried += 1
         if not failed and not any(self._failing):
             return
@@ -117,9 +121,9 @@ class Breaker:
     def failed(
         self, fault: Unanswered, url: str, who: str, sent_at: float, in_flight: int, *, asked: bool
     ) -> bool:
-        """Note that the request `who` was not answered; return whether a rest begins.
+        """Note that request `who` was not answered. Returns whether a rest begins.
 
-        `asked`: the server asked for a rest; otherwise the fault may be its own or the request's.
+        `asked`: the server asked for a pause. Otherwise the server or the request may be at fault.
         """
         self.failed_at, self._url, self._what = time.monotonic(), url, fault.what
         if asked:
@@ -143,9 +147,9 @@ class Breaker:
         *,
         doubted: bool = False,
     ) -> bool:
-        """Rest as long as asked, or longer each time; return whether a rest begins."""
+        """Rest for the time that the server asked for, or for twice the last. See `failed`."""
         now = time.monotonic()
-        if self._resting and sent_at < self._probe_sent:  # in flight when the rest began
+        if self._resting and sent_at < self._probe_sent:  # sent before the rest began
             self.rest_until = max(self.rest_until, now + (wait_s or 0.0))
             return False
         if self._resting:
@@ -162,9 +166,9 @@ class Breaker:
         return True
 
     def control_ended(self, reason: str, sent_at: float) -> bool:
-        """Note the end of a control; `reason`: '' if answered. Return whether a rest begins."""
+        """Note that a control ended, with its error `reason` or ''. Returns if a rest begins."""
         if reason and not self._resting and time.monotonic() - self._good[1] <= SOON_S:
-            return False  # it fails now and then
+            return False  # the server fails sometimes, but has just answered
         if reason:
             return self._rest(reason, "", sent_at, doubted=True)
         self._proved_at = time.monotonic()
@@ -187,21 +191,21 @@ class Breaker:
         self._row_of.clear()
 
     def answers_later_requests(self, sent_at: float, failed_at: float) -> bool:
-        """Whether a request sent after this one was answered soon after this one failed."""
+        """Whether a request sent after this one was answered within SOON_S of this failure."""
         return self._good[0] >= sent_at and 0.0 < self._good[1] - failed_at <= SOON_S
 
     def has_answered_since(self, failed_at: float) -> bool:
-        """Whether anything was answered since."""
+        """Whether the server has answered any request since this failure."""
         return self._good[1] > failed_at
 
     def is_proved_after(self, failed_at: float) -> bool:
-        """Whether a control was answered soon after this failure, or next after it."""
+        """Whether a control was answered within SOON_S of this failure, or before the next one."""
         latest = self.failed_at == failed_at
         return failed_at < self._proved_at and (latest or self._proved_at <= failed_at + SOON_S)
 
     @property
     def faults_needed(self) -> int:
-        """Failures, each while other requests are answered, that are a request's own fault."""
+        """Failures after which a request is at fault, if others were answered during each."""
         failing = max(self._failing)
         if failing <= 0.0 or failing >= 1.0:
             return FEWEST_FAULTS if failing <= 0.0 else MOST_FAULTS
@@ -209,7 +213,7 @@ class Breaker:
         return max(FEWEST_FAULTS, min(MOST_FAULTS, needed))
 
     def control_url(self) -> str:
-        """Return the url of the latest failure; a served one if this server may not have that."""
+        """Return the url for a control: the latest failure's, or one that the server has."""
         if self._url in self.served or self._what not in MISSING:
             return self._url
         elsewhere = CHAT_URL if self._url != CHAT_URL else COMPLETION_URL

@@ -1,8 +1,9 @@
-"""The openai engine's adapter: requests in flight at servers with OpenAI's API.
+"""Runs requests at one or more servers with OpenAI's API.
 
-A server that is down is not an engine that died: its requests go back to the queue, no death is
-counted, and the next engine's `start` waits for a server. retries.py has the action for each fault;
-breaker.py and blame.py decide who is at fault; worker/engine/remote chooses the server.
+A server that is down is not a dead engine: its requests return to the queue, no death is counted
+against them, and the next engine's `start` waits until a server is healthy. retries.py lists the
+action for each fault, breaker.py and blame.py decide who is at fault, and worker/engine/remote
+chooses the server for a request.
 """
 
 import asyncio
@@ -29,14 +30,16 @@ from worker.engine.remote.fleet import Health
 
 log = logging.getLogger(__name__)
 
-#: uvicorn closes idle connections after 5 s; a request sent at that moment is lost.
+#: Seconds that an idle connection is kept. uvicorn closes idle connections after 5 s, and a request
+#: sent at that moment would be lost.
 KEEP_ALIVE_S = 3.0
+#: Seconds in which a connection has to be made.
 CONNECT_S = 10.0
 Json = dict[str, Any]
 
 
 class OpenAIEngine(RemoteEngine[Upstream]):
-    """The adapter for one or more servers."""
+    """The openai engine, with one or more servers."""
 
     def __init__(self, settings: OpenAISettings) -> None:
         super().__init__(settings)
@@ -48,21 +51,21 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         self._blame = Blame(self._fleet)
 
     async def start(self) -> Capacity:
-        """Wait until a server is well.
+        """Wait until a server is healthy.
 
         Raises:
             SettingsError: no server accepts the key, or none serves the model.
-            EngineDead: no server became well within WARMQ_REMOTE_WAIT_S.
+            EngineDead: no server became healthy within WARMQ_REMOTE_WAIT_S.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
         key = settings.openai_api_key.get_secret_value()
         self._session = session = aiohttp.ClientSession(
-            # All requests in flight, and questions about health.
+            # Connections for all requests in flight, and for health checks.
             connector=aiohttp.TCPConnector(
                 limit=self._slots + 4 * len(settings.base_urls), keepalive_timeout=KEEP_ALIVE_S
             ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # An answer may take any time; the fleet ends those that make no progress.
+            # An answer may take any time; `_fleet` ends requests that make no progress.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -85,7 +88,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         )
 
     def last_progress(self) -> float:
-        """Return now while the fleet watches: it ends stalled requests, and no engine dies."""
+        """Return the present time while the servers are watched, else the latest progress.
+
+        A stalled request is ended alone, so the drain must not rebuild the engine for it.
+        """
         return super().last_progress() if self.dead() else time.monotonic()
 
     async def _close(self) -> None:
@@ -95,7 +101,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             await self._session.close()
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request at a free server, again elsewhere if that fails (retries.py)."""
+        """Run one request at a free server, and again elsewhere if retries.py allows it."""
         body = dict(request.body)
         tries = Tries(request_id, request.url)
         if not limits_tokens(request.url, body):
@@ -129,16 +135,18 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         )
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
-        """Return the text of a streamed answer so far; nothing of one without a stream."""
+        """Return the text of a streamed answer so far; empty if the answer is not streamed."""
         answer = self._partial.get(request_id)
         return answer.texts() if answer is not None else ()
 
     async def _settle(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float
     ) -> None:
-        """Take the table's action; return if the request is to be sent again.
+        """Act on a fault as retries.py's table says. Returns if the request may be sent again.
 
-        It raises EngineDead if no server is left, or a second one has died of this request.
+        Raises:
+            RequestRejected: the server refuses the request.
+            EngineDead: no server is left, or a second server has died of this request.
         """
         action = self._blame.action(upstream, fault, tries)
         tries.avoid |= {upstream}
@@ -162,7 +170,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     async def _fits_now(
         self, upstream: Upstream, request: EngineRequest, body: Json, fault: Unanswered
     ) -> bool:
-        """If only our default max_tokens was too large, reduce it to what the context leaves."""
+        """Return whether a smaller max_tokens lets the request fit; set it in `body`.
+
+        Only our default is reduced, never a max_tokens that the request has itself.
+        """
         ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
         too_long = fault.rejection().code == TOO_LONG
         if not (ours and too_long and self._max_model_len) or fault.action() is not Action.REJECT:
@@ -178,18 +189,19 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 
 
 def _used(usage: Json) -> tuple[int, int]:
-    """Return the tokens of prompt and answer; Anthropic counts those of its cache separately."""
+    """Return the tokens of prompt and answer. Anthropic counts cached tokens separately."""
     cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
     asked = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
     written = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
     return asked, written
 
 
+#: Used by `python -m worker.check`: connects to each server once, without waiting.
 rehearse = partial(ask_once, OpenAIEngine)
 
 
 def _length(listed: object) -> int:
-    """Return a server's max_model_len in tokens; 0 if it is not a number."""
+    """Return a server's max_model_len in tokens; 0 if the value is not a number."""
     try:
         return max(0, int(str(listed or 0)))
     except ValueError:

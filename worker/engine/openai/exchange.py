@@ -1,4 +1,4 @@
-"""Sends one request to one server over HTTP, and reads its answer or fault."""
+"""Sends one request to one server over HTTP, and returns its answer or raises its fault."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ from worker.engine.remote.fleet import Interrupted
 
 log = logging.getLogger(__name__)
 
-#: vLLM sends one chunk for so many tokens: much less work for both sides.
+#: Tokens in each chunk of vLLM's streams; larger chunks are less work for both sides.
 STREAM_INTERVAL = 16
-#: Most bytes that are shown of an unreadable response.
+#: Most bytes of an unreadable response that an error text shows.
 SHOWN = 200
-#: How long a connection may stay open after [DONE].
+#: Seconds that a connection may stay open after [DONE].
 REST_S = 1.0
-#: Beginnings of a stream: a comment, or a field.
+#: Bytes with which a stream may begin: a comment, or the name of a field.
 _FIELDS = (b":", b"data", b"event", b"id", b"retry", b"error")
-#: Allowed before an answer: spaces that keep a connection alive, and a byte order mark.
+#: Bytes that may come before an answer: blanks to keep the connection, and a byte order mark.
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 
 Json = dict[str, Any]
@@ -43,16 +43,16 @@ async def exchange(
 ) -> Json:
     """Send a request and return its whole answer, or raise Unanswered.
 
-    Cancelling closes the connection. If the server refuses a field of OURS, the request is sent
-    again without it.
+    Cancelling closes the connection. If the server refuses a field that warmq has added (`stream`,
+    `stream_options`, `stream_interval`), the request is sent again without that field.
 
     Args:
         upstream: the server.
-        url: the endpoint, as /v1/chat/completions.
+        url: the endpoint's path, for example /v1/chat/completions.
         body: a checked request without `stream`.
-        request_id: vLLM derives its answer's id from it.
+        request_id: sent as X-Request-Id; vLLM makes the answer's id from it.
         partial: gets the answer in progress, if it is streamed; the caller removes it.
-        trace: headers of a sampled trace, for the server to continue.
+        trace: HTTP headers with which the server continues a sampled trace.
     """
     dialect = upstream.dialects[url]
     left_out = set(dialect.refused)
@@ -86,7 +86,7 @@ async def _once(
     whole: Reassembly,
     trace: Mapping[str, str] | None,
 ) -> Json:
-    # Without a stream, the server may have started before the connection was lost.
+    # Without a stream, the server may have run the request before the connection was lost.
     inside = "stream" not in body
     try:
         posting = _post(upstream, url, body, request_id, trace)
@@ -99,7 +99,7 @@ async def _once(
             return await _receive(upstream, url, body, response, whole)
     except Interrupted as error:
         raise Unanswered(Condition.STALLED, str(error), inside=True) from error
-    except TimeoutError as error:  # aiohttp's: only connecting has a limit
+    except TimeoutError as error:  # raised by aiohttp; only connecting has a time limit
         raise Unanswered(Condition.CONNECT, "no connection in time") from error
     except aiohttp.ClientConnectorError as error:
         raise Unanswered(Condition.CONNECT, str(error)) from error
@@ -120,7 +120,7 @@ def _post(
         headers["X-Request-Id"] = request_id
     of_v1 = url.startswith("/v1/")
     address = upstream.base + url.removeprefix("/v1") if of_v1 else upstream.root + url
-    # A redirect would send the key elsewhere.
+    # Redirects are not followed: they would send the API key to another server.
     return upstream.session.post(
         address, data=orjson.dumps(body), headers=headers, allow_redirects=False
     )
@@ -129,7 +129,7 @@ def _post(
 async def _receive(
     upstream: Upstream, url: str, body: Json, response: aiohttp.ClientResponse, whole: Reassembly
 ) -> Json:
-    """Read an answer, a stream or one JSON object, whichever was requested."""
+    """Read an answer: a stream, or one JSON object, whichever the server sends."""
     content, begun = response.content, b""
     while not begun and (piece := await content.readany()):
         upstream.progress()  # servers send spaces or comments while they work
@@ -188,7 +188,7 @@ def _add(whole: Reassembly, chunks: Iterable[Json]) -> None:
 
 
 def _close(events: Events, whole: Reassembly) -> None:
-    """Read a last line without a newline; half an event is an early end."""
+    """Read a last line that has no newline. Raises Unanswered if its event is cut."""
     try:
         _add(whole, events.close())
     except Unreadable as error:
@@ -198,7 +198,7 @@ def _close(events: Events, whole: Reassembly) -> None:
 
 
 async def _read_rest(response: aiohttp.ClientResponse) -> None:
-    """Read what follows [DONE], so that the connection can be used again."""
+    """Read the bytes after [DONE], so that the connection can be used again."""
     if not response.content.at_eof():
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(REST_S):
@@ -212,7 +212,7 @@ def _garbled(raw: bytes) -> Unanswered:
 
 
 async def prompt_tokens(upstream: Upstream, body: Json) -> int | None:
-    """Return the tokens of a completion's longest prompt; None if the server does not count."""
+    """Return the tokens of a completion's longest prompt; None if the server cannot count."""
     prompt = body["prompt"]
     prompts = prompt if isinstance(prompt, list) else [prompt]
     if prompts and isinstance(prompts[0], int):

@@ -1,7 +1,7 @@
-"""Joins a stream into the answer that the server would give without `stream`.
+"""Joins the chunks of a stream into the answer that the server would give without `stream`.
 
-A stream shows progress, and closing it stops the server's work. Requests for what streams do not
-contain are sent without one.
+Streams are used because their chunks show progress, and because closing one stops the server's
+work. A request whose answer a stream would not contain completely is sent without `stream`.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,16 @@ from typing import Any
 from contract.openai.body import CHAT_URL
 from worker.engine.openai.sse import repaired, without_open_end
 
-#: Requested without a stream. vLLM's streams lack (or refuse) what the first five request, and its
-#: tool parsers for streams are different code from those for whole answers.
+#: Fields of requests that are sent without a stream. vLLM's streams lack, or refuse, the answers to
+#: most of them. Its tool parsers for streams are different code from those for whole answers.
 UNSTREAMED = frozenset((
     "prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params",
     "routed_experts_prompt_start", "return_token_offsets", "return_assistant_tokens_mask", "tools",
     "return_weight_versions",
 ))  # fmt: skip
 
-#: Fields of vLLM's answers that are null unless requested, and missing in its streams.
+#: Fields of vLLM's chat answers that are null unless requested, and missing in its streams. (The
+#: next four lists are the same for a choice, a message, a completion and its choice.)
 #: tests/unit/worker/engine/openai/test_openai_drift.py compares them with the installed release.
 CHAT = ("service_tier", "system_fingerprint", "prompt_logprobs", "prompt_token_ids", "prompt_text",
         "kv_transfer_params", "ec_transfer_params", "metrics")  # fmt: skip
@@ -35,9 +36,9 @@ USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
 #: Fields of a message that replace `content`, which then is null.
 INSTEAD = ("tool_calls", "reasoning", "reasoning_content", "refusal", "audio", "function_call")
-#: Fields that are whole, or a list, in each delta.
+#: Fields whose value in each delta is whole, or a list, and not a piece of a text.
 _NO_PIECES = ("role", "tool_calls")
-#: Fields of every server's choices.
+#: Fields that the choices of every server have.
 ANY_CHOICE = ("logprobs", "finish_reason")
 
 Json = dict[str, Any]
@@ -48,14 +49,14 @@ def streamable(body: Json) -> bool:
     asked = (body[name] for name in body.keys() & UNSTREAMED)
     if any(not (value is None or value is False or value == []) for value in asked):  # 0 counts
         return False
-    # vLLM streams no logprobs then, but includes them without a stream.
+    # In this case vLLM's streams have no logprobs, but its whole answers have them.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)
 
 
 class Reassembly:
-    """One answer: `add` each chunk in order, then take `body`.
+    """One answer in progress: `add` each chunk in order, then call `body`.
 
-    `odd`: a text may have halves of characters, which are joined.
+    `odd`: a text may be cut within a character (between surrogates); `body` joins the halves.
     """
 
     def __init__(self, url: str, request: Json, *, vllm: bool) -> None:
@@ -72,7 +73,7 @@ class Reassembly:
         if not all(chunk.values()):
             # An empty value replaces nothing: Azure's last chunks have "" as id.
             chunk = {k: value for k, value in chunk.items() if value or k not in self._top}
-        self._top.update(chunk)  # `body` replaces `choices`
+        self._top.update(chunk)  # `body` sets `choices` to the joined ones
         for place, delta in enumerate(deltas):
             index = delta.get("index")
             if not isinstance(index, int):
@@ -90,23 +91,23 @@ class Reassembly:
                     _add_field(choice, name, value)
 
     def texts(self) -> list[str]:
-        """Return each choice's text so far, up to the first that has not begun."""
+        """Return each choice's text so far, with '' for choices that have not begun."""
         begun = (self._choices.get(index) for index in range(len(self._choices)))
         texts = ["".join(_texts(choice)) if choice else "" for choice in begun]
         return [without_open_end(text) for text in texts] if self.odd else texts
 
     @property
     def choices(self) -> list[Json]:
-        """The unfinished choices; their ends and errors are final."""
+        """The choices as received so far. Their `finish_reason` and errors are final."""
         return list(self._choices.values())
 
     @property
     def empty(self) -> bool:
-        """Whether no chunk came."""
+        """Whether no chunk has been added."""
         return not (self._top or self._choices)
 
     def body(self) -> Json:
-        """Return the whole answer."""
+        """Return the joined answer."""
         choices = [self._choice(self._choices[index]) for index in sorted(self._choices)]
         answer = self._top | {"choices": choices}
         if self._chat:
@@ -152,7 +153,7 @@ def _add_field(choice: Json, name: str, value: Any) -> None:
 
 
 def _extend(target: Json, name: str, entries: Any) -> None:
-    """Append entries to a list; anything but a list replaces the present value."""
+    """Append entries to a list; any other value replaces the present one."""
     if isinstance(entries, list) and isinstance(target.get(name), list):
         target[name] += entries
     elif entries is not None or name not in target:
@@ -175,7 +176,7 @@ def _add_delta(choice: Json, delta: Json) -> None:
 
 
 def _texts(choice: Json) -> Iterator[str]:
-    """Yield the pieces of a choice's text, without its reasoning."""
+    """Yield the pieces of a choice's text, without the reasoning."""
     for piece in (choice.get("delta") or {}).get("content") or choice.get("text") or ():
         if isinstance(piece, str):
             yield piece
@@ -184,7 +185,7 @@ def _texts(choice: Json) -> Iterator[str]:
 
 
 def _message(delta: Json) -> Json:
-    """Join the pieces; a message with a field of INSTEAD and no content has null as content."""
+    """Join the pieces of a message; set `content` to null if a field of INSTEAD replaces it."""
     whole = {
         name: pieces if name == "role" else (tool_calls if name == "tool_calls" else joined)(pieces)
         for name, pieces in delta.items()
@@ -196,17 +197,17 @@ def _message(delta: Json) -> Json:
 
 
 def _renumber(logprobs: Json | None) -> None:
-    """Count a completion's text offsets by tokens, as whole answers do; streams count by text."""
+    """Set a completion's text offsets as whole answers have them: by the tokens' lengths."""
     offsets, tokens = ((logprobs or {}).get(name) for name in ("text_offset", "tokens"))
     if offsets and tokens and len(offsets) == len(tokens):
         for place, token in enumerate(tokens[:-1]):
             offsets[place + 1] = offsets[place] + len(token)
 
 
-# -- joining pieces: however a server cuts its answer, neighbours of one type are joined
+# -- joining pieces: adjacent pieces of one type are joined, however the server cuts them
 
-#: Text fields, in which a piece continues the one before. Other fields (ids, names, signatures)
-#: are repeated or absent.
+#: Fields with text, in which each piece continues the one before. Other fields (ids, names,
+#: signatures) are repeated in each piece, or are in one piece only.
 TEXTS = frozenset(
     ("text", "thinking", "reasoning", "content", "refusal", "summary", "arguments", "input",
      "transcript", "data")
@@ -217,12 +218,12 @@ def joined(pieces: list[Any]) -> Any:
     """Join the pieces of a message's field."""
     try:
         return "".join(pieces)
-    except TypeError:  # not all are text
+    except TypeError:  # not all pieces are text
         return _join_field("text", pieces)
 
 
 def merged(pieces: list[Json]) -> Json:
-    """Join the pieces of one object."""
+    """Join the pieces of one object, field by field."""
     names = dict.fromkeys(name for piece in pieces for name in piece)
     return {
         name: _join_field(name, [p[name] for p in pieces if p.get(name) is not None])
@@ -241,7 +242,7 @@ def _join_field(name: str, values: list[Any]) -> Any:
 
 
 def _join_lists(values: list[Any]) -> list[Any]:
-    """Join lists of content parts; a text among them is a part, too."""
+    """Join lists of content parts; a text between them becomes a content part, too."""
     flat: list[Any] = []
     for value in values:
         if isinstance(value, list):
@@ -266,15 +267,15 @@ def _join_lists(values: list[Any]) -> list[Any]:
 
 
 def _continues(known: Json, facts: Json) -> bool:
-    """Whether a part with these other fields continues the text of the parts before it."""
+    """Whether a part with these fields continues the text of the parts before it."""
     same_type = isinstance(known.get("type"), str) and known["type"] == facts.get("type")
     return same_type and all(known.get(name, value) == value for name, value in facts.items())
 
 
 def tool_calls(parts: list[Json]) -> list[Json]:
-    """Join the parts of tool calls; a part belongs to the latest call with its index.
+    """Join the pieces of tool calls; a piece belongs to the latest call with its index.
 
-    Servers that number none, or all 0, begin another call with another id and a name.
+    Some servers send no index, or always 0. There a piece with a new id and a name begins a call.
     """
     calls: list[tuple[int, list[Json]]] = []
     latest: dict[int, list[Json]] = {}

@@ -1,6 +1,6 @@
-"""The table of faults: the action for each way in which a server does not answer a request.
+"""The table of faults: how the worker acts on each failure of a server to answer a request.
 
-docs/reference/engine-openai.md has the same table; a test compares them.
+docs/reference/engine-openai.md contains the same table; a test compares the two.
 """
 
 import re
@@ -16,15 +16,16 @@ import orjson
 from contract.errors import RequestRejected
 from worker.engine.remote.fleet import Health
 
-#: Longest Retry-After that is obeyed.
+#: Seconds of the longest Retry-After that is obeyed; a longer one is shortened to this.
 LONGEST_RETRY_AFTER_S = 600.0
 
-#: The code of a request that does not fit, and the words of servers without that code.
+#: The error code of a request that exceeds the context, and texts by which servers without that
+#: code report it.
 TOO_LONG, TOO_LONG_TEXTS = "context_length_exceeded", ("context length", "max_model_len")
 
 
 class Action(StrEnum):
-    """The action, in the words of the table."""
+    """The actions on a fault; the values are the texts of the table."""
 
     REJECT = "rejected: the line's error, with the server's words"
     WAIT = "the server rests as long as it asks, then the request is sent again; not counted"
@@ -35,7 +36,7 @@ class Action(StrEnum):
 
 
 class Condition(StrEnum):
-    """A failure without an HTTP status."""
+    """Failures without an HTTP status; the values are the texts of the table."""
 
     CONNECT = "no connection"
     LOST = "connection lost, or the answer ends early"
@@ -44,12 +45,12 @@ class Condition(StrEnum):
     ENDED = "finish_reason `abort`: the server was shut down"
 
 
-#: Statuses that a server gives to a bad request only, each time.
+#: HTTP statuses that a server gives only to a bad request, and at each try of it.
 _REFUSALS = (400, 413, 414, 415, 422, 431, 451, 501)
-#: Statuses of a missing endpoint, also from an ingress.
+#: HTTP statuses of a missing endpoint; an ingress sends them, too.
 MISSING = (404, 405)
-#: Faults in the words of the table; their HTTP statuses (also of an error in an answer of status
-#: 200) and conditions; the action.
+#: The table: a description of the faults; their HTTP statuses and conditions; the action. An error
+#: in an answer of status 200 is in the table under the HTTP status that it means.
 TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     (
         "400, 413, 414, 415, 422, 431, 451, 501, each with an error in words",
@@ -82,7 +83,7 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.DOUBT),
 )
 _ACTIONS = {what: action for _, meant, action in TABLE for what in meant}
-#: Words by which servers state, under any status, that the request is not at fault.
+#: Texts by which servers report, with any status, that they are busy or the account is empty.
 NOT_NOW = re.compile(
     r"rate.?limit|(rate|usage|spend(ing)?|concurrency) limit|too.?many.?(concurrent.?)?requests"
     r"|throttl|quota|over.?(loaded|capacity)|at capacity|server.?(is.?)?busy"
@@ -94,15 +95,15 @@ NOT_NOW = re.compile(
     r"|loading model|model is (currently )?loading",
     re.IGNORECASE,
 )
-#: Words about the key, which is not part of the request.
+#: Texts about the API key, which is not part of the request.
 KEY = re.compile(
     r"\b(api|access|subscription).?(key|token)|un(authori[sz]ed|authenticated)|authenticat|auth.?error"
     r"|credential|permission|forbidden|deactivated|suspended",
     re.IGNORECASE,
 )
-#: OpenAI's words, with a rate limit's status, for one request that is larger than the limit.
+#: The text with which OpenAI reports, with status 429, that one request exceeds the rate limit.
 TOO_LARGE = "request too large"
-#: Most characters of a page that are shown.
+#: Most characters of an HTML page that an error text shows.
 SHOWN = 200
 
 
@@ -110,8 +111,9 @@ SHOWN = 200
 class Unanswered(Exception):
     """A server did not answer one request.
 
-    `what`: the HTTP status or the condition; `inside`: the server had begun to answer; `wait_s`:
-    the pause in seconds that it asked for; `error`: its error object in OpenAI's or FastAPI's form.
+    `what` is the HTTP status or the condition. `inside`: the server had begun to answer. `wait_s`
+    is the number of seconds that the server asked the client to wait. `error` is the error object
+    that the server sent, in OpenAI's or FastAPI's form.
     """
 
     what: int | Condition
@@ -121,7 +123,7 @@ class Unanswered(Exception):
     error: dict[str, Any] = field(default_factory=dict)
 
     def action(self) -> Action:
-        """Return the table's action."""
+        """Return the action that the table gives for this fault."""
         limited = self.what != 413 and self._matches(NOT_NOW)  # 413 is about one request's size
         if limited or (self.what == 503 and self.wait_s is not None):
             return Action.WAIT
@@ -130,40 +132,40 @@ class Unanswered(Exception):
         return Action.DOUBT if action is Action.REJECT and not self.refuses else action
 
     def _matches(self, words: re.Pattern[str]) -> bool:
-        """Whether the error has these words and does not name a field of the request."""
+        """Whether the error has such a text, and does not name a field of the request."""
         if not isinstance(self.what, int) or self.param:
             return False
         kinds = " ".join(str(self.error.get(name) or "") for name in ("type", "code"))
         return bool(words.search(kinds) or words.search(self.message[:SHOWN]))
 
     def after_probe(self, health: Health) -> Action:
-        """Return the action that follows PROBE.
+        """Return the action to take after PROBE, when the server's health is known.
 
-        Only a request whose answer had begun may have killed the server, and a server that is
-        silent may be alive.
+        A request can have killed the server only if its answer had begun. A server that is silent
+        may still be alive.
         """
-        if health is Health.WELL:  # with 503 it is overloaded
+        if health is Health.WELL:  # a healthy server that sends 503 is overloaded
             return Action.WAIT if self.what == 503 else Action.DOUBT
         return Action.DIED if self.inside and health is not Health.SILENT else Action.MOVE
 
     @property
     def refuses(self) -> bool:
-        """Whether it refuses this request in words."""
+        """Whether the server itself refuses this request, with an error object."""
         return self.what in _REFUSALS and bool(self.error) and not self._matches(KEY)
 
     @property
     def lacks_url(self) -> bool:
-        """Whether an API, not an ingress, states that the url does not exist."""
+        """Whether the API itself, not an ingress, reports that the url does not exist."""
         return self.what in MISSING and not self.error.keys().isdisjoint(("type", "code"))
 
     @property
     def param(self) -> str | None:
-        """The field that the error names; some servers write None for none."""
+        """The field that the error names, or None. Some servers write it as "None" or "null"."""
         param = self.error.get("param")
         return str(param) if param and param not in ("None", "null") else None
 
     def rejection(self) -> RequestRejected:
-        """Return the line's error, for a refusal."""
+        """Return the error that ends the request."""
         if self.what in MISSING and "model" not in self.message.lower():
             return RequestRejected(
                 f"field url: the server's model does not serve it ({self.message}); send the "
@@ -188,7 +190,7 @@ def unanswered(
     except orjson.JSONDecodeError:
         found = page_text(body)
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
-        found = found[0]  # Gemini's
+        found = found[0]  # Gemini sends the error object in a list
     error: dict[str, Any] = {}
     message = "" if isinstance(found, dict) else str(found)
     if isinstance(found, dict):
@@ -219,7 +221,7 @@ def page_text(body: bytes) -> str:
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """Return a Retry-After header, seconds or an HTTP date, as seconds; None if it is neither."""
+    """Return a Retry-After header in seconds; None if it is neither a number nor an HTTP date."""
     if not retry_after:
         return None
     if retry_after.strip().isdecimal():

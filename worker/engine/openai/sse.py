@@ -1,4 +1,4 @@
-"""Reads server-sent events, and JSON that is not quite JSON."""
+"""Reads server-sent events, and also JSON with errors that servers are known to make."""
 
 import json
 import math
@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 
+#: The data of the event that ends a stream.
 DONE = b"[DONE]"
-#: Longer data is not [DONE].
+#: Bytes from which on an event's data cannot be [DONE], so it need not be compared.
 _SHORT = 32
 
 
 class Unreadable(ValueError):
-    """An event that is not JSON; `data` is its content."""
+    """An event that is not JSON; `data` is its data."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -22,11 +23,11 @@ class Unreadable(ValueError):
 
 
 class Events:
-    """One stream: `feed` it bytes in order, then `close` it; both yield each event's value.
+    """Reads one stream: `feed` its bytes in order, then `close` it. Both yield each event's value.
 
-    An event named `error`, or with a field of that name, is {"error": value or text}. `done`:
-    [DONE] came, and nothing after it counts; `odd`: a text may have halves of characters
-    (`loads_loosely`).
+    An event named `error`, or with a field `error`, has the value {"error": value or text}.
+    `done`: [DONE] has come; what follows does not count. `odd`: a text may be cut within a
+    character (see `loads_loosely`).
     """
 
     def __init__(self) -> None:
@@ -34,20 +35,20 @@ class Events:
         self.odd = False
         self._line: list[bytes] = []
         self._after_cr = False
-        #: Data lines of an event that is not yet JSON.
+        #: Data lines of an event whose JSON is not complete.
         self._data: list[bytes] = []
         self._is_error = False
-        #: The next empty line ends an event.
+        #: Whether the next empty line ends an event.
         self._open = False
 
     def feed(self, piece: bytes) -> Iterator[Any]:
-        """Read the next bytes; raise Unreadable if an event is not JSON."""
+        """Read the next bytes. Raises Unreadable if an event is not JSON."""
         for line in self._lines(piece):
             if not line:
                 if self._open:
                     yield from self._ended()
             elif line[:5] == b"data:" and not self._open:
-                # A line of JSON is an event: some servers leave out the empty line.
+                # A line that is complete JSON is an event: some servers omit the empty line.
                 data = line[5:]
                 if len(data) < _SHORT and data.strip() == DONE:
                     self.done = True
@@ -60,21 +61,21 @@ class Events:
                 self._field(line)
 
     def _field(self, line: bytes) -> None:
-        """Read a line that is not an event by itself."""
+        """Read a line that is not a complete event."""
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
         elif name == b"event":
             self._is_error = value.strip() == b"error"
             self._open = self._is_error or bool(self._data)
-        elif name == b"error":  # llama.cpp's own field
+        elif name == b"error":  # only llama.cpp sends this field
             self._is_error = self._open = True
             self._data.append(value)
 
     def _lines(self, piece: bytes) -> list[bytes]:
         """Return the lines that end in this piece, by any of the three line ends."""
         if self._after_cr or b"\r" in piece:
-            if self._after_cr:  # the newline of a CRLF that was cut
+            if self._after_cr:  # the piece may begin with the second half of CRLF
                 piece = piece.removeprefix(b"\n")
             self._after_cr = piece.endswith(b"\r")
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -87,7 +88,7 @@ class Events:
         return lines
 
     def close(self) -> Iterator[Any]:
-        """Read the end; raise Unreadable if the last event is not JSON, or cut."""
+        """Read the end of the stream. Raises Unreadable if the last event is cut or not JSON."""
         self._after_cr = False
         yield from self.feed(b"\n\n")
 
@@ -97,14 +98,14 @@ class Events:
         try:
             value = loads_loosely(data)
         except ValueError:
-            self._data.append(data.removeprefix(b" "))  # the next line may continue it
+            self._data.append(data.removeprefix(b" "))  # the next data line may continue the JSON
             self._open = True
             return
         self.odd = True
         yield value
 
     def _ended(self) -> Iterator[Any]:
-        """Read an event of several lines."""
+        """Yield the value of an event of several lines, or of an error."""
         data, is_error = b"\n".join(self._data), self._is_error
         self._data, self._is_error, self._open = [], False, False
         if not data.strip():
@@ -121,20 +122,22 @@ class Events:
         yield value
 
 
-# -- JSON that is not quite JSON -------------------------------------------------------
+# -- JSON with known errors of servers -------------------------------------------------
 
-#: OpenAI's value for the log probability of a very unlikely token.
+#: The number that OpenAI sends as the log probability of a very unlikely token.
 LOWEST_LOGPROB = -9999.0
-#: Halves of characters, except those that stand for bytes which are not UTF-8 (surrogateescape).
+#: Matches single surrogates (halves of characters). Those by which Python's surrogateescape marks
+#: bytes that are not UTF-8 are not matched.
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+#: Matches surrogates at the end of a text, whose other halves may follow.
 _OPEN_END = re.compile("[\ud800-\udfff]+$")
 
 
 def loads_loosely(data: bytes) -> Any:
-    """Return JSON that may have halves of characters, -Infinity and raw newlines.
+    """Return the value of JSON that may contain single surrogates, -Infinity and raw newlines.
 
-    Called only if orjson refuses it: the answer is paid for. `repaired` joins the halves. It raises
-    ValueError for anything else.
+    Called only if orjson refuses the JSON: the tokens are paid for, so the answer is kept.
+    `repaired` joins the surrogates afterwards. Any other error raises ValueError.
     """
     text = data.decode(json.detect_encoding(data), "surrogateescape")
     try:
@@ -157,7 +160,7 @@ def _int(text: str) -> float | None:
 
 
 def repaired(value: Any) -> Any:
-    """Return the value with joined halves of characters, and U+FFFD for single ones."""
+    """Return the value with surrogates joined to characters, and single ones as U+FFFD."""
     if isinstance(value, str):
         return value if value.isascii() else _repaired(value)
     if isinstance(value, list):
@@ -171,7 +174,7 @@ def repaired(value: Any) -> Any:
 
 
 def without_open_end(text: str) -> str:
-    """Return a text that continues later, without an incomplete character at its end."""
+    """Return a text that is still growing, without the half of a character at its end."""
     return repaired(_OPEN_END.sub("", text))  # type: ignore[no-any-return]
 
 

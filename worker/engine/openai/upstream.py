@@ -1,7 +1,7 @@
-"""One server with OpenAI's API: its health, its models, its limit, and the form of its streams.
+"""One server with OpenAI's API: its health, models, limit of requests, and form of streams.
 
-Without a set number, the limit of requests in flight follows the server's own metrics, so that few
-requests wait there: every slot is used, and no other client is displaced.
+If WARMQ_OPENAI_CONCURRENCY is not set, the limit of requests in flight follows the server's own
+metrics: all its slots are used, and few requests wait there in front of other clients' requests.
 """
 
 import asyncio
@@ -25,23 +25,25 @@ from worker.engine.remote.fleet import Health, Report, Server
 
 log = logging.getLogger(__name__)
 
-#: Timeout of a question about health, models or a prompt's tokens.
+#: Seconds in which a server has to answer a health check, or a request for models or token counts.
 ASK_S = 5.0
+#: Limit of requests in flight at the start, until metrics have been read.
 FIRST_LIMIT = 32
-#: Factor of the peak each second: it halves in 70 s.
+#: Factor by which the remembered peak of running requests is multiplied each second: half in 70 s.
 PEAK_FADES = 0.99
+#: Beginning of the error text for a server that refuses the API key.
 KEY_REFUSED = "refuses the key: WARMQ_OPENAI_API_KEY"
-#: Interval of questions about health for servers other than vLLM's.
+#: Seconds between two health checks of a server that is not vLLM's.
 RARELY_S = 30.0
-#: Statuses of a server without a list of models.
+#: HTTP statuses with which a server without a list of models answers a request for it.
 NO_LIST = (404, 405, 501)
-#: A url that every server has.
+#: A url that every server has, below /v1.
 POSTED = CHAT_URL.removeprefix("/v1")
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The answer to a GET."""
+    """A server's answer to a GET request."""
 
     status: int
     body: bytes
@@ -49,18 +51,18 @@ class _Answer:
 
     @property
     def error_text(self) -> str:
-        """The server's own words."""
+        """The error text that the server sent."""
         return unanswered(self.status, self.body, location=self.location).message
 
     @property
     def shown(self) -> str:
-        """Status and words."""
+        """The error text, with the HTTP status."""
         text = self.error_text
         return text if str(self.status) in text else f"{self.status}: {text}"
 
     @property
     def models(self) -> dict[str, dict[str, Any]] | None:
-        """The listed models, by name; None if it is not a list."""
+        """The listed models, by name; None if the answer is not a list of models."""
         try:
             listed = orjson.loads(self.body)["data"] if self.status == 200 else None
             return None if listed is None else {str(model["id"]): model for model in listed}
@@ -69,15 +71,15 @@ class _Answer:
 
 
 class Upstream(Server):
-    """One server; `base` is its base URL, `root` the URL of its /health and /metrics.
+    """One server. `base` is its base URL; /health and /metrics are below `root`.
 
-    `models`: those that it lists; `model`: the one for requests; `vllm`: it is vLLM's own server;
-    `breaker`: decides on rests.
+    `models` are those that it lists, and `model` is the one for requests. `vllm`: the server is
+    vLLM's own. `breaker` decides when the server gets no requests for a time (rests).
     """
 
     limit: int
     down_if_stalled = False
-    #: Servers and models that were well in this process: what fails later, no setting fixes.
+    #: Servers (with the model) that were healthy before; their later failures pass by themselves.
     were_well: ClassVar[set[tuple[str, str | None]]] = set()
 
     def __init__(
@@ -94,7 +96,7 @@ class Upstream(Server):
         self.models: dict[str, dict[str, Any]] = {}
         self.model = ""
         self.vllm = False
-        #: The form of its streams, by url.
+        #: The observed form of the server's streams, by url.
         self.dialects: defaultdict[str, Dialect] = defaultdict(Dialect)
         self.breaker = Breaker(self.name)
         self._wanted = model
@@ -108,47 +110,47 @@ class Upstream(Server):
 
     @property
     def trouble(self) -> str:
-        """The reason why it gets no requests, in its own words; '' if nothing is wrong."""
+        """Why the server gets no requests, as an error text; '' if nothing is wrong."""
         return super().trouble or self.breaker.reason
 
     @property
     def opens_at(self) -> float:
-        """The end of its rest."""
+        """The time at which the present rest ends."""
         return max(self.rest_until, self.breaker.rest_until)
 
     def free(self, now: float) -> bool:
-        """Whether it may get one more request."""
+        """Whether the server may get one more request."""
         return super().free(now) and self.breaker.admits(now)
 
     def sends(self) -> None:
-        """Note that it gets a request."""
+        """Note that the server gets a request."""
         super().sends()
         self.breaker.sent()
 
     def unsent(self) -> None:
-        """Note that its request, which during a rest was the probe, is not sent."""
+        """Note that its latest request is not sent; in a rest, this request was the probe."""
         self.breaker.left(math.inf)
 
     def lower_limit(self) -> None:
-        """Lower the limit at each rest, unless it is a set number."""
+        """Lower the limit; called at each rest. A limit set by the user does not change."""
         if not self._lowered_from:
             self._lowered_from = self.limit
-            if self._adaptive:  # only what is in flight can have been too much
+            if self._adaptive:  # only requests in flight can have overloaded it
                 self.limit = min(self.limit, max(1, self.in_flight))
         if self._adaptive:
             self.limit = max(1, int(0.7 * self.limit))
 
     def end_rests(self, *, well: bool) -> None:
-        """Let the limit grow again; restore it if the server was `well` all the time."""
+        """Let the limit grow again. Restore it if the server was healthy all the time (`well`)."""
         if well and self._lowered_from:
             self.limit = self._lowered_from
         self._lowered_from = 0
 
     async def ask(self) -> Report:
-        """Ask for its health; if it was down, also for its models.
+        """Check the server's health; if it was down, also read its models.
 
-        vLLM's own /health costs nothing, and is asked every second. Other servers may ask every
-        model behind them, so their list of models, or WARMQ_OPENAI_HEALTH_PATH, is asked rarely.
+        The /health of vLLM costs nothing, and is checked every second. The check of another server
+        may ask every model behind it, so it is made every RARELY_S seconds.
         """
         try:
             report = await self._ask()
@@ -172,9 +174,9 @@ class Upstream(Server):
             return problem
         path = self._health_path or ("/health" if self.vllm else "")
         if not path and not self.up:
-            return Report(Health.WELL)  # it has just listed its models
+            return Report(Health.WELL)  # the server has just listed its models
         answer = await self._get(self.root + path if path else self.base + "/models")
-        # Other problems show in its answers to requests.
+        # Other problems appear in the server's answers to requests.
         if answer.status >= 500 or (answer.status >= 300 and not self.up):
             return Report(Health.ILL, f"its health is {answer.shown}")
         return Report(Health.WELL)
@@ -186,9 +188,9 @@ class Upstream(Server):
             return _Answer(response.status, await response.read(), location)
 
     async def _list_models(self) -> Report | None:
-        """Read the list of models; return why the server cannot be used, if it cannot.
+        """Read the list of models. Returns the problem if the server cannot be used, else None.
 
-        A server without a list is used if WARMQ_MODEL is set.
+        A server without a list is used only if WARMQ_MODEL is set.
         """
         listed = await self._get(self.base + "/models")
         if listed.status in (401, 403):
@@ -213,9 +215,9 @@ class Upstream(Server):
         return Report(Health.UNUSABLE, f"serves {listing}; WARMQ_MODEL is {wanted}")
 
     async def _is_under_v1(self, lists: bool) -> bool:
-        """Whether this server has under /v1 what it does not have under the base.
+        """Whether this server has the API under /v1, and not directly under the base URL.
 
-        An empty body is refused where the url exists, and gets a 404 elsewhere.
+        An empty body gets status 400 or 422 where the url exists, and 404 elsewhere.
         """
         if not lists and (await self._get(self.base + "/v1/models")).models is not None:
             return True
@@ -230,7 +232,7 @@ class Upstream(Server):
             return response.status in (400, 422)
 
     async def measure(self) -> None:
-        """Read its metrics, and adapt the limit unless it is a set number."""
+        """Read the server's metrics, and adapt the limit unless the user has set it."""
         metrics = None
         try:
             if self._has_metrics:
@@ -240,7 +242,7 @@ class Upstream(Server):
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             log.debug("metrics of %s: %s", self.name, error)
         if metrics is not None and metrics.tokens != self._tokens:
-            # The only progress of requests that are not streamed or wait behind other clients.
+            # Requests without a stream, or behind other clients' requests, show no other progress.
             self._tokens = metrics.tokens
             self.progress()
         moved, self._moved_at = self.progress_at > self._moved_at, self.progress_at
@@ -251,20 +253,21 @@ class Upstream(Server):
 
 
 def _reason(error: Exception) -> str:
-    """Return the error's text without the address, which is shown before it."""
+    """Return the error's text without the address, which the message shows before it."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number).lower() if number is not None and number > 0 else str(error)
 
 
 # -- the limit of requests in flight, from the server's metrics ------------------------
 
-#: Highest limit per server.
+#: Highest limit of requests in flight for each server.
 CEILING = 256
-#: KV cache use above which the limit does not grow.
+#: Used part of the KV cache above which the limit does not grow.
 KV_FULL = 0.95
-#: Share of the limit that must be in flight before it may grow.
+#: Part of the limit that must be in flight before the limit may grow.
 FILLED = 0.9
 
+#: Matches the lines of a metrics page that `Metrics` needs.
 METRIC = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
     rb"|prompt_tokens_total)(?:\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
@@ -274,10 +277,10 @@ METRIC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A vLLM server's metrics: the sums over its replicas, all clients included.
+    """The metrics of a vLLM server: sums over its replicas and all its clients.
 
-    `kv`: the fullest replica's share of its KV cache; `tokens`: of prompts and outputs since the
-    server's start.
+    `kv` is the used part of the KV cache, of the replica that uses most. `tokens` counts the
+    tokens of prompts and outputs since the server's start.
     """
 
     running: float
@@ -287,7 +290,7 @@ class Metrics:
 
 
 def read_metrics(page: bytes) -> Metrics | None:
-    """Read a Prometheus page; None if it is not vLLM's."""
+    """Read a metrics page in Prometheus's format; None if the page is not vLLM's."""
     found: dict[bytes, list[float]] = {}
     for name, value in METRIC.findall(page):
         found.setdefault(name, []).append(float(value))
@@ -303,11 +306,12 @@ def read_metrics(page: bytes) -> Metrics | None:
 
 
 def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
-    """Return the limit for the next second; `peak`: the most requests that ran recently.
+    """Return the limit for the next second. `peak` is the most requests that ran recently.
 
-    Requests that began together end together; unless more wait there already, slots are empty for
-    a round trip. `peak` replaces the number of slots: just after many have ended, few run and
-    many wait. Without metrics the limit grows slowly, and only a rest lowers it.
+    Requests that begin at the same time end at the same time. Unless more requests already wait
+    at the server, its slots are then empty for a round trip. `peak` stands for the number of
+    slots: just after many requests have ended, few run and many wait. Without metrics the limit
+    grows slowly, and only a rest lowers it.
     """
     if in_flight < FILLED * limit:
         return limit  # a higher limit would not send more
@@ -322,31 +326,31 @@ def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float)
 
 
 def allowed_to_wait(peak: float) -> int:
-    """Return how many requests may wait in a server that runs so many at once."""
+    """Return how many requests may wait at a server that runs `peak` requests at once."""
     return min(64, max(8, int(peak) // 2))
 
 
-# -- the form of its streams, as observed ----------------------------------------------
+# -- the observed form of a server's streams -------------------------------------------
 
-#: Fields that the worker adds, and their names in a refusal. In a quote of the request, as in
-#: FastAPI's errors, a colon follows.
+#: Fields that the worker adds to requests, with a pattern for the error text of a server that
+#: refuses the field. A name with a colon after it is a quote of the request (FastAPI's errors).
 OURS = {
     "stream_options": re.compile(r"\bstream_options\b(?!['\"]\s*:)"),
     "stream": re.compile(r"\bstream(ing)?\b(?!['\"]\s*:)", re.IGNORECASE),
 }
-#: Whole streams in a row without [DONE] after which a server is known not to send it any more.
+#: Streams in a row without [DONE] after which a server counts as one that no longer sends it.
 MISSED = 2
-#: Statuses of a refused field.
+#: HTTP statuses with which servers refuse a field.
 _REFUSED = (400, 422, 501)
 
 
 @dataclass(slots=True)
 class Dialect:
-    """Observations of one server at one url.
+    """The observed form of one server's answers at one url.
 
-    `sends_done`: its streams end with [DONE]; `missed`: whole streams in a row that did not;
-    `streamed`: it has answered with a stream; `refused`: the fields of OURS that it refuses;
-    `short`: whole answers in a row with fewer choices than requested.
+    `sends_done`: its streams end with [DONE]. `missed`: complete streams in a row without [DONE].
+    `streamed`: it has answered with a stream. `refused`: fields of OURS that it refuses. `short`:
+    complete answers in a row with fewer choices than requested.
     """
 
     sends_done: bool = False
@@ -356,9 +360,10 @@ class Dialect:
     short: int = 0
 
     def lost(self, *, done: bool, used: bool) -> bool:
-        """Note a stream whose choices have ended; return whether its end is missing.
+        """Note a stream whose choices have all ended. Returns whether its end is missing.
 
-        `done`: it ended with [DONE]; `used`: it had a usage. An error may be missing, too.
+        `done`: it ended with [DONE]. `used`: it contained `usage`. Without [DONE] an error may
+        be missing, too.
         """
         self.streamed = True
         if done:
@@ -369,15 +374,15 @@ class Dialect:
         return lost
 
     def learn(self, left_out: set[str]) -> None:
-        """Note an answer to a request without these fields.
+        """Note that the server answered a request that left out these fields.
 
-        If streams were answered before, it is this request that cannot be streamed.
+        If the server has sent streams before, only this request cannot be streamed.
         """
         self.refused |= left_out - {"stream"} if self.streamed else left_out
 
 
 def refused_field(fault: Unanswered, sent: dict[str, object]) -> str | None:
-    """Return the sent field of OURS that a server refuses by name."""
+    """Return the field of OURS that the server refuses by name, if it was sent."""
     if fault.what in _REFUSED:
         text = f"{fault.message} {fault.error}"
         for name, pattern in OURS.items():

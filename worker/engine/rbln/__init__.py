@@ -1,1 +1,1 @@
-"""What a compiled RBLN model and its NPUs ask of vLLM."""
+"""The limits that a compiled RBLN model and its NPUs set for vLLM."""

@@ -1,7 +1,7 @@
-"""Read a folder compiled by optimum-rbln, without the vendor's packages.
+"""Reads a folder compiled by optimum-rbln, without the vendor's packages.
 
-`rbln_config.json` has an RBLN engine's limits: vllm-rbln overrides the user's with them since
-0.9.3. Known layouts: 0.8 to 0.12, and `_meta` of 0.7 and older.
+Since vllm-rbln 0.9.3 the limits in `rbln_config.json` override the user's options. This module
+reads the layouts of optimum-rbln 0.8 to 0.12, and `_meta` of 0.7 and older.
 """
 
 import json
@@ -11,20 +11,23 @@ from typing import Any
 
 from contract.settings import SettingsError
 
+#: The file of a compiled folder that contains its settings.
 CONFIG_NAME = "rbln_config.json"
-#: optimum-rbln's default (ATOM cards).
+#: Tokens of a prefill chunk if the file does not name it: optimum-rbln's default for ATOM cards.
 DEFAULT_PREFILL_CHUNK = 128
-#: A multimodal model's parts that may have the limits of its text.
+#: Submodels of a multimodal model that may contain the limits of its text model.
 TEXT_PARTS = ("language_model", "text_model")
+#: Fields with the size of a KV block.
 BLOCK_SIZES = ("kvcache_block_size", "kvcache_partition_len")
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """A compiled model. Lengths, blocks and chunks are in tokens.
+    """A compiled model. Lengths, block sizes and chunks are in tokens.
 
-    `buckets` are the batch sizes of decoding, largest first; `npu` is the card's name (RBLN-CA25),
-    None where the file has none; `missing` names compiled files that `folder` lacks.
+    `buckets` are the batch sizes of decode steps, largest first. `npu` is the card's name, for
+    example RBLN-CA25, or None if the file does not name it. `missing` are compiled files that the
+    file names and `folder` lacks.
     """
 
     folder: Path
@@ -43,7 +46,7 @@ class Artefact:
 
     @property
     def flash_attention(self) -> bool:
-        """Whether the context has partitions of `block_size`."""
+        """Whether the model uses flash attention: its context is split into blocks."""
         return self.block_size < self.max_seq_len
 
     def __str__(self) -> str:
@@ -55,10 +58,10 @@ class Artefact:
 
 
 def read_artefact(model: str | Path | None) -> Artefact | None:
-    """Return the compiled model of a folder, None if it has no rbln_config.json.
+    """Return the compiled model of a folder; None if the folder has no rbln_config.json.
 
     Raises:
-        SettingsError: the file cannot be used.
+        SettingsError: rbln_config.json cannot be read, or is not a text model's.
     """
     file = Path(model or "") / CONFIG_NAME
     if not model or not file.is_file():
@@ -99,7 +102,7 @@ def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
         prefill_chunk=_first(part, "prefill_chunk_size") or DEFAULT_PREFILL_CHUNK,
         kv_blocks=_first(part, "kvcache_num_blocks"),
         buckets=tuple(sorted(buckets or [batch], reverse=True)),
-        # tensor_parallel_size was its name from 0.8 to 0.10.
+        # optimum-rbln 0.8 to 0.10 called it tensor_parallel_size.
         num_devices=max(
             (_first(c, "num_devices", "tensor_parallel_size") or 1 for c in compiled), default=1
         ),
@@ -109,7 +112,7 @@ def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
 
 
 def _text_part(config: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the part that decodes text, with its name if it is nested."""
+    """Return the model that decodes text, and its name if it is a submodel."""
     nested = [(name, config.get(name)) for name in TEXT_PARTS]
     for name, part in [(None, config), *nested]:
         if isinstance(part, dict) and any(part.get(size) for size in BLOCK_SIZES):

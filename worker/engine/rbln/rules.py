@@ -1,7 +1,7 @@
-"""What an RBLN engine refuses, overrides and needs before it starts.
+"""Checks packages, compiled model, options and cards before an RBLN engine starts.
 
-Called before vLLM is imported. Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12
-(docs/how-to/rbln.md has the table).
+The checks run before vLLM is imported. The rules are from the source code of vllm-rbln and
+optimum-rbln 0.8 to 0.12 (docs/how-to/rbln.md has the table).
 """
 
 import os
@@ -16,21 +16,24 @@ from worker.machine import devices
 from worker.machine.finding import Finding, refuse_fatal, warning
 from worker.machine.packages import Packages, Release, installed, release_of, same_minor
 
+#: How to install rebel-compiler; {0} is the minor version.
 INSTALL = (
     "pip install --extra-index-url https://pypi.rbln.ai/simple rebel-compiler=={0}.* "
     "(needs an account of Rebellions' portal)"
 )
+#: How to recompile a model.
 RECOMPILE = "Recompile the model: python -m worker.compile MODEL -o DIR"
-#: Models compiled before Transformers 5 do not load in optimum-rbln 0.11 and later.
+#: The first optimum-rbln that cannot load models compiled before Transformers 5.
 TRANSFORMERS_5: Release = (0, 11)
-#: The name of devices.VISIBLE before 0.12, still read there with a warning.
+#: The name that releases before 0.12 use for devices.VISIBLE. 0.12 still reads it, with a warning.
 OLD_VISIBLE = "RBLN_DEVICES"
-#: A killed engine may leave its card unusable, so a hung one gets long to end by itself.
+#: Seconds between SIGTERM and SIGKILL for an RBLN engine. They are many, because a killed engine
+#: may leave its card unusable.
 RBLN_KILL_GRACE_S = 120.0
 
 
 class Line(Enum):
-    """How a release line of vllm-rbln gets its limits."""
+    """Where a range of vllm-rbln releases gets its limits from."""
 
     FORK = "ships its own fork of vLLM"
     BY_HAND = "takes the four values from the command line and believes them"
@@ -38,7 +41,7 @@ class Line(Enum):
     SUPPORTED = "reads rbln_config.json"
 
 
-#: First release of each line, newest first.
+#: The first release of each range, newest first.
 LINES: tuple[tuple[Release, Line], ...] = (
     ((0, 12), Line.SUPPORTED),
     ((0, 9, 3), Line.READS_FILE),
@@ -46,7 +49,7 @@ LINES: tuple[tuple[Release, Line], ...] = (
     ((0,), Line.FORK),
 )
 
-#: Refused options, of old tutorials or other platforms, and the remedy.
+#: Options that are refused, and the remedy. Old tutorials and other platforms use them.
 REFUSED = {
     "device": "Leave it out: where vllm-rbln is installed the platform is found by itself",
     "compiled-model-dir": "WARMQ_MODEL names the compiled folder",
@@ -59,13 +62,13 @@ REFUSED = {
 
 
 def line_of(version: str) -> Line:
-    """Return the release line of a vllm-rbln."""
+    """Return the range of releases that a vllm-rbln version is in."""
     release = release_of(version)
     return next(line for since, line in LINES if release >= since)
 
 
 def limit_options(artefact: Artefact, version: str) -> list[str]:
-    """Return the options that vllm-rbln needs for the artefact's limits; none since 0.9.3."""
+    """Return the options for the model's limits that vllm-rbln needs; empty since 0.9.3."""
     if line_of(version) is not Line.BY_HAND:
         return []
     return [
@@ -79,7 +82,7 @@ def limit_options(artefact: Artefact, version: str) -> list[str]:
 def findings(
     settings: VllmSettings, artefact: Artefact | None, packages: Packages
 ) -> Iterator[Finding]:
-    """Check packages, artefact and settings before the engine is started."""
+    """Check packages, compiled model and settings before the engine starts."""
     yield from judge_packages(packages)
     if artefact is not None:
         yield from _judge_artefact(artefact, packages)
@@ -91,7 +94,7 @@ def findings(
 
 
 def judge_packages(packages: Packages) -> Iterator[Finding]:
-    """Check the vendor's packages, whatever the model."""
+    """Check the vendor's packages, which every model needs."""
     plugin = packages.versions.get("vllm-rbln")
     if plugin is None:
         return
@@ -168,12 +171,12 @@ def _judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Find
 def judge_options(
     options: Mapping[str, str], artefact: Artefact | None, written: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """Check for options of vLLM that RBLN refuses, or that a compiled folder decides.
+    """Check for options of vLLM that RBLN refuses, or that the compiled model determines.
 
     Args:
-        options: values by option, as max-num-seqs.
-        artefact: None if the folder is on another machine.
-        written: returns an option's name as it stands in its file or variable.
+        options: values by the option's name, for example max-num-seqs.
+        artefact: the compiled model; None if its folder is on another machine.
+        written: returns an option's name as it is written in its file or variable.
     """
     for name, remedy in REFUSED.items():
         if name in options and not (name.endswith("parallel-size") and options[name] == "1"):
@@ -204,12 +207,12 @@ def judge_options(
 
 
 def prepare(settings: VllmSettings) -> VllmSettings:
-    """Return the settings as the engine needs them, and choose the devices.
+    """Return the settings with the options that the engine needs, and choose its devices.
 
-    Changes the environment, which the vendor's packages read when they are imported.
+    Changes environment variables that the vendor's packages read when they are imported.
 
     Raises:
-        SettingsError: naming every fatal problem and its remedy.
+        SettingsError: names every fatal problem and its remedy.
     """
     packages = installed()
     artefact = read_artefact(settings.model)
@@ -225,7 +228,7 @@ def prepare(settings: VllmSettings) -> VllmSettings:
 
 
 def _choose_devices(wanted: str | None, packages: Packages) -> None:
-    """Set the variable that this release reads and unset the other; without a choice, neither."""
+    """Set the variable that this release reads, and unset the other, if devices are chosen."""
     chosen = wanted or os.environ.get(devices.VISIBLE) or os.environ.get(OLD_VISIBLE)
     if chosen is None:
         return
@@ -237,7 +240,7 @@ def _choose_devices(wanted: str | None, packages: Packages) -> None:
 def check_cards(
     wanted: str | None, artefact: Artefact, packages: Packages, seen: Preflight
 ) -> None:
-    """Add the NPUs and their problems to the preflight; takes seconds.
+    """Add the NPUs and their problems to the preflight. Takes seconds.
 
     `wanted` is WARMQ_RBLN_DEVICES.
     """

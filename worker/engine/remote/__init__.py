@@ -1,4 +1,4 @@
-"""The common part of engines whose model runs on servers."""
+"""Base of the engines whose model runs on servers (openai and triton)."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from worker.settings import WorkerSettings
 
 
 class RemoteSettings(WorkerSettings):
-    """Settings of every remote engine."""
+    """Settings that the openai and triton engines share."""
 
     remote_wait_s: Seconds | None = Field(
         None,
@@ -27,7 +27,7 @@ class RemoteSettings(WorkerSettings):
 
 
 class RemoteEngine(Generic[S]):
-    """Base of the remote engines: the fleet answers questions about health."""
+    """Base of the openai and triton engines; `_fleet` (their servers) knows the health."""
 
     grace_s = 0.0
 
@@ -36,14 +36,14 @@ class RemoteEngine(Generic[S]):
         self._fleet: Fleet[S] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
 
     def build(self) -> None:
-        """Load what is needed on this machine; blocking, called in the engine's thread."""
+        """Load what is needed on this machine. Blocks; called in the engine's own thread."""
 
     async def start(self) -> Capacity:
-        """Wait until a server is well."""
+        """Wait until a server is healthy, and return the engine's capacity."""
         raise NotImplementedError
 
     def waits_for(self) -> str:
-        """Return the servers that a start or requests wait for, each with its reason."""
+        """Return the servers that `start` or requests wait for, each with the reason."""
         return f"waits for {self._fleet.troubles}" if self._fleet.troubles else ""
 
     def dead(self) -> bool:
@@ -51,20 +51,20 @@ class RemoteEngine(Generic[S]):
         return self._fleet.dead
 
     def last_progress(self) -> float:
-        """Return the time of the latest step; now if no request is in flight."""
+        """Return the time of the latest step, or the present time if no request is in flight."""
         return self._fleet.last_progress()
 
     def on_text(self, call: Callable[[], None]) -> None:
-        """Call this at each step of a server: it has sent more text."""
+        """Set the function to call at each step of a server, which may have sent more text."""
         for server in self._fleet.servers:
             server.stepped = call
 
     def kill(self) -> None:
-        """Abandon every server; their requests end with EngineDead."""
+        """Give up every server; their requests end with EngineDead."""
         self._fleet.kill()
 
     def shutdown(self) -> None:
-        """Close every connection; called in the engine's thread."""
+        """Close every connection. Called in the engine's own thread."""
         if self._loop is not None:
             close_on(self._loop, self._close())
 
@@ -73,7 +73,7 @@ class RemoteEngine(Generic[S]):
 
 
 def described(kind: str, servers: str, model: str, each: object) -> Preflight:
-    """Return what is known of a remote engine before its servers are asked."""
+    """Return a preflight with what the settings tell about the servers."""
     return Preflight(
         {
             "platform": f"{kind} servers, nothing runs here",
@@ -87,7 +87,7 @@ def described(kind: str, servers: str, model: str, each: object) -> Preflight:
 def ask_once(
     make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, seen: Preflight
 ) -> None:
-    """Start an engine without waiting, and add its servers' answers to `seen`."""
+    """Start an engine without waiting for servers, and add their answers to `seen`."""
     engine = make(settings.model_copy(update={"remote_wait_s": 0.0}))
 
     async def start() -> Capacity:
@@ -95,7 +95,7 @@ def ask_once(
             engine.build()
             return await engine.start()
         finally:
-            await asyncio.to_thread(engine.shutdown)  # it closes on this loop
+            await asyncio.to_thread(engine.shutdown)  # closes the connections on this loop
 
     try:
         capacity = asyncio.run(start())

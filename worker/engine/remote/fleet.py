@@ -1,11 +1,11 @@
-"""The servers of a remote engine: their health, and which one gets the next request.
+"""Watches the health of a remote engine's servers, and chooses one for each request.
 
-A subclass of `Server` implements a protocol; `Fleet` has all servers of one engine.
+A subclass of `Server` implements a protocol. `Fleet` contains all servers of one engine.
 
-A server that is down gets no requests until its health is good again. One that hung may seem
-healthy, so it also rests for REST_S, unless it decides on rests itself. If no server is left,
-requests end with EngineDead: the drain hands them back and starts a new engine, which waits for a
-server.
+A server that is down gets no requests until its health is good again. After a hang, a server may
+appear healthy, so it also rests for REST_S seconds, unless its class decides on rests itself. If
+no server is left, requests end with EngineDead: the drain returns them to the queue and starts a
+new engine, which waits for a server.
 """
 
 import asyncio
@@ -24,16 +24,19 @@ from contract.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two health checks of a server.
 ASK_EVERY_S = 1.0
-#: Interval of the log lines while a start waits.
+#: Seconds between two log lines while a start waits for a server.
 LOG_EVERY_S = 30.0
+#: Seconds in which a server gets no requests after a hang.
 REST_S = 60.0
-#: Late answers in a row after which a server is down: a busy one may be late.
+#: Health checks in a row without an answer in time, after which a server is down. One is not
+#: enough: a busy server may answer late.
 MISSES = 3
 
 
 class Health(StrEnum):
-    """The result of asking a server for its health."""
+    """The results of a health check."""
 
     WELL = "answers, and is well"
     ILL = "answers with an error, or refuses the connection"
@@ -43,26 +46,29 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A server's health; `why`: the problem, as logged after the server's name."""
+    """The result of a health check; `why` is the problem, logged after the server's name."""
 
     health: Health
     why: str = ""
 
 
 class Interrupted(Exception):
-    """This side ended a request: its server made no step, or was abandoned."""
+    """The worker ended a request: its server made no step, or was given up."""
 
 
 class Server:
     """One server. Times are time.monotonic().
 
-    `up`: it may get requests, otherwise `why` has the reason; `unusable`: only another setting
-    helps; `limit`: most requests in flight, None for no limit; `rest_until`: it gets no requests
-    before, and does not come up; `ask_from`: its health is not asked before, unless something went
-    wrong; `progress_at`: its latest step; `stepped`: called at each step.
+    - `limit`: most requests in flight, None without a limit;
+    - `up`: the server may get requests; otherwise `why` is the reason;
+    - `unusable`: the server can be used only with other settings;
+    - `misses`: health checks in a row without an answer in time;
+    - `rest_until`: time until which it gets no requests, and stays down if it is down;
+    - `ask_from`: time of the next health check, unless a request fails before;
+    - `progress_at`: time of its latest step; `stepped` is called at each step.
     """
 
-    #: Whether a server that makes no step while it runs requests is down.
+    #: Whether a server counts as down if it makes no step while it runs requests.
     down_if_stalled = True
 
     def __init__(self, name: str, limit: int | None = None) -> None:
@@ -81,18 +87,18 @@ class Server:
         self._interrupted = ""
 
     async def ask(self) -> Report:
-        """Ask the server for its health, and if it was down, for what it serves."""
+        """Check the server's health; if it was down, also read its models."""
         raise NotImplementedError
 
     async def measure(self) -> None:
-        """Read a healthy server's metrics; called after every `ask`."""
+        """Read the metrics of a healthy server. Called after every `ask`."""
 
     async def close(self) -> None:
-        """Close the server's own connections."""
+        """Close connections that belong to this server alone."""
 
     @property
     def shown(self) -> Any:
-        """Its row in `inspect stats`."""
+        """The server's row in `inspect stats`."""
         if not self.up:
             return self.why
         trouble = {"trouble": self.trouble} if self.trouble else {}
@@ -101,38 +107,38 @@ class Server:
 
     @property
     def trouble(self) -> str:
-        """The reason why it gets no or fewer requests; '' if nothing is wrong."""
+        """Why the server gets no requests or fewer, as an error text; '' if nothing is wrong."""
         return "" if self.up else self.why
 
     @property
     def opens_at(self) -> float:
-        """The end of its rest."""
+        """The time at which the present rest ends."""
         return self.rest_until
 
     def free(self, now: float) -> bool:
-        """Whether it may get one more request."""
+        """Whether the server may get one more request."""
         full = self.limit is not None and self.in_flight >= self.limit
         return self.up and not full and now >= self.rest_until
 
     def sends(self) -> None:
-        """Note that it gets a request."""
+        """Note that the server gets a request."""
         self.in_flight += 1
 
     def unsent(self) -> None:
-        """Note that its request is not sent after all; `give` follows."""
+        """Note that the latest request is not sent after all; `give` is called next."""
 
     def progress(self) -> None:
-        """Note a step."""
+        """Note a step: the server has sent data, or has counted more tokens."""
         self.progress_at = time.monotonic()
         self.stepped()
 
     def stalled(self, stall_s: float) -> bool:
-        """Whether it runs requests and has made no step for so many seconds."""
+        """Whether the server runs requests, and has made no step for `stall_s` seconds."""
         return bool(self._running) and time.monotonic() - self.progress_at > stall_s
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run one request inside the block; `interrupt` makes it raise Interrupted."""
+        """Run one request in this context; `interrupt` ends it with Interrupted."""
         scope = asyncio.timeout(None)
         if not self._running:
             self.progress()
@@ -141,14 +147,14 @@ class Server:
             async with scope:
                 yield
         except TimeoutError as error:
-            if not scope.expired():  # a time limit of the protocol's library
+            if not scope.expired():  # a time limit of the HTTP or gRPC library
                 raise
             raise Interrupted(self._interrupted) from error
         finally:
             self._running.discard(scope)
 
     def interrupt(self, why: str) -> None:
-        """End every request that it runs."""
+        """End every request that the server runs; `why` is the error text."""
         self._interrupted = why
         for scope in self._running:
             if not scope.expired():
@@ -159,15 +165,15 @@ S = TypeVar("S", bound=Server)
 
 
 class Fleet(Generic[S]):
-    """All servers of one engine; times are seconds.
+    """All servers of one engine. Times are in seconds.
 
-    A server that makes no step for `stall_s` while it runs requests hangs. `start` waits `wait_s`
-    for a server, with None without limit.
+    A server hangs if it makes no step for `stall_s` while it runs requests. `start` waits at most
+    `wait_s` for a server, or without limit if that is None.
     """
 
     def __init__(self, stall_s: float, wait_s: float | None) -> None:
         self.servers: Sequence[S] = ()
-        #: Each server's row in `inspect stats`, by name.
+        #: The row of each server in `inspect stats`, by its name.
         self.shown: dict[str, Any] = {}
         self._stall_s = stall_s
         self._wait_s = math.inf if wait_s is None else wait_s
@@ -178,25 +184,25 @@ class Fleet(Generic[S]):
 
     @property
     def dead(self) -> bool:
-        """Whether no server is up, or one is no longer watched."""
+        """Whether no server is up, or a task that watches a server has ended."""
         return not any(s.up for s in self.servers) or any(w.done() for w in self._watches)
 
     @property
     def down_reasons(self) -> str:
-        """The servers that are down, each with its reason."""
+        """The servers that are down, each with the reason."""
         return "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)
 
     @property
     def troubles(self) -> str:
-        """The servers that are down or rest, each with its reason."""
+        """The servers that are down or rest, each with the reason."""
         return "; ".join(f"{s.name}: {s.trouble}" for s in self.servers if s.trouble)
 
     async def start(self, servers: Sequence[S]) -> S:
-        """Wait until a server is well, then watch all; return one that is well.
+        """Wait until a server is healthy, then watch all servers; return a healthy one.
 
         Raises:
-            SettingsError: none can be used with these settings.
-            EngineDead: none became well in time.
+            SettingsError: no server can be used with these settings.
+            EngineDead: no server became healthy in time.
         """
         self.servers = servers
         began, logged_at = time.monotonic(), -math.inf
@@ -235,9 +241,12 @@ class Fleet(Generic[S]):
         await asyncio.gather(*(server.close() for server in self.servers))
 
     async def take(self, avoid: frozenset[S] = frozenset()) -> S:
-        """Wait for the least busy free server, preferably not in `avoid`; `give` it back.
+        """Wait for a free server, and return the least busy; `give` releases it again.
 
-        It raises EngineDead if no server is left.
+        A server in `avoid` is chosen only if no other is free.
+
+        Raises:
+            EngineDead: no server is left.
         """
         if self.dead:
             raise self._none_left()
@@ -253,12 +262,12 @@ class Fleet(Generic[S]):
             raise
 
     def give(self, server: S) -> None:
-        """Note that a request has left its server."""
+        """Note that a request is no longer in flight at this server."""
         server.in_flight -= 1
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Assign free servers to the waiting requests, first come, first served."""
+        """Assign free servers to waiting requests, in the order in which they came."""
         now = time.monotonic()
         while self._waiting:
             future, avoid = self._waiting[0]
@@ -284,7 +293,7 @@ class Fleet(Generic[S]):
         return EngineDead(f"no server is left: {reasons}", inside=False)
 
     def down(self, server: S, why: str, *, rest_s: float = 0.0, unusable: bool = False) -> None:
-        """Send a server no requests until it has rested and its health is good."""
+        """Send a server no requests until `rest_s` seconds have passed and its health is good."""
         if server.up:
             log.warning("%s is down: %s", server.name, why, extra={"action": "server_away"})
         server.up, server.why, server.unusable = False, why, unusable
@@ -297,7 +306,7 @@ class Fleet(Generic[S]):
                     future.set_exception(self._none_left())
 
     async def ask(self, server: S) -> Health:
-        """Ask a server for its health; concurrent callers get the same answer."""
+        """Check a server's health; callers during the check get the same result."""
         asking = self._asking.get(server)
         if asking is None or asking.done():
             asking = self._asking[server] = asyncio.create_task(self._ask(server))
@@ -318,7 +327,7 @@ class Fleet(Generic[S]):
         return report.health
 
     async def _watch(self, server: S) -> None:
-        """Ask one server until cancelled; interrupt its requests if it hangs."""
+        """Check one server's health until cancelled; end its requests if it hangs."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             if time.monotonic() >= server.ask_from:
@@ -340,12 +349,12 @@ class Fleet(Generic[S]):
                 server.interrupt(f"no step for {self._stall_s:g} s (WARMQ_STALL_TIMEOUT_S)")
 
     def last_progress(self) -> float:
-        """Return the time of the latest step; now if no request is in flight."""
+        """Return the time of the latest step, or the present time if no request is in flight."""
         busy = [server.progress_at for server in self.servers if server.in_flight]
         return max(busy, default=time.monotonic())
 
     def kill(self) -> None:
-        """Abandon every server, and interrupt its requests."""
+        """Give up every server, and end the requests that it runs."""
         for server in self.servers:
             self.down(server, "was abandoned", rest_s=REST_S)
             server.interrupt("the server was abandoned")

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests and benchmarks of the queue."""
+"""Settings of the simulated engine, which tests and benchmarks use instead of a model."""
 
 import os
 from pathlib import Path
@@ -18,14 +18,14 @@ def _step(seconds: float) -> float:
 
 
 def _log_file(path: Path) -> Path:
-    # Path's own methods raise for names that are too long.
+    # os.path is used because Path's own methods raise for names that are too long.
     if os.path.isdir(path) or not os.path.isdir(path.parent):  # noqa: PTH112
         raise ValueError("must name a file in a folder that exists")
     return path
 
 
 class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
-    """Behavior for tests and benchmarks."""
+    """Behaviors of the engine that tests and benchmarks need."""
 
     step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
         0, ge=0, description="requests end at multiples of this; 0: each by itself"

@@ -1,11 +1,17 @@
-"""An engine without a model: slots and latencies, for tests and benchmarks.
+"""An engine without a model, which simulates slots and latencies for tests and benchmarks.
 
-Every answer has the word `simulated` and a digest of its request, so that a test can match it to
-its prompt. A body's `user` may set the request's behavior: `simulate:die` kills the engine,
-`simulate:kill-worker` the whole process, `simulate:spin` hangs the event loop, `simulate:hold-lock`
-also the interpreter's lock, `simulate:fail` fails the attempt, `simulate:sleep=SECONDS` takes that
-long; die and fail take `=SECONDS`, too. With a child process (StandIn) the engine dies and hangs as
-EngineCore does. A log file gets each start and end of a computation, independent of any counter.
+Every answer consists of the word `simulated` and a digest of its request's prompt, so that a test
+can match the two. A request chooses its behavior with the field `user` of its body:
+
+- `simulate:die` kills the engine, `simulate:die=SECONDS` after this number of seconds;
+- `simulate:kill-worker` kills the whole worker process;
+- `simulate:spin` blocks the event loop;
+- `simulate:hold-lock` also holds the Python interpreter's lock (GIL);
+- `simulate:fail` fails this attempt, `simulate:fail=SECONDS` after this number of seconds;
+- `simulate:sleep=SECONDS` takes this number of seconds.
+
+With a child process (StandIn), the engine dies and hangs in the same ways as vLLM's EngineCore. The
+start and end of each request can be written to a log file, so that tests need no counter.
 """
 
 import asyncio
@@ -31,23 +37,24 @@ from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.shutdown import children_shielded
 from worker.engine.simulated import SimulatedSettings
 
-#: Spread of the lognormal latency; mean is the setting.
+#: Sigma of the lognormal latency, whose mean is WARMQ_SIMULATED_LATENCY_S.
 SIGMA = 0.5
+#: The text of a running request, as the list of its choices.
 FIRST_WORD = ("simulated ",)
 
 
 def digest(body: dict[str, Any]) -> str:
-    """Return the digest in the answer to `body`."""
+    """Return the digest that the answer to `body` contains."""
     prompt = body.get("messages") or body.get("prompt") or body.get("input")
     return hashlib.sha256(orjson.dumps(prompt)).hexdigest()[:16]
 
 
 @dataclass(eq=False)
 class SimulatedEngine:
-    """Runs `slots` requests at once, each for a lognormal time of mean `latency_s`.
+    """Runs `slots` requests at once, each for a lognormal time with the mean `latency_s`.
 
-    Each of `front_ends` processes has its part of the slots. With `step_s` requests end at the
-    nearest multiple of it in seconds, all of a step at once, as vLLM's do.
+    Each of `front_ends` processes has its part of the slots. With `step_s`, requests end at
+    multiples of this number of seconds, all of one step at the same time, as with vLLM.
     """
 
     grace_s: ClassVar[float] = 0.0
@@ -65,7 +72,7 @@ class SimulatedEngine:
 
     def __post_init__(self) -> None:
         self._ends: dict[int, list[asyncio.Future[bool]]] = {}
-        self._random = random.Random(self.seed)  # noqa: S311 - a load model, not a secret
+        self._random = random.Random(self.seed)  # noqa: S311 - random latencies, not a secret
         self._process: StandIn | None = None
         self._free = asyncio.Semaphore(-(-self.slots // self.front_ends))
         self._dead = False
@@ -105,11 +112,11 @@ class SimulatedEngine:
         return _answer(request, request_id)
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
-        """Return the first word of a running request; the other comes at its end."""
+        """Return the first word of a running request; the digest comes with the answer."""
         return self._texts.get(request_id, ())
 
     def on_text(self, call: Callable[[], None]) -> None:
-        self._wrote = call  # each request writes its first word when it begins
+        self._wrote = call  # called when a request begins and has its first word
 
     async def _work(self, body: dict[str, Any]) -> None:
         behavior, _, seconds = str(body.get("user") or self.behavior).partition("=")
@@ -124,7 +131,7 @@ class SimulatedEngine:
             while True:
                 pass
         if behavior == "simulate:hold-lock":
-            re.match(r"(a+)+$", "a" * 64 + "b")  # takes ages, and holds the interpreter's lock
+            re.match(r"(a+)+$", "a" * 64 + "b")  # takes for ever, and holds the GIL
         if behavior == "simulate:kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
         delay = float(seconds) if behavior == "simulate:sleep" and seconds else self._latency()
@@ -138,9 +145,9 @@ class SimulatedEngine:
             raise EngineDead("the simulated engine died")
 
     async def _dies_within(self, delay: float) -> bool:
-        """Sleep; return whether the engine died meanwhile.
+        """Sleep for `delay` seconds. Returns whether the engine died meanwhile.
 
-        A task a request would cost the benchmarks more than what they measure.
+        A task for each request would take more time than the code that the benchmarks measure.
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
@@ -173,7 +180,7 @@ class SimulatedEngine:
         return self._random.lognormvariate(math.log(self.latency_s) - SIGMA**2 / 2, SIGMA)
 
     def _note(self, what: str, request_id: str) -> None:
-        """Append `start|end <request id> <pid>` in one write, for workers may share the file."""
+        """Append `start|end <request id> <pid>` in one write: workers may share the log file."""
         if self.log is not None:
             line = f"{what} {request_id} {os.getpid()}\n".encode()
             file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -181,16 +188,16 @@ class SimulatedEngine:
             os.close(file)
 
     def new_client(self) -> dict[str, Any]:
-        return {}  # each process simulates for itself
+        return {}  # each attached process simulates its own engine
 
     async def abort_client(self, _: dict[str, Any]) -> int:
-        return 0  # a killed process's requests have ended with it
+        return 0  # the requests of a killed process ended with it
 
     def dead(self) -> bool:
         return self._dead
 
     def last_progress(self) -> float:
-        # Without a process it never hangs.
+        # Without a child process the engine cannot hang.
         return self._process.stepped_at if self._process is not None else time.monotonic()
 
     def kill(self) -> None:
@@ -255,7 +262,7 @@ def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
 
 
 def from_settings(settings: SimulatedSettings, _: object = None) -> SimulatedEngine:
-    """Return the engine, not built yet; an attached one is an engine of its process, too."""
+    """Return an engine that the caller has to build. An attached process gets its own engine."""
     return SimulatedEngine(
         settings.simulated_slots,
         settings.simulated_latency_s,
@@ -264,21 +271,22 @@ def from_settings(settings: SimulatedSettings, _: object = None) -> SimulatedEng
     )
 
 
+#: Seconds between two steps of the child process.
 STEP_S = 0.05
-#: Seconds in which the kernel ends a killed process.
+#: Seconds that a killed child process may take to end.
 KILLED_S = 5.0
 
 
 class StandIn:
-    """A child process like vLLM's EngineCore: `cat`, with a byte for each step.
+    """A child process that stands in for vLLM's EngineCore: `cat`, with one byte for each step.
 
-    Killed, it fails all requests in flight; stopped (SIGSTOP), it makes no step. So a test can use
-    it like EngineCore, in milliseconds instead of half a minute. It is started in the engine's
-    thread and watched on the drain's loop.
+    If it is killed, all requests in flight fail. If it is stopped (SIGSTOP), it makes no step. It
+    starts in milliseconds; EngineCore takes half a minute. The engine's thread starts it, and the
+    drain's loop watches it.
     """
 
     def __init__(self) -> None:
-        # Unbuffered, so that a byte is a step; it ends when its owner's end of the pipe is closed.
+        # Unbuffered: one byte is one step. It ends when this process closes its end of the pipe.
         with children_shielded():
             self._process = subprocess.Popen(
                 ["cat", "-u"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -289,7 +297,7 @@ class StandIn:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def watch(self, died: Callable[[], None]) -> None:
-        """Begin to make steps; call `died` once, when the process has ended."""
+        """Begin to make steps. Calls `died` once, when the process has ended."""
         self._loop = asyncio.get_running_loop()
         self._died = died
         os.set_blocking(self._stdin.fileno(), False)
@@ -297,7 +305,7 @@ class StandIn:
         self._ask()
 
     async def step(self) -> None:
-        """Wait for the next step, or for the end; for ever if the process hangs."""
+        """Wait for the next step, or the process's end. If the process hangs, this never ends."""
         waiter = self._loop.create_future()
         self._waiting.add(waiter)
         try:
@@ -324,10 +332,10 @@ class StandIn:
         self._process.kill()
 
     def shutdown(self) -> None:
-        """Kill it and wait; called in the engine's thread.
+        """Kill the process and wait for its end. Called in the engine's own thread.
 
         Raises:
-            subprocess.TimeoutExpired: it did not end.
+            subprocess.TimeoutExpired: the process did not end.
         """
         self._process.kill()
         self._process.wait(KILLED_S)

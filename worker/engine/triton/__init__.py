@@ -1,4 +1,4 @@
-"""The triton engine: requests go to the vLLM backend of Triton servers."""
+"""Settings of the triton engine, which sends requests to Triton servers with vLLM's backend."""
 
 from typing import Annotated, ClassVar
 
@@ -22,7 +22,7 @@ def _addresses(addresses: str) -> str:
 
 
 class TritonSettings(RemoteSettings):
-    """Settings of the triton engine; `model` has the tokenizer."""
+    """Settings of the triton engine. `model` is the folder of the model's tokenizer."""
 
     needs_model: ClassVar[bool] = True
 
@@ -33,7 +33,7 @@ class TritonSettings(RemoteSettings):
 
     @property
     def addresses(self) -> list[str]:
-        """The servers' gRPC addresses."""
+        """The gRPC addresses of the servers."""
         return _split(self.triton_url)
 
 

@@ -1,7 +1,8 @@
-"""The triton engine's adapter: requests in flight at the vLLM backend of Triton servers.
+"""Runs requests at Triton servers with vLLM's backend.
 
-If a server fails, its requests run on another, or, with none left, go back to the queue. No death
-is counted, as the cause is unknown. worker/engine/remote chooses the server.
+If a server fails, its requests run on another one, or return to the queue if no server is left. No
+death is counted against the requests, because the cause is unknown. worker/engine/remote chooses
+the server for a request.
 """
 
 from __future__ import annotations
@@ -37,18 +38,20 @@ from worker.machine.model_folder import TOKENIZERS, judge_model
 if TYPE_CHECKING:
     from worker.engine.triton.server import TritonServer
 
-#: Parameters of config.pbtxt into which `python -m worker.triton` copies values of model.json,
-#: which Triton does not show to clients.
+#: Parameters of config.pbtxt that `python -m worker.triton` copies from model.json: the number of
+#: slots and the context length. Triton does not show model.json itself to clients.
 SLOTS_PARAMETER, LENGTH_PARAMETER = "WARMQ_MAX_NUM_SEQS", "WARMQ_MAX_MODEL_LEN"
+#: Slots of each server if config.pbtxt does not name them.
 DEFAULT_SLOTS = 64
-#: Servers that one request is sent to before it fails.
+#: Servers that may go down while they run one request, before the request fails.
 MOST_SERVERS = 8
-#: Texts of vLLM for a prompt that does not fit, and of the backend for unreadable parameters.
+#: Parts of vLLM's error text for a prompt that is too long.
 TOO_LONG = ("maximum model length", "maximum context length", "longer than the maximum")
+#: Part of the backend's error text for parameters that it cannot read.
 UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
-#: Prefix of the backend before vLLM's own words, which are mostly a refusal; and words of problems
-#: that pass.
+#: The backend's text before an error text of vLLM. Most of these errors refuse the request.
 VLLM_PREFIX = "Error generating stream: "
+#: Parts of vLLM's error texts for problems that pass; they do not refuse the request.
 TEMPORARY = (
     "memory", "timed out", "timeout", "temporarily", "try again", "overload",
     "too many requests", "connection", "internal server error", "cancel",
@@ -56,7 +59,7 @@ TEMPORARY = (
 
 
 class TritonEngine(RemoteEngine["TritonServer"]):
-    """The adapter for any number of servers that serve one model."""
+    """The triton engine, with any number of servers that serve one model."""
 
     def __init__(self, settings: TritonSettings) -> None:
         super().__init__(settings)
@@ -64,8 +67,8 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         self._max_model_len: int | None = None
         self._prompts: Prompts
         self._connect: Callable[[str, str], TritonServer]
-        # Templating a long prompt must not block the drain's loop, and tokenizers are not
-        # thread-safe.
+        # One thread of its own: a long prompt must not block the drain's loop, and tokenizers are
+        # not thread-safe.
         self._templating = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
     def build(self) -> None:
@@ -83,18 +86,18 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             ) from error
         except Refused:
             raise
-        except Exception as error:  # transformers raises anything for a broken file
+        except Exception as error:  # transformers raises any exception for a broken file
             raise SettingsError(
                 f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; the worker "
                 "templates chats, so name a folder with the model's tokenizer files"
             ) from error
 
     async def start(self) -> Capacity:
-        """Wait until a server is ready.
+        """Wait until a server is ready, and return the engine's capacity.
 
         Raises:
-            EngineDead: none became ready within WARMQ_REMOTE_WAIT_S.
-            SettingsError: they serve another kind of model.
+            EngineDead: no server became ready within WARMQ_REMOTE_WAIT_S.
+            SettingsError: the servers' model does not use the vLLM backend.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
         first = await self._fleet.start(
@@ -161,7 +164,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
     def _complete(
         self, request: EngineRequest, request_id: str, prompt: Prompt, limit: int, answer: Answer
     ) -> Completion:
-        """Build the response; count tokens and infer the finish_reason where they are missing."""
+        """Build the answer. Counts tokens, and infers finish_reason, if the server sends none."""
         written, asked = answer.completion_tokens, answer.prompt_tokens
         written = len(self._prompts.ids(answer.text)) if written is None else written
         asked = prompt.tokens if asked is None else asked
@@ -171,11 +174,12 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         return Completion(body, asked, written)
 
     def shutdown(self) -> None:
-        """Close the connections, which cancels the servers' requests."""
+        """Close the connections; Triton then cancels their requests."""
         self._templating.shutdown(wait=False, cancel_futures=True)
         super().shutdown()
 
 
+#: Used by `python -m worker.check`: connects to each server once, without waiting.
 rehearse = partial(ask_once, TritonEngine)
 
 
@@ -199,7 +203,7 @@ def _refused(message: str) -> Exception:
 
 
 def _ended_in_error(parameters: dict[str, Any]) -> Exception:
-    """Return the error for finish_reason `error`, also given if no text fulfils a constraint."""
+    """Return the error for finish_reason `error`, which vLLM also sends if no text is allowed."""
     message = "the server's vLLM ended the answer with finish_reason error"
     if "structured_outputs" not in parameters:
         return RequestFailed(message)

@@ -1,7 +1,7 @@
-"""Translates requests for Triton's vLLM backend, and its answers to OpenAI's form.
+"""Translates requests for Triton's vLLM backend, and its answers to OpenAI's format.
 
-The backend takes text and vLLM's SamplingParams. The rest of vLLM's own server (chat templates,
-defaults, length checks) is done here with the model's tokenizer.
+The backend takes a text and vLLM's SamplingParams. What vLLM's own server does before (chat
+template, defaults, length check) is done in this module, with the model's tokenizer.
 """
 
 import inspect
@@ -17,49 +17,51 @@ from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
 
-#: Fields that are SamplingParams of the same name in every release of the backend.
+#: Request fields that are SamplingParams of the same name in every release of the backend.
 PASSED = frozenset(
     "temperature top_p top_k min_p seed stop stop_token_ids include_stop_str_in_output ignore_eos "
     "min_tokens frequency_penalty presence_penalty repetition_penalty bad_words allowed_token_ids "
     "skip_special_tokens spaces_between_special_tokens".split()
 )
-#: Fields that are used here, or have no effect.
+#: Request fields that this module uses, or that have no effect.
 USED = frozenset(
     "model messages prompt max_tokens max_completion_tokens user session_id add_generation_prompt "
     "continue_final_message documents chat_template_kwargs structured_outputs response_format "
     "include_reasoning parallel_tool_calls".split()
 )
-#: Values without effect, in addition to null and false.
+#: Values of other fields that have no effect, as null and false have none.
 NEUTRAL = {"n": 1, "tool_choice": "none", "tools": [], "priority": 0, "add_special_tokens": True}
+#: The remedy for a field that the backend does not support.
 ELSEWHERE = "leave it out, or serve the model with WARMQ_ENGINE=vllm or openai"
+#: Remedies for single fields that the backend does not support.
 REMEDIES = {
     "n": "send one line for each answer, with different seeds",
     "logit_bias": "use allowed_token_ids or bad_words, or leave it out",
     "tools": "describe them in a message and read the answer's text, or " + ELSEWHERE,
 }
-#: Defaults come from the model's generation_config.json, as in vLLM's server.
+#: Fields whose defaults come from the model's generation_config.json, as in vLLM's server.
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The text to send, and its number of tokens."""
+    """The text to send to the server, and its number of tokens."""
 
     text: str
     tokens: int
 
 
 class ServerDown(Exception):
-    """The server did not finish its answer; the request may run on another one."""
+    """The server did not finish its answer. The request may run on another server."""
 
 
 class ServerRefused(Exception):
-    """The server answered with this error."""
+    """The server answered the request with an error."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """The text and, if the backend has them, finish_reason and numbers of tokens."""
+    """An answer: its text, and finish_reason and token counts if the backend sends them."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -74,7 +76,7 @@ def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
 
 
 def check_fields(body: dict[str, Any]) -> None:
-    """Raise RequestRejected, with the remedy, for a field that the backend cannot express."""
+    """Raise RequestRejected, with the remedy, for a field that the backend does not support."""
     for name, value in body.items():
         if name in PASSED or name in USED or value is None or value is False:
             continue
@@ -91,7 +93,7 @@ def sampling(
     default_max_tokens: int,
     max_model_len: int | None,
 ) -> dict[str, Any]:
-    """Return the SamplingParams; raise RequestRejected if the request exceeds the context."""
+    """Return the SamplingParams. Raises RequestRejected if the request exceeds the context."""
     params = defaults | {k: v for k, v in body.items() if k in PASSED and v is not None}
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     params["max_tokens"] = asked or default_max_tokens
@@ -105,7 +107,7 @@ def sampling(
             )
         params["max_tokens"] = min(params["max_tokens"], left)
     if (structure := _structure(body)) is not None:
-        # The backend decodes this value a second time.
+        # The value is JSON within JSON: the backend decodes it a second time.
         params["structured_outputs"] = json.dumps(structure)
     return params
 
@@ -127,7 +129,7 @@ def _structure(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Prompts:
-    """Turns bodies into text with the tokenizer of `model`, a folder or a hub name."""
+    """Makes the text of requests with the tokenizer of `model`, a folder or a hub name."""
 
     def __init__(self, model: str) -> None:
         from transformers import AutoTokenizer
@@ -137,7 +139,7 @@ class Prompts:
         self.defaults = _generation_defaults(Path(model))
 
     def prompt_of(self, request: EngineRequest) -> Prompt:
-        """Return the text to send; raise RequestRejected if the backend cannot take it."""
+        """Return the text to send. Raises RequestRejected if the backend does not support it."""
         if request.url == CHAT_URL:
             return self._for_server(self._chat(request.body))
         text = request.body["prompt"]
@@ -148,7 +150,7 @@ class Prompts:
         return Prompt(text, len(self.ids(text, special=True)))
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text, optionally with the special tokens around it."""
+        """Return the token ids of a text, with or without the special tokens around it."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
@@ -168,16 +170,16 @@ class Prompts:
                 add_generation_prompt=not continues if generate is None else generate,
                 **options,
             )
-        except Exception as error:  # a template is a program and raises anything
+        except Exception as error:  # a template is a program, and may raise any exception
             raise RequestRejected(
                 f"the model's chat template refuses these messages: {error}", field="body.messages"
             ) from error
         return text
 
     def _for_server(self, text: str) -> Prompt:
-        """Return the text of which the server makes the chat's own tokens.
+        """Return a text from which the server makes the same tokens as the chat template.
 
-        The server adds special tokens to every text, and the template has already added them.
+        The chat template has already added special tokens, and the server adds them to every text.
         """
         wanted = self.ids(text)
         shorter = text.removeprefix(self._tokenizer.bos_token or "")
@@ -206,7 +208,7 @@ def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
 def _generation_defaults(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "generation_config.json").read_text())
-    except (OSError, ValueError):  # no file, or a hub name: vLLM's defaults apply
+    except (OSError, ValueError):  # without the file vLLM's defaults apply
         return {}
     return {name: config[name] for name in DEFAULTS if config.get(name) is not None}
 
@@ -214,7 +216,7 @@ def _generation_defaults(folder: Path) -> dict[str, Any]:
 def respond(
     request: EngineRequest, request_id: str, model: str, text: str, ending: tuple[str, int, int]
 ) -> bytes:
-    """Return the endpoint's JSON; `ending` is finish_reason, prompt and completion tokens."""
+    """Return the endpoint's JSON. `ending`: finish_reason, prompt tokens, completion tokens."""
     reason, prompt_tokens, completion_tokens = ending
     chat = request.url == CHAT_URL
     content: Any = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}

@@ -1,7 +1,7 @@
 """Checks a Triton model repository for the vLLM backend.
 
-The keys of `1/model.json` are arguments of vLLM's AsyncEngineArgs, which refuses unknown names:
-files from old tutorials end the server with a TypeError. config.pbtxt is Triton's.
+The keys of `1/model.json` are arguments of vLLM's AsyncEngineArgs, which raises TypeError for
+unknown names, for example those of old tutorials. config.pbtxt is in Triton's own format.
 """
 
 import ast
@@ -21,13 +21,16 @@ from worker.engine.triton.engine import LENGTH_PARAMETER as LENGTH
 from worker.engine.triton.engine import SLOTS_PARAMETER as SLOTS
 from worker.machine.finding import Finding
 
+#: Names of the files in a model's folder.
 ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
+#: The parameter of config.pbtxt with which Triton checks that a model's vLLM is alive.
 HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
-#: Parameters of config.pbtxt that repeat an argument of model.json for the workers.
+#: Parameters of config.pbtxt, by the argument of model.json that they repeat for the workers.
 CONFIG_PARAMETERS = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
 
+#: The remedy for old arguments of speculative decoding.
 SPECULATION = 'Write "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, ...}'
-#: Engine arguments that vLLM had when the tutorials were written, and their replacements.
+#: Engine arguments of old tutorials that vLLM no longer has, and the remedy for each.
 STALE = {
     "device": "Leave it out: vLLM finds the platform itself",
     "compiled_model_dir": '"model" names the compiled folder',
@@ -59,7 +62,7 @@ STALE = {
 def engine_arguments() -> frozenset[str]:
     """Return the argument names of the installed vLLM's AsyncEngineArgs; empty without vLLM.
 
-    They are read from its source, as importing vLLM takes seconds.
+    The names are read from vLLM's source code, because importing vLLM takes seconds.
     """
     found = find_spec("vllm")
     if found is None or found.origin is None:
@@ -89,7 +92,7 @@ def judge_repository(folder: Path) -> Iterator[Finding]:
 
 
 def judge_model(folder: Path) -> Iterator[Finding]:
-    """Yield the problems of one model; `folder` is `<repository>/<name>`."""
+    """Yield the problems of the model in `folder`, which is `<repository>/<name>`."""
     config = re.sub(r"#.*", "", (folder / CONFIG_FILE).read_text())
     backend = _text(config, "backend")
     if backend != "vllm":
@@ -122,7 +125,7 @@ def judge_model(folder: Path) -> Iterator[Finding]:
 
 
 def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterator[Finding]:
-    """Yield the stale, unknown and refused arguments of a model.json."""
+    """Yield a finding for each outdated, unknown or refused argument of a model.json."""
     model = arguments.get("model")
     if not isinstance(model, str) or not model:
         yield Finding(f"{where} names no model", '"model": an absolute folder, or a hub name')
@@ -153,7 +156,7 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
 
 
 def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
-    """Check values from old tutorials for a compiled folder that is not on this machine."""
+    """Check for values of old tutorials, if the compiled folder is not on this machine."""
     length = arguments.get("max_model_len")
     for name in ("max_num_batched_tokens", "block_size"):
         if name in arguments and arguments[name] == length:
@@ -207,12 +210,12 @@ def _text(config: str, key: str) -> str | None:
 
 
 def parameter_line(key: str, value: object) -> str:
-    """Return a parameter as config.pbtxt writes it."""
+    """Return the line of config.pbtxt that sets a parameter."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
 def parameters_of(config: str) -> dict[str, str]:
-    """Return the parameters of a config.pbtxt."""
+    """Return the parameters of a config.pbtxt by name."""
     pair = r'key\s*:\s*"([^"]*)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"([^"]*)"'
     return dict(re.findall(pair, config))
 

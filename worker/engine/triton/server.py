@@ -1,7 +1,7 @@
-"""One Triton server over gRPC: the only file that knows tritonclient.
+"""Sends requests to one Triton server over gRPC. Only this module imports tritonclient.
 
-Its model is the vLLM backend's: decoupled, with the inputs `text_input`, `stream`,
-`sampling_parameters` and `exclude_input_in_output`, answering with pieces of `text_output`.
+The server's model must use the vLLM backend. It has the inputs `text_input`, `stream`,
+`sampling_parameters` and `exclude_input_in_output`, and answers in pieces of `text_output`.
 """
 
 import asyncio
@@ -17,26 +17,27 @@ from tritonclient.utils import InferenceServerException
 from worker.engine.remote.fleet import Health, Interrupted, Report, Server
 from worker.engine.triton.request import Answer, ServerDown, ServerRefused
 
-#: Timeout of a question about health or configuration.
+#: Seconds in which a server has to answer a request for its health or configuration.
 ASK_S = 5.0
-#: Inputs of newer backends; without them tokens are counted here, and finish_reason is inferred.
+#: Inputs that newer backends have. Without them the worker counts tokens and infers finish_reason.
 EXTRAS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
-#: By default gRPC reconnects after up to two minutes, however often the server is asked.
+#: Options of the gRPC channel. By default gRPC waits up to two minutes before it connects again.
 CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-#: Texts of a backend whose engine has ended; any other error is about the request.
+#: Parts of error texts of a backend whose engine has ended. Other errors are the request's.
 ENGINE_GONE = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
         "Request was cancelled", "is not ready", "unloading", "shutting down")  # fmt: skip
 
 
 class TritonServer(Server):
-    """One server; `parameters`: those of its config.pbtxt; `extras`: its inputs of EXTRAS.
+    """One Triton server.
 
-    `pieces`: the parts of each unfinished answer, by request id.
+    `parameters` are those of its config.pbtxt, `extras` those of EXTRAS that it has. `pieces` has
+    the parts of each unfinished answer, by request id.
     """
 
     def __init__(self, address: str, model: str) -> None:
@@ -52,7 +53,7 @@ class TritonServer(Server):
         )
 
     async def ask(self) -> Report:
-        """Ask whether server and model are ready; if it was down, also for the model's inputs."""
+        """Check that server and model are ready; if it was down, also read the model's inputs."""
         try:
             if not await self._client.is_model_ready(self.model, client_timeout=ASK_S):
                 return Report(Health.ILL, f"model {self.model!r} is not ready")
@@ -75,7 +76,7 @@ class TritonServer(Server):
         )
 
     async def run(self, prompt: str, parameters: bytes, request_id: str) -> Answer:
-        """Run one request, or raise ServerDown or ServerRefused; cancelling cancels it there."""
+        """Run one request. Raises ServerDown or ServerRefused; cancelling also cancels it there."""
         call = self._client.stream_infer(_once(self._request(prompt, parameters, request_id)))
         try:
             async with self.running():
@@ -137,7 +138,7 @@ class TritonServer(Server):
         }
 
     async def close(self) -> None:
-        """Close the connection, which cancels its requests."""
+        """Close the connection; Triton then cancels its requests."""
         await self._client.close()
 
 

@@ -1,4 +1,4 @@
-"""The vllm engine: vLLM's serving classes in this process, also for models compiled for RBLN."""
+"""Exports the vllm engine, which runs vLLM in this process, also for models compiled for RBLN."""
 
 import os
 from typing import TYPE_CHECKING
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
     from worker.engine.vllm.engine import VllmEngine
 
 
-#: Logs of torch that mean nothing to a check; PyPI's build logs the last two without a GPU.
+#: Loggers of torch whose messages do not help a user of `worker.check`. Without a GPU, the build of
+#: torch from PyPI logs the last two.
 _UNUSED_LOGS = ("-torch._library", "-torch.utils.flop_counter", "-torch.utils.cpp_extension")
 
 
 def make(settings: VllmSettings) -> "VllmEngine":
-    """Return the engine, not built yet.
+    """Return an engine that the caller has to build.
 
     Raises:
-        SettingsError: naming everything that cannot work, and its remedy.
+        SettingsError: names every problem that prevents a start, and its remedy.
     """
     refuse_fatal(preflight.judge_installed(installed()))
     refuse_fatal(preflight.judge_folder(settings, ask_hub=True))
     if settings.log_format == "json":
-        # vLLM's lines go to the worker's handlers, not to its own.
+        # vLLM's log lines then go to the worker's handlers.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
-    settings = prepare(settings)  # first: vLLM reads the environment when it is imported
+    settings = prepare(settings)  # vLLM reads the environment when it is imported
     packages = installed()
     refuse_fatal(preflight.judge_device(packages))
     refuse_fatal(preflight.judge_release(packages))
@@ -39,7 +40,7 @@ def make(settings: VllmSettings) -> "VllmEngine":
     preflight.choose_sampler(packages)
     try:
         from worker.engine.vllm.engine import VllmEngine
-    except ImportError as error:  # the installed vLLM lacks a name of names.py
+    except ImportError as error:  # the installed vLLM lacks a name that names.py imports
         raise SettingsError(
             f"vLLM {preflight.named(packages)} cannot be used: {error}. This worker has been "
             f"tested with {preflight.TESTED}"
@@ -48,12 +49,12 @@ def make(settings: VllmSettings) -> "VllmEngine":
 
 
 def rehearse(settings: VllmSettings, _: Preflight) -> None:
-    """Make the engine, and let vLLM check the model's configuration; nothing is loaded.
+    """Make the engine and let vLLM check the model's configuration, without loading the model.
 
-    Takes the seconds that vLLM's import takes.
+    Takes several seconds, in which vLLM is imported.
 
     Raises:
-        SettingsError: as the start would.
+        SettingsError: the start would raise it.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_LOGS", ",".join(_UNUSED_LOGS))

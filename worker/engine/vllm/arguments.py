@@ -1,4 +1,4 @@
-"""Parse WARMQ_ENGINE_ARGS with vLLM's parser, and word its refusals in one sentence."""
+"""Parses WARMQ_ENGINE_ARGS with vLLM's parser, and turns its errors into SettingsError."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ class _Parser(FlexibleArgumentParser):
 
 
 def parse_engine_args(settings: VllmSettings) -> Namespace:
-    """Return vLLM's options, with this worker's defaults.
+    """Return vLLM's options, with the worker's defaults.
 
     Raises:
-        SettingsError: in the words of vLLM's parser.
+        SettingsError: vLLM's parser refuses an option; the text is the parser's.
     """
     words = [*settings.engine_args.words, "--model", str(settings.model)]
     if statistics_every_s() is None:
@@ -38,13 +38,13 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
         words += ["--served-model-name", settings.served_model_name]
     parser = make_arg_parser(_Parser(add_help=False))
     default = parser.get_default("gpu_memory_utilization")
-    parser.set_defaults(gpu_memory_utilization=None)  # to see whether it was given
+    parser.set_defaults(gpu_memory_utilization=None)  # stays None unless the user sets it
     parser.set_defaults(limit_mm_per_prompt=dict(MAX_MEDIA))
     try:
         args: Namespace = parser.parse_args(words)
     except SettingsError:
         raise
-    except Exception as error:  # a --config file may be missing, or be no YAML
+    except Exception as error:  # a --config file may be missing, or not be YAML
         raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
     if current_platform.is_cpu():
         fill_in(args, installed())
@@ -55,7 +55,7 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise vLLM's errors of its configuration, and errors of these kinds, as SettingsError."""
+    """Raise vLLM's configuration errors, and errors of the given types, as SettingsError."""
     prefix = "WARMQ_MODEL, WARMQ_ENGINE_ARGS: vLLM refuses them: "
     try:
         yield

@@ -1,4 +1,4 @@
-"""A client of another process's EngineCore: the same serving classes, without a model."""
+"""Runs requests in the EngineCore of another process, with vLLM's serving classes."""
 
 import os
 import select
@@ -17,7 +17,7 @@ from worker.machine.packages import installed
 
 
 class AttachedEngine(VllmEngine):
-    """Runs requests in the engine of a client (clients.py), and ends with it."""
+    """Runs requests in the engine of a client (clients.py), and ends when that engine ends."""
 
     def __init__(self, settings: VllmSettings, client: dict[str, Any]) -> None:
         given = settings.engine_args.options
@@ -26,7 +26,7 @@ class AttachedEngine(VllmEngine):
         args = EngineArgs(settings.engine_args + chosen)
         super().__init__(settings.model_copy(update={"engine_args": args}))
         self._client = client
-        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes
+        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes to end
 
     def _connect(self) -> AsyncLLMEngine:
         client = self._client
@@ -45,9 +45,9 @@ class AttachedEngine(VllmEngine):
         return engine
 
     def kill(self) -> None:
-        """Ask a hung engine's processes to end; kill them after the grace.
+        """Send a hung engine's processes SIGTERM, and SIGKILL after the grace period.
 
-        The process that started the engine builds another.
+        The process that started the engine builds a new one.
         """
         if self._engine is None:
             return
@@ -65,9 +65,9 @@ def _send(signal: Signals, processes: Sequence[int]) -> None:
 
 
 def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
-    """Wait for one of the engine's processes to end, then fail what runs.
+    """Wait until one of the engine's processes ends, then fail all requests in flight.
 
-    vLLM does so for its own processes; a killed one sends its clients nothing.
+    vLLM does this only for processes that it has started, and a killed one notifies no client.
     """
     watched = []
     with suppress(ProcessLookupError):
@@ -80,7 +80,7 @@ def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
 
 
 def attach(settings: VllmSettings, client: dict[str, Any]) -> AttachedEngine:
-    """Return the engine, not built yet; the process that made the client checked the settings."""
+    """Return an engine that the caller has to build. The client's maker checked the settings."""
     settings = prepare(settings)
     choose_sampler(installed())
     return AttachedEngine(settings, client)

@@ -1,8 +1,9 @@
-"""More processes at one EngineCore, by vLLM's own means for several API servers.
+"""Lets more processes send requests to one EngineCore, as vLLM does for several API servers.
 
-EngineCore connects to a pair of sockets for each of its clients, whether or not they are bound, and
-answers each request to the client that sent it. This process is the first client; more attach
-later (attached.py). A client that died is replaced by a new one: EngineCore greets each once.
+EngineCore connects to a pair of sockets for each of its clients, even before a client uses them,
+and sends each answer to the client that sent the request. This process is the first client; others
+attach later (attached.py). EngineCore greets each client only once, so a client that died is
+replaced by a new one.
 """
 
 import multiprocessing
@@ -14,14 +15,14 @@ from typing import Any
 from contract.settings import SettingsError
 from worker.engine.vllm.names import core_client
 
-#: Replacements of dead clients while one engine runs.
+#: Clients beyond `front_ends` that one engine gets, as replacements of clients that die.
 SPARE = 8
-#: Options that this worker sets by the free memory, which shrinks once the engine runs.
+#: Options that the worker computes from the free memory, which is less once the engine runs.
 MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization")
 
 
 class EngineClients:
-    """The clients of one engine that `front_ends` processes feed, this one included."""
+    """The clients of one engine: one for each of `front_ends` processes, and spare ones."""
 
     def __init__(self, front_ends: int) -> None:
         self.count = 1 if front_ends == 1 else front_ends + SPARE
@@ -31,7 +32,7 @@ class EngineClients:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Start an engine within: it gets sockets for all clients.
+        """An engine that starts in this context gets sockets for all its clients.
 
         Raises:
             SettingsError: the engine's processes are on several machines.
@@ -58,7 +59,7 @@ class EngineClients:
         self._processes = [p.pid for p in multiprocessing.active_children() if p.pid is not None]
 
     def new(self, args: Namespace) -> dict[str, Any] | None:
-        """Return a client's addresses and options for AttachedEngine; None if all are used."""
+        """Return the addresses and options for a new client; None if no client is left."""
         index = self._next
         if index >= self.count or self._addresses is None:
             return None

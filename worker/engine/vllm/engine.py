@@ -1,7 +1,8 @@
-"""The vLLM adapter: an AsyncLLMEngine in this process under vLLM's own OpenAI serving classes.
+"""Runs requests in an AsyncLLMEngine in this process, through vLLM's own OpenAI serving classes.
 
-The classes template chats, check lengths, and make sampling parameters and responses, so a queued
-request gets what vLLM's server would answer. names.py has everything that is imported from vLLM.
+These classes apply chat templates, check lengths, and make sampling parameters and responses. So a
+queued request gets the answer that vLLM's server would give. Everything imported from vLLM is in
+names.py.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """One AsyncLLMEngine, built from the settings."""
+    """An AsyncLLMEngine that is built from the settings."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
@@ -58,12 +59,12 @@ class VllmEngine:
         self._clients = EngineClients(settings.front_ends or 1)
 
     def configure(self) -> None:
-        """Let vLLM check its configuration, as `build` does first.
+        """Let vLLM check the configuration, which is also the first step of `build`.
 
         Raises:
-            SettingsError: vLLM refuses it.
+            SettingsError: vLLM refuses the configuration.
         """
-        with refusals(Exception):  # vLLM, transformers and the platforms have errors of their own
+        with refusals(Exception):  # the libraries raise many error types
             names.AsyncEngineArgs.from_cli_args(self._args).create_engine_config()
 
     def build(self) -> None:
@@ -79,9 +80,9 @@ class VllmEngine:
         if self._settings.traces is not None:
             stats.trace_requests(self._engine)
         self._cause.processes = multiprocessing.active_children()
-        # What vLLM and torch have made stays until the end: collecting it stops the drain's loop
-        # for 0.37 s at a time (docs/explanation/performance.md). Unfrozen first, so that a rebuild
-        # frees the dead engine.
+        # The objects made so far live as long as the engine. Collecting garbage among them would
+        # stop the drain's loop for 0.37 s at a time (docs/explanation/performance.md). After
+        # gc.unfreeze() a rebuild also frees the objects of the dead engine.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -123,13 +124,13 @@ class VllmEngine:
             (str(self._args.model), models.base_model_paths[0].name),
             *((folder, name) for name, folder in settings.engine_args.adapters.items()),
         ])  # fmt: skip
-        self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
+        self._fixed_name |= bool(models.lora_requests)  # with adapters, `model` chooses one
         if (every_s := statistics_every_s()) is not None:
             self._stats = asyncio.create_task(stats.log_stats(engine, every_s))
         return self._capacity(engine.vllm_config, sorted(models.lora_requests))
 
     def _capacity(self, config: Any, adapters: list[str]) -> Capacity:
-        """Return what the engine can take, from vLLM's VllmConfig as EngineCore has set it."""
+        """Return the engine's capacity, from the VllmConfig that EngineCore has completed."""
         model, parallel, cache = str(self._args.model), config.parallel_config, config.cache_config
         compiled = read_artefact(model)
         blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
@@ -156,12 +157,12 @@ class VllmEngine:
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request; raises our errors alone, or a cancellation."""
+        """Run one request. Raises only WarmqError or CancelledError."""
         try:
             if self.dead():
                 raise EngineDead("the engine is dead", inside=False)
             serving.refuse_unserved(self._serving, request.url, request.body)
-            TENANT.set(request.tenant)  # this and TRACE are set in the request's own task
+            TENANT.set(request.tenant)  # TENANT and TRACE are set in the request's task
             if request.trace is not None:
                 stats.TRACE.set(request.trace)
             return await self._answer(request, request_id)
@@ -189,7 +190,7 @@ class VllmEngine:
         return errors.failed(error, request.body)
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request on the fast path if its form is known there."""
+        """Run one request, on the fast path if it has learned the request's form."""
         url, body = request.url, request.body
         fast = self._fast if self._slots.begin(body) else None
         key = fast.key_of(url, body) if fast is not None else None
@@ -212,15 +213,15 @@ class VllmEngine:
         served = self._serving[request.url]
         response = await served.call(served.read(body))
         if (task := asyncio.current_task()) is not None and task.cancelling():
-            # The completion class answers a cancellation with an error response.
+            # vLLM's class for completions answers a cancellation with an error response.
             raise asyncio.CancelledError
         return self._completion_of(request.url, response, model)
 
     def _body_of(self, request: EngineRequest, request_id: str) -> dict[str, Any]:
-        """Return the body for vLLM's request class."""
+        """Return the body that vLLM's request class gets."""
         body, model = dict(request.body), request.body.get("model")
         if model not in self._names and not self._fixed_name:
-            body.pop("model", None)  # one model is served, whatever the line calls it
+            body.pop("model", None)  # the one served model runs it under any name
         if request.url in serving.OTHER_URLS:
             return serving.body_for(request.url, body, request_id)
         prompts = body.get("prompt")
@@ -230,17 +231,17 @@ class VllmEngine:
         return body
 
     def text_so_far(self, request_id: str) -> list[str]:
-        """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
+        """Return each choice's text from the detokenizer, before any parser of vLLM."""
         if self._engine is None:
             return []
         return self._texts.read(self._engine.output_processor, request_id)
 
     def on_text(self, call: Callable[[], None]) -> None:
-        self._progress.stepped = call  # vLLM has detokenized a step's tokens by then
+        self._progress.stepped = call  # called when a step's tokens are detokenized
 
     def _aborted(self) -> EngineDead:
-        # EngineCore aborts requests when it is asked to end. A request may be the cause only if
-        # this worker asked it, because it made no step.
+        # EngineCore aborts requests when it gets SIGTERM. The request may be the cause only if this
+        # worker sent SIGTERM because the engine made no step.
         return EngineDead("the engine was asked to end", inside=self._killed)
 
     def _completion_of(self, url: str, response: Any, model: str | None) -> Completion:
@@ -271,7 +272,7 @@ class VllmEngine:
         return RequestRejected(message, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
-        text = f"{error}\n{self._cause.read()}".strip()  # vLLM's own cause may be in another log
+        text = f"{error}\n{self._cause.read()}".strip()  # vLLM may log the cause elsewhere
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
     def cached_prompt_tokens(self) -> int:
@@ -284,10 +285,10 @@ class VllmEngine:
         return self._progress.at
 
     def kill(self) -> None:
-        """Ask the engine's processes to end; kill them after the grace."""
+        """Send the engine's processes SIGTERM, and SIGKILL after the grace period."""
         self._killed = True
         self._grammars.end()
-        quieten()  # a build that is interrupted logs it, too
+        quieten()  # also for a build that is interrupted
         end_children(self.grace_s)
 
     def shutdown(self) -> None:
@@ -295,17 +296,17 @@ class VllmEngine:
         self._serving, self._fast = {}, None
         self._grammars.end()
         ORDERLY_END.ending = True
-        quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
+        quieten()  # since 0.31 vLLM makes new log handlers for each engine
         unguard(names.global_http_connection)
         if engine is not None:
-            engine.shutdown(timeout=self.grace_s)  # SIGTERM, then SIGKILL after the grace
+            engine.shutdown(timeout=self.grace_s)  # SIGTERM, then SIGKILL after the grace period
         self._cause.remove()
 
 
 def _device_of(config: Any) -> str:
-    """Return the card's name (NVIDIA H100 80GB HBM3), or its kind (cpu, cuda)."""
+    """Return the card's name (NVIDIA H100 80GB HBM3), or the device type (cpu, cuda)."""
     kind = str(config.device_config.device_type)
     try:
         return str(names.current_platform.get_device_name() or kind)
-    except Exception:  # only people read it, and a plugin's platform may raise anything
+    except Exception:  # for display only; plugins may raise any exception
         return kind

@@ -1,4 +1,4 @@
-"""Classify vLLM's errors, and word them for the author of a request."""
+"""Turns vLLM's exceptions into the errors that the author of a request gets."""
 
 import os
 import re
@@ -13,46 +13,46 @@ from jinja2 import TemplateError
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from worker.engine.vllm.names import VLLMClientError, VLLMValidationError
 
-#: What vLLM's server answers with 400 (entrypoints/serve/exception_handling): its own class of
-#: errors, and the classes that it still raises without it.
+#: Errors that vLLM's server answers with 400 (entrypoints/serve/exception_handling): its own class,
+#: and other classes that vLLM still raises for bad requests.
 CLIENT_ERRORS = (
     VLLMClientError, VLLMValidationError, pydantic.ValidationError, ValueError, TypeError,
     OverflowError, NotImplementedError, TemplateError,
 )  # fmt: skip
-#: What vLLM's code raises, at every try, for a request that it cannot handle.
+#: Errors that vLLM's code raises, at every try, for a request that it cannot handle.
 REFUSALS = (LookupError, AttributeError, AssertionError, ArithmeticError, RecursionError)
-#: Parameters that vLLM names when a prompt does not fit.
+#: Parameters that vLLM names in the error for a prompt that is too long.
 LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
-#: Modules whose errors are caused by a picture, an audio or video file, or its URL.
+#: Parts of the paths of vLLM's modules that read images, audio and video, or fetch their URLs.
 _READ_MEDIA = ("/vllm/multimodal/media/", "/vllm/multimodal/video", "/vllm/multimodal/image",
                "/vllm/multimodal/audio")  # fmt: skip
-#: But these come from the network or this machine; the same request may succeed later.
+#: Errors in those modules that are caused by the network or this machine, so that a retry may help.
 _TEMPORARY = (OSError, TimeoutError, MemoryError, ImportError, WarmqError)
-#: The folder of this package.
+#: The folder of the package `worker/engine`.
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Aborted(Exception):
-    """The engine aborted a request, as it does when it is asked to end."""
+    """The engine aborted a request, as it does after SIGTERM."""
 
 
 def rejected(error: Exception, body: Mapping[str, Any]) -> RequestRejected:
-    """Return the error of a request's line, in vLLM's words."""
+    """Return the error for a request that vLLM refuses, with vLLM's error text."""
     if isinstance(error, pydantic.ValidationError):
         field, problem = wrong_field(error, body)
         return RequestRejected(f"field body.{field}: {problem}", field=f"body.{field}")
     parameter = getattr(error, "parameter", None)
     too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
     code = "context_length_exceeded" if too_long else "invalid_request"
-    # An object's address helps only an attacker; vLLM's server hides it, too.
+    # An object's address helps only an attacker; vLLM's server removes it, too.
     message = re.sub(r" at 0x[0-9a-f]+>", ">", str(error))
-    if isinstance(error, REFUSALS):  # their messages mean little without their class
+    if isinstance(error, REFUSALS):  # these texts need their class to be understood
         message = f"vLLM cannot take this request: {type(error).__name__}: {message}"
     return RequestRejected(message or type(error).__name__, code=code, field=parameter)
 
 
 def in_media(error: BaseException) -> bool:
-    """Whether a request's media caused the error."""
+    """Whether an image, audio or video of the request caused the error."""
     if isinstance(error, _TEMPORARY) or type(error).__module__.partition(".")[0] == "aiohttp":
         return False
     return any(part in name for name in _files(error) for part in _READ_MEDIA)
@@ -72,17 +72,17 @@ def _files(error: BaseException) -> Iterator[str]:
 
 
 def failed(error: Exception, body: Mapping[str, Any]) -> WarmqError:
-    """Return the line's error for one that vLLM does not explain."""
+    """Return the error for a failure that vLLM does not explain."""
     if type(error).__name__ == "GenerationError":
         return ended_in_error(body)
     return RequestFailed(f"{type(error).__name__}: {error}")
 
 
 def ended_in_error(body: Mapping[str, Any]) -> WarmqError:
-    """Return the error of an answer with the finish_reason `error`.
+    """Return the error for an answer with finish_reason `error`.
 
-    vLLM gives it where no text follows the constraint, and logs why. Without a constraint a retry
-    may help.
+    vLLM sends it if no text fulfils the request's schema, regex, choice or grammar, and logs the
+    reason. For a request without such a constraint a retry may help.
     """
     form, chosen = body.get("response_format"), body.get("tool_choice")
     asked = body.get("structured_outputs") or chosen == "required" or isinstance(chosen, dict)
@@ -95,9 +95,9 @@ def ended_in_error(body: Mapping[str, Any]) -> WarmqError:
 
 
 class Folders:
-    """Replaces this machine's folders in messages.
+    """Replaces the paths of this machine's folders in error texts.
 
-    `models` are folders, or names on a hub, each with the name that it is served as.
+    `models` has a pair for each model or adapter: its folder or hub name, and its served name.
     """
 
     def __init__(self, models: Iterable[tuple[str, str]]) -> None:
@@ -109,46 +109,48 @@ class Folders:
                 names[written.rstrip("/")] = shown
         for here in (Path.cwd(), Path(sys.prefix), Path(sys.base_prefix), Path.home()):
             names.setdefault(str(here).rstrip("/"), "…")
-        # A word such as "." or "tiny" may mean anything in a message.
+        # Short names such as "." or "tiny" are kept: they are also common words.
         known = sorted((name for name in names if "/" in name and len(name) > 3), key=len)
         self._names = names
         longest_first = "|".join(re.escape(name) for name in reversed(known))
         self._known = re.compile(rf"(?<![\w./-])(?:{longest_first})(?![\w-])") if known else None
 
     def hide(self, error: WarmqError) -> None:
-        """Change an error's message in place."""
+        """Replace the folders in an error's message."""
         shown = self.hidden(error.message)
         if shown != error.message:
             error.message, error.args = shown, (shown,)
 
     def hidden(self, text: str) -> str:
-        """Return a text without folders."""
+        """Return a text with its folders replaced."""
         if self._known is None or "/" not in text:
             return text
         return self._known.sub(lambda found: self._names[found[0]], text)
 
 
 # -- which of pydantic's errors to report --------------------------------------------
-# For a value of a union pydantic reports the errors of all members, and only one was meant.
+# For a value of a union type, pydantic reports the errors of all member types. The client meant
+# only one of them.
 
+#: Names of plain types in the path of an error.
 _PLAIN = frozenset(("str", "int", "float", "bool", "bytes", "dict", "list", "none"))
-#: Endings of pydantic's types of error for a value of another type altogether.
+#: Ends of pydantic's error types for a value of the wrong type.
 _OTHER_TYPE = ("_type", "_parsing", "is_instance_of")
-#: The fields that tell a union's members apart.
+#: Fields whose value tells the member types of a union apart.
 _DISCRIMINATORS = ("type", "role")
 
 Error = Mapping[str, Any]
 
 
 def wrong_field(error: pydantic.ValidationError, body: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the wrong field, with its whole path in the body, and its problem."""
+    """Return the path of the wrong field in the body, and its problem."""
     errors: Sequence[Error] = error.errors(include_url=False)
     found = min(errors, key=lambda one: _distance(one, errors))
     path = [str(part) for part in found["loc"] if not _is_member(part)]
-    if path and path[0].isdigit():  # of a message's content, whose parts vLLM reads one by one
+    if path and path[0].isdigit():  # vLLM reads a message's content parts one by one
         path = [*_content_path(errors, int(path[0]), body), *path]
     message = found["msg"]
-    if _discriminates(found):  # no member fits: name the values of all
+    if _discriminates(found):  # no member type fits: list the values of all
         same = [one for one in errors if _discriminates(one) and _depth(one) == _depth(found)]
         kinds = dict.fromkeys(str(one["ctx"]["expected"]) for one in same)
         message = f"Input should be {', '.join(kinds)}"
@@ -156,7 +158,7 @@ def wrong_field(error: pydantic.ValidationError, body: Mapping[str, Any]) -> tup
 
 
 def _is_member(part: object) -> bool:
-    """Whether a path's part names a union's member, not a field."""
+    """Whether a part of an error's path names a member type of a union, not a field."""
     text = str(part)
     return isinstance(part, str) and (text[:1].isupper() or "[" in text or text in _PLAIN)
 
@@ -174,10 +176,10 @@ def _discriminates(error: Error) -> bool:
 
 
 def _distance(error: Error, errors: Sequence[Error]) -> tuple[bool, int, bool, int, bool]:
-    """Return how far an error's member is from the one that was meant.
+    """Return how far an error's member type is from the type that the client meant.
 
-    Farthest is one of another type of value, then one that fits fewest fields, then one of another
-    discriminator.
+    The farthest types expect another type of value, then come those with the fewest fitting fields,
+    then those with another value of a discriminating field.
     """
     members = _members(error)
     around = [one for one in errors if members[: len(_members(one))] == _members(one)]
@@ -193,7 +195,7 @@ def _distance(error: Error, errors: Sequence[Error]) -> tuple[bool, int, bool, i
 
 
 def _content_path(errors: Sequence[Error], index: int, body: Mapping[str, Any]) -> list[str]:
-    """Return the path of the content whose part `index` the errors are about."""
+    """Return the path of the message content whose part `index` the errors are about."""
     inputs = [one["input"] for one in errors]
     for number, message in enumerate(body.get("messages") or ()):
         content = message.get("content") if isinstance(message, Mapping) else None

@@ -1,8 +1,9 @@
-"""vLLM's request classes for chats and completions, with the same limits on every release.
+"""vLLM's request classes for chats and completions, with the same limits for every release.
 
-Up to 0.31 vLLM reserves `max_tokens` in the context; since 0.32 it silently gives fewer tokens than
-were asked for. So a prompt that leaves too few tokens is refused on every release, at the latest
-when vLLM makes the sampling parameters: the prompt's length is known only then.
+Up to 0.31 vLLM reserves `max_tokens` in the context. Since 0.32 it silently generates fewer tokens
+than requested if the context is full. Here, a prompt that leaves too few tokens is refused for
+every release. This happens at the latest when vLLM makes the sampling parameters: only then is the
+length of every prompt known.
 """
 
 from dataclasses import replace
@@ -13,14 +14,15 @@ from pydantic import Field, PrivateAttr
 from contract.openai.body import field_names
 from worker.engine.vllm.names import ChatCompletionRequest, CompletionRequest, VLLMValidationError
 
+#: The type of max_tokens and max_completion_tokens.
 Limit = Annotated[int, Field(ge=1)]
 
 
 class _Limited:
-    """Mixin before vLLM's class; `make_forms` sets what all requests of an engine share.
+    """Mixin that checks the limits, before vLLM's class in the order of base classes.
 
-    In tokens: `default` is the limit of requests without one, `ceiling` that of all requests by the
-    server's options, `context` the model's.
+    `make_forms` sets these class attributes, in tokens: `default` is the limit of answers without
+    one, `ceiling` the most that the server's options allow, `context` the model's context length.
     """
 
     default: ClassVar[int] = 1
@@ -33,9 +35,10 @@ class _Limited:
         raise NotImplementedError
 
     def build_tok_params(self, model_config: Any) -> Any:
-        """Return vLLM's limits of the prompt; -1 cuts it to what the answer leaves.
+        """Return vLLM's limits of the prompt.
 
-        An answer without a limit gets the default, at most half of the context.
+        With truncate_prompt_tokens -1, the prompt is cut to the tokens that the answer leaves. An
+        answer without a limit gets `default`, but at most half of the context.
         """
         params = super().build_tok_params(model_config)  # type: ignore[misc]
         name, limit = self.limit()
@@ -60,7 +63,7 @@ class _Limited:
         return super().to_beam_search_params(max_tokens, *more, **named)  # type: ignore[misc]
 
     def _refuse_less(self, granted: int) -> None:
-        """Refuse a request that would get fewer tokens than it asked for."""
+        """Refuse a request that would get fewer output tokens than it asks for."""
         name, limit = self.limit()
         wanted = limit or 1
         if self.ceiling is not None:
@@ -84,12 +87,12 @@ class _Chat(_Limited, ChatCompletionRequest):
     def limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
-        # vLLM's field warns of its deprecation at each access
+        # Read from __dict__, because vLLM's attribute logs a deprecation warning at each access.
         return "max_tokens", self.__dict__["max_tokens"]
 
 
 class _Completion(_Limited, CompletionRequest):
-    # vLLM would fill in OpenAI's old 16; chat has no such default.
+    # None instead of vLLM's default, OpenAI's old 16; chats have no such default.
     max_tokens: Limit | None = None
     _limit: int | None = PrivateAttr(None)
 
@@ -99,24 +102,24 @@ class _Completion(_Limited, CompletionRequest):
     def build_tok_params(self, model_config: Any) -> Any:
         self._limit = self.max_tokens
         params = super().build_tok_params(model_config)
-        if self.max_tokens is None:  # with `echo` vLLM needs a number, which is not reserved
+        if self.max_tokens is None:  # with `echo` vLLM needs a number, but does not reserve it
             self.max_tokens = self.default
         return params
 
 
 def make_forms(context: int, default: int, ceiling: int | None) -> tuple[type[Any], type[Any]]:
-    """Return one engine's request classes of chats and completions; all arguments are tokens."""
+    """Return an engine's request classes for chats and completions. Arguments are in tokens."""
     shared = {"__module__": __name__, "context": context, "default": default, "ceiling": ceiling}
     return type("Chat", (_Chat,), shared), type("Completion", (_Completion,), shared)
 
 
 def unknown_fields(url: str, form: Any) -> frozenset[str]:
-    """Return a line's fields that vLLM's request class does not know."""
+    """Return the fields that requests may have and vLLM's request class lacks."""
     return frozenset(field_names(url) - fields_of(form))
 
 
 def fields_of(form: Any) -> set[str]:
-    """Return the fields of a class, or of all classes of a union."""
+    """Return the fields of a class, or of all classes in a union."""
     if hasattr(form, "model_fields"):
         return set(form.model_fields)
     return {name for part in get_args(form) for name in fields_of(part)}

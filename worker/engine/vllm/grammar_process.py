@@ -1,13 +1,15 @@
-"""The process that compiles the grammars of requests before the engine gets them.
+"""The program of the process that compiles requests' grammars before the engine gets them.
 
-grammars.py starts it. It loads vLLM, the tokenizer and the grammar backend once, and forks a child
-for each constraint, which does what vLLM does: validate, compile, make the masks of some tokens.
-The kernel limits the child's memory, and kills it when it has used too much processor time: no code
-has to release the GIL for that.
+grammars.py starts it. It loads vLLM, the tokenizer and the grammar backend once. For each
+constraint (JSON schema, regex, choice or grammar) it forks a child, which does the same as vLLM:
+validate, compile, and make the token masks of the first steps. The kernel limits the child's
+memory, and kills the child after CPU_S seconds of processor time, even if it never releases the
+GIL.
 
-Messages are pickled, each after its length in four bytes: the VllmConfig first, then
-StructuredOutputsParams, one by one. Answers are tuples: "ready" to the configuration, then "valid"
-with the parameters as vLLM has completed them, "refused" with the reason, "slow", or "stalled".
+Each message is pickled, with its length in four bytes before it. The first message is the
+VllmConfig; the others are StructuredOutputsParams. Each answer is a tuple: "ready" for the
+configuration, then "valid" with the parameters as vLLM has completed them, "refused" with the
+reason, "slow", or "stalled".
 """
 
 import os
@@ -27,38 +29,39 @@ from typing import Any, BinaryIO
 
 from worker.engine.parent_death import end_with_parent
 
-#: Processor time of one constraint, of all its threads; EngineCore's one compiling thread is busy
-#: with it for as long. A schema of 1,000 properties takes 0.3 s.
+#: Seconds of processor time, of all threads, for one constraint. EngineCore's only compiling thread
+#: would be busy as long. A schema of 1,000 properties takes 0.3 s.
 CPU_S = 2.0
-#: By the clock; only an overloaded machine needs this long for CPU_S.
+#: Seconds of real time for one constraint. Only an overloaded machine needs this many for CPU_S.
 WALL_S = 30.0
-#: What one constraint may add to the process's memory; vLLM caches 512 MB of compiled grammars.
+#: Bytes that one constraint may add to the process; vLLM caches 512 MB of compiled grammars.
 MEMORY = 768 << 20
-#: Tokens whose masks are made, which is slow for an ambiguous grammar.
+#: Tokens whose masks are made; this is slow for an ambiguous grammar.
 STEPS = 32
+#: The format of a message's length.
 LENGTH = struct.Struct(">I")
-#: The place in a library's own source before its message.
+#: Matches the place in a library's source code at the beginning of its error text.
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
 
 
 def read_message(stream: BinaryIO) -> Any:
-    """Return the next message; raise EOFError at the end."""
+    """Return the next message. Raises EOFError at the end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError
-    return pickle.loads(stream.read(*LENGTH.unpack(head)))  # noqa: S301  its parent wrote it
+    return pickle.loads(stream.read(*LENGTH.unpack(head)))  # noqa: S301  the parent wrote it
 
 
 def as_message(value: bytes) -> bytes:
-    """Return a pickled value after its length."""
+    """Return a pickled value with its length before it."""
     return LENGTH.pack(len(value)) + value
 
 
 def main() -> None:
-    """Answer until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input or its parent
+    """Answer messages until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input, or of its parent, ends it
     answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
-    os.dup2(2, 1)  # libraries print to stdout
+    os.dup2(2, 1)  # libraries may print to stdout
     compiler = Compiler(read_message(incoming))
     answer: tuple[Any, ...] = ("ready",)
     while True:
@@ -93,7 +96,7 @@ def _in_child(compiler: "Compiler", constraint: Any) -> tuple[Any, ...]:
     if found is None:
         return ("stalled",)
     if found:
-        return tuple(pickle.loads(found))  # noqa: S301  its own child wrote it
+        return tuple(pickle.loads(found))  # noqa: S301  our child wrote it
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
         return ("slow",)
     return (
@@ -119,12 +122,13 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+#: Seconds of processor time that the constraint may still use, as the only element.
 _left_s = [CPU_S]
 
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Count processor time within; SIGPROF ends a process that has used CPU_S of it."""
+    """Count the processor time in this context. After CPU_S seconds SIGPROF ends the process."""
     signal.setitimer(signal.ITIMER_PROF, _left_s[0])
     try:
         yield
@@ -133,7 +137,7 @@ def _timed() -> Iterator[None]:
 
 
 class Compiler:
-    """vLLM's backends for one model; `config` is its VllmConfig."""
+    """Compiles constraints with vLLM's backends for one model, whose VllmConfig is `config`."""
 
     def __init__(self, config: Any) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
@@ -147,7 +151,7 @@ class Compiler:
             self._backend(name)
 
     def answer(self, constraint: Any) -> tuple[Any, ...]:
-        """Validate and compile StructuredOutputsParams as vLLM would, and use the grammar."""
+        """Validate and compile StructuredOutputsParams as vLLM does, and try the grammar."""
         from vllm import SamplingParams
 
         params = SamplingParams(structured_outputs=constraint)
@@ -159,7 +163,7 @@ class Compiler:
                     self._manager.tokenizer,
                 )
             made = params.structured_outputs
-            # An engine has one backend, that of its first constraint.
+            # An engine uses only one backend, the one that its first constraint needs.
             for name in {made._backend, "xgrammar"} if made._backend_was_auto else {made._backend}:
                 self._manager.backend = self._backend(name)
                 with _timed():
@@ -193,7 +197,7 @@ class Compiler:
 
 
 def _use(backend: Any, grammar: Any) -> None:
-    """Generate the first tokens of any text that the grammar allows."""
+    """Accept the first tokens of some text that the grammar allows."""
     mask = backend.allocate_token_bitmask(1)
     for step in range(STEPS):
         if grammar.is_terminated():

@@ -1,10 +1,11 @@
-"""The fast path: plain requests that bypass vLLM's serving classes and get the same answers.
+"""The fast path: answers plain requests without vLLM's serving classes.
 
-With short prompts and answers one Python process before the engine is the limit
-(docs/explanation/performance.md), and most of its work is the same for each request of a file. The
-first requests of a form run through vLLM's classes and are observed (learning.py); if their answers
-can be written from that (texts.py, pooling.py), the form's other requests are tokenized in batches
-(tokens.py) and go straight to EngineCore. What vLLM would refuse goes through its classes
+With short prompts and answers, one Python process in front of the engine limits the throughput
+(docs/explanation/performance.md), and most of its work is the same for all requests of a file. A
+form is a url with all fields of a body except its prompt. The first requests of a form run through
+vLLM's classes and are observed (learning.py). If their answers can be written without these classes
+(texts.py, pooling.py), the form's other requests are tokenized in batches (tokens.py) and sent
+directly to EngineCore. Requests that vLLM would refuse still go through its classes
 (docs/explanation/fast-path.md). Only engine.py imports this package.
 """
 
@@ -17,25 +18,27 @@ from worker.engine.vllm.fastpath.pooling import pooling_path
 from worker.engine.vllm.fastpath.texts import texts_path
 from worker.engine.vllm.names import current_platform
 
-#: Options that add to an answer, or report it elsewhere.
+#: Options that add fields to answers, or report on requests elsewhere.
 MORE = (
     "enable_log_requests", "enable_prompt_tokens_details", "enable_per_request_metrics",
     "tool_call_parser",
 )  # fmt: skip
-#: Options that make vLLM refuse requests for their number.
+#: Options with which vLLM refuses requests if too many are queued.
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-#: Configuration by which requests of the same form differ.
+#: Configurations with which requests of the same form run differently.
 CONFIGURED = ("speculative_config", "kv_transfer_config", "ec_transfer_config", "lora_config")
-#: Attributes that are used of vLLM's engine, of its renderer and of serving classes for pooling.
+#: Attributes of vLLM's engine that the fast path uses.
 ENGINE = ("engine_core", "output_processor")
+#: Attributes of vLLM's renderer that the fast path uses.
 RENDERER = (
     "_executor", "get_tokenizer", "render_messages", "render_cmpl_async", "render_chat_async",
 )  # fmt: skip
+#: Attributes of vLLM's serving classes for pooling that the fast path uses.
 POOLING = ("io_processor", "request_id_prefix", "_preprocessing")
 
 
 def fast_path(engine: Any, args: Any, state: State) -> FastPath | None:
-    """Return the fast path of vLLM's AsyncLLM; None where answers may have more than text."""
+    """Return the fast path for vLLM's AsyncLLM; None if it does not support the configuration."""
     config, model = engine.vllm_config, engine.vllm_config.model_config
     unsupported = [getattr(args, name, None) for name in MORE]
     unsupported += [getattr(config.scheduler_config, name, None) for name in LIMITS]
@@ -52,7 +55,7 @@ def fast_path(engine: Any, args: Any, state: State) -> FastPath | None:
     embedding = getattr(state, "serving_embedding", None)
     scores = getattr(state, "serving_scores", None)
     serving = [one for one in (embedding, scores) if one is not None]
-    # With chunked processing long texts are embedded in pieces, not refused.
+    # With chunked processing vLLM embeds long texts in pieces instead of refusing them.
     pooler = getattr(model, "pooler_config", None)
     chunked = getattr(pooler, "enable_chunked_processing", False)
     if not serving or chunked or not all(_has(one, POOLING) for one in serving):

@@ -1,9 +1,10 @@
-"""Learn from one request how vLLM runs its form, and run the form's other requests so.
+"""Learns from one request how vLLM runs its form, and runs the form's other requests the same way.
 
-When a form comes for the second time, the request runs through vLLM's serving class and is
-observed: the limits of its prompt, its chat template, the request that EngineCore gets and the
-output that the answer is written from. A `Replay` made of that must give the same for the observed
-request before any other one uses it (texts.py, pooling.py).
+A form is a url with all fields of a body except its prompt. The second request of a form runs
+through vLLM's serving class and is observed: the limits of its prompt, its chat template, the
+request that EngineCore gets and the output that the answer is made from. A `Replay` is made from
+this, and has to give the same results for the observed request before other requests use it
+(texts.py, pooling.py).
 """
 
 import asyncio
@@ -28,20 +29,20 @@ from worker.engine.vllm.turns import LONGEST
 
 log = logging.getLogger(__name__)
 
-#: Most forms that are kept; a file has one, or one for each limit of its answers.
+#: Most forms that are kept. A file has one form, or one for each value of max_tokens.
 FORMS = 4096
-#: Most forms remembered as seen once. Lines with seeds of their own never repeat a form.
+#: Most forms that are remembered as seen once. Requests with different seeds never repeat a form.
 SEEN = 65_536
-#: Most bytes of a form's key, whatever a client sends.
+#: Most bytes of a form's key; requests with longer keys do not use the fast path.
 LONGEST_KEY = 4096
-#: Fields of an answer that are the same for all requests of a form.
+#: Fields of an answer that have the same value for all requests of a form.
 FIXED = ("object", "model", "system_fingerprint")
-#: A prompt's tokens, and extra pooling parameters.
+#: The token ids of a prompt, and additional pooling parameters.
 Tokens = tuple[list[int], dict[str, Any] | None]
 
 
 @dataclass(slots=True)
-class Run:
+"""A request as EngineCore got it, and its output."""
     """A request as EngineCore got it, and its output."""
 
     request: Any
@@ -49,12 +50,11 @@ class Run:
 
 
 @dataclass(slots=True)
-class Observation:
-    """What was observed of one request.
+"""The data that was observed of one request.
 
-    `calls` counts prompts and engine requests: a plain body has one of each. `contexts` are the
-    PoolingServeContexts of pooling classes.
-    """
+`calls` is the number of prompts and engine requests: 2 for a plain body. `contexts` are the
+PoolingServeContexts of vLLM's pooling classes.
+"""
 
     tok_params: Any = None
     chat_params: Any = None
@@ -63,12 +63,12 @@ class Observation:
     calls: int = 0
 
 
-#: The observation of the task's request, if it is observed.
+#: The observation of the current task's request, or None if it is not observed.
 OBSERVED: ContextVar[Observation | None] = ContextVar("observed", default=None)
 
 
 def observe_requests(processor: Any) -> None:
-    """Let vLLM's OutputProcessor note observed requests and their outputs."""
+    """Make vLLM's OutputProcessor record observed requests and their outputs."""
     add = processor.add_request
     signature = inspect.signature(add)
 
@@ -90,12 +90,12 @@ def observe_requests(processor: Any) -> None:
 
 
 def observe_contexts(serving: Any) -> None:
-    """Let one of vLLM's serving classes for pooling note the contexts of observed requests."""
-    # 0.26 renders in a thread, which does not see the context variable.
+    """Make one of vLLM's pooling classes record the contexts of observed requests."""
+    # vLLM 0.26 prepares requests in a thread, which does not see the context variable.
     name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
     prepare = getattr(serving, name)
 
-    def noting(*given: Any, **named: Any) -> Any:  # the parameters differ between releases
+    def noting(*given: Any, **named: Any) -> Any:  # the parameters depend on the release
         if observed := OBSERVED.get():
             observed.contexts += [one for one in given if hasattr(one, "engine_inputs")]
         return prepare(*given, **named)
@@ -104,7 +104,7 @@ def observe_contexts(serving: Any) -> None:
 
 
 def observe_rendering(renderer: Any, name: str, prompts: str) -> None:
-    """Let a method of vLLM's renderer note how it templates and tokenizes observed prompts."""
+    """Make a method of vLLM's renderer record the parameters for observed prompts."""
     render = getattr(renderer, name)
     signature = inspect.signature(render)
 
@@ -120,7 +120,7 @@ def observe_rendering(renderer: Any, name: str, prompts: str) -> None:
 
 
 def as_key(form: list[Any]) -> bytes | None:
-    """Return a form's key; None if it is too large, or orjson cannot write it."""
+    """Return the key of a form; None if it is too large, or orjson cannot write it."""
     try:
         key = orjson.dumps(form, option=orjson.OPT_SORT_KEYS)
     except TypeError:
@@ -129,15 +129,15 @@ def as_key(form: list[Any]) -> bytes | None:
 
 
 def is_text(prompt: Any) -> bool:
-    """Whether it is a text short enough to be tokenized in a batch."""
+    """Whether the prompt is a text that is short enough to be tokenized in a batch."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 
 
 def split_name(name: str, request_id: str) -> tuple[str, str]:
-    """Return what vLLM puts before and after a request's id in a name.
+    """Return the parts of a name before and after the request id in it.
 
     Raises:
-        Inconclusive: the id stands at several places, as "c" in "cmpl-c".
+        Inconclusive: the id is in the name several times, for example "c" in "cmpl-c".
         ValueError: the id is not in the name.
     """
     place = name.find(request_id)
@@ -149,15 +149,17 @@ def split_name(name: str, request_id: str) -> tuple[str, str]:
 
 
 class Inconclusive(Exception):
-    """Nothing can be learned from this request; another one of its form may do."""
+    """This request does not show how its form is run; another request of the form may show it."""
 
 
 class Replay:
-    """Runs and answers the requests of one form as vLLM did the first one.
+    """Runs and answers the requests of one form as vLLM ran the observed one.
 
-    `requests` are what EngineCore got of the first one; `names` is what their names have before
-    and after the request's id; `tok_params` and `chat_params` are vLLM's for the form's prompts;
-    `longest` is a prompt's greatest length in tokens; `pools` is true for a pooling model.
+    - `requests`: the engine requests that EngineCore got for the observed request;
+    - `names`: for each of them, the parts of its name before and after the request id;
+    - `tok_params`, `chat_params`: vLLM's parameters to tokenize and template the form's prompts;
+    - `longest`: most tokens of a prompt;
+    - `pools`: whether the model is a pooling model.
     """
 
     pools = False
@@ -183,11 +185,11 @@ class Replay:
         raise NotImplementedError
 
     def tokens(self, renderer: Any, prompts: Sequence[Any]) -> list[Tokens | None]:
-        """Return the tokens of prompts, None where vLLM refuses one; in the tokenizer thread."""
+        """Return each prompt's tokens, or None if vLLM refuses it. Runs in the tokenizer thread."""
         tokenizer = renderer.get_tokenizer()
         texts: dict[int, dict[str, Any]] = {}
         for place, prompt in enumerate(prompts):
-            with suppress(Exception):  # vLLM's serving class will report it
+            with suppress(Exception):  # vLLM's serving class will report the error
                 rendered = {"prompt": prompt}
                 if self.chat_params is not None:
                     _, rendered = renderer.render_messages(prompt, self.chat_params)
@@ -203,15 +205,15 @@ class Replay:
         return found
 
     def cut(self, tokenizer: Any, prompt: dict[str, Any]) -> Tokens:
-        """Apply vLLM's truncation to a tokenized prompt."""
+        """Truncate a tokenized prompt as vLLM does."""
         prompt = self.tok_params.apply_post_tokenization(tokenizer, prompt)
         return prompt["prompt_token_ids"], None
 
     def check(self, inputs: Sequence[Tokens | None]) -> None:
-        """Compare our tokens of the first request's prompts with vLLM's.
+        """Compare our tokens of the observed request's prompts with vLLM's.
 
         Raises:
-            ValueError: they differ.
+            ValueError: the tokens differ.
         """
         for made, request in zip(inputs, self.requests, strict=True):
             more = getattr(request.pooling_params, "extra_kwargs", None) or {}
@@ -221,7 +223,7 @@ class Replay:
     def engine_requests(
         self, request_id: str, number: int, inputs: Sequence[Tokens], now: float
     ) -> list[Any]:
-        """Return the requests for EngineCore; `number` makes their internal ids unique."""
+        """Return the requests for EngineCore. `number` makes their internal ids unique."""
         made = []
         for first, name, (tokens, more) in zip(self.requests, self.names, inputs, strict=True):
             request = copy(first)
@@ -237,7 +239,7 @@ class Replay:
 
 
 class OutputQueue:
-    """Replaces AsyncLLM's queue of one request: takes the final output, or an error."""
+    """Takes the final output of one request, or its error; replaces AsyncLLM's queue."""
 
     __slots__ = ("output",)
 
@@ -245,9 +247,9 @@ class OutputQueue:
         self.output: asyncio.Future[Any] = loop.create_future()
 
     def put(self, output: Any) -> None:
-        """Take what vLLM's output handler has for the request."""
+        """Take an output or an error from vLLM's output handler."""
         if self.output.done():
-            return  # the request was cancelled
+            return  # the request has been cancelled
         if isinstance(output, Exception):
             self.output.set_exception(output)
         else:
@@ -255,13 +257,14 @@ class OutputQueue:
 
 
 class FastPath:
-    """The known forms of one engine; None is a form for vLLM's classes.
+    """The forms that one engine's requests have; None marks a form for vLLM's classes.
 
     Args:
         engine: vLLM's AsyncLLM.
         key_of: returns the key of a plain body's form; None if the body is not plain.
-        replay_of: makes a form's replay of the observation, body, id and answer of one request. It
-            raises Inconclusive to try another request, any other error to give the form up.
+        replay_of: makes a form's Replay from the observation, body, id and answer of one request.
+            It raises Inconclusive if another request has to be observed, and any other error if
+            the form cannot use the fast path.
     """
 
     def __init__(
@@ -275,14 +278,14 @@ class FastPath:
         self._forms: OrderedDict[bytes, Replay | None] = OrderedDict()
         self._learning: set[bytes] = set()
         self._seen: set[int] = set()
-        # Random, for several processes may feed one engine, which knows requests by their names.
+        # Random, because several processes may use one engine, which identifies requests by name.
         self._number = getrandbits(32) << 32
         observe_requests(engine.output_processor)
 
     async def generate(
         self, body: dict[str, Any], request_id: str, key: bytes
     ) -> Completion | None:
-        """Run one request; None if vLLM's serving class has to.
+        """Run one request; return None if vLLM's serving class has to run it.
 
         Raises:
             Aborted: the engine aborted the request.
@@ -303,7 +306,7 @@ class FastPath:
         return [self._batcher.tokens(replay, prompt) for prompt in replay.prompts_of(body)]
 
     async def _run(self, requests: Sequence[Any]) -> list[Any]:
-        """Give EngineCore the requests, and return vLLM's outputs."""
+        """Send requests to EngineCore, and return vLLM's outputs."""
         engine, loop = self._engine, asyncio.get_running_loop()
         queues = [OutputQueue(loop) for _ in requests]
         try:
@@ -314,15 +317,16 @@ class FastPath:
             if len(queues) == 1:
                 return [await queues[0].output]
             return await asyncio.gather(*(queue.output for queue in queues))
-        except (asyncio.CancelledError, VLLMValidationError):  # its token ids may be refused
+        except (asyncio.CancelledError, VLLMValidationError):  # vLLM may refuse the token ids
             await engine.abort([request.request_id for request in requests], internal=True)
             raise
 
     @contextmanager
     def observing(self, key: bytes) -> Iterator[Callable[..., Any] | None]:
-        """Observe a request that vLLM's classes run; call the result with body, id and answer.
+        """Observe a request that vLLM's classes run in this context.
 
-        The result is None where there is nothing to learn.
+        Yields a function to call with the request's body, id and answer, or None if there is
+        nothing to learn.
         """
         if key in self._forms or key in self._learning or not self._seen_before(key):
             yield None
@@ -338,7 +342,7 @@ class FastPath:
                 self._forms[key] = replay
             except Inconclusive:
                 return
-            except Exception as error:  # vLLM's classes have answered, and will
+            except Exception as error:  # vLLM's classes answer this form from now on
                 reason = f"{type(error).__name__}: {error}"
                 log.debug("a form of requests is left to vLLM's serving classes: %s", reason)
                 self._forms[key] = None

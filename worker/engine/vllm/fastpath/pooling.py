@@ -1,7 +1,8 @@
-"""The fast path of embeddings and scores.
+"""Answers embeddings and scores without vLLM's serving classes (the fast path).
 
-An embedding is of one text. A score is of a pair: a cross-encoder gets one prompt for it, made by
-vLLM's own class with template and token types; an embedding model gets two.
+An embedding has one text as prompt. A score has a pair of texts: a cross-encoder gets both as one
+prompt, which vLLM's own class makes with template and token types; an embedding model gets two
+prompts.
 """
 
 import math
@@ -29,10 +30,11 @@ from worker.engine.vllm.fastpath.learning import (
     split_name,
 )
 
-#: Fields that do the same to all texts.
+#: Fields of a score request that have the same effect on all texts.
 SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))
+#: The same fields for an embedding request.
 EMBEDDED = SHARED | {"encoding_format", "dimensions", "add_special_tokens"}
-#: The names of the two sides of a score.
+#: The names under which requests give the two texts of a score.
 PAIRED = (
     ("text_1", "text_2"),
     ("data_1", "data_2"),
@@ -42,7 +44,7 @@ PAIRED = (
 
 
 def pooling_path(engine: Any, embedding: Any, scores: Any) -> FastPath:
-    """Return the fast path of an AsyncLLM that pools; a missing serving class is None."""
+    """Return the fast path for a pooling model. A serving class that vLLM lacks is None."""
     context = engine.vllm_config.model_config.max_model_len
 
     def replay_of(
@@ -76,7 +78,7 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
 
 
 def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return a plain body's text, or the two of a score."""
+    """Return the text of a plain body, or the two texts of a score."""
     names = ("input",) if "input" in body else _pair_in(body)
     return tuple(_single(body[name]) for name in names)
 
@@ -86,21 +88,22 @@ def _pair_in(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _single(value: Any) -> Any:
-    """Return the text of a list of one, as many clients send it."""
+    """Return the only element of a list, which many clients send instead of a text."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-#: The names of vLLM's PoolingIOProcessors that are known here.
+#: The names of vLLM's PoolingIOProcessors that the fast path supports.
 ONE, TWO, CROSS = "embed", "bi-encoder", "cross-encoder"
 Numbers = Callable[[Any], Any]
 
-#: The known ways to write a tensor's numbers: with the digits of their own type, with those of
-#: 64-bit ones, as 32-bit floats in base64; of a score, the only number.
+#: The ways in which vLLM writes the numbers of an embedding: with the digits of their own type,
+#: with the digits of 64-bit floats, or as 32-bit floats in base64.
 EMBEDDING_AS: tuple[Numbers, ...] = (
     lambda data: data.contiguous().numpy(),
     lambda data: data.tolist(),
     lambda data: b64encode(data.float().flatten().contiguous().numpy().tobytes()).decode(),
 )
+#: The way in which vLLM writes the number of a score.
 SCORE_AS: tuple[Numbers, ...] = (lambda data: data.squeeze().item(),)
 
 
@@ -108,8 +111,8 @@ class PoolingReplay(Replay):
     """Runs a form of embeddings or scores.
 
     Raises:
-        ValueError: vLLM's answer, or how it was made, has something that is not known here.
-        Inconclusive: several ways of writing numbers give this answer.
+        ValueError: vLLM's answer, or the way it was made, is not supported.
+        Inconclusive: several ways of writing the numbers give this answer.
     """
 
     pools = True
@@ -119,13 +122,13 @@ class PoolingReplay(Replay):
     ) -> None:
         found, (served,) = orjson.loads(answer), observed.contexts
         self._processor = processor = serving.io_processor
-        #: vLLM's ScoringRenderParams of the form's first pair; of an embedding `tok_params` alone.
+        #: vLLM's ScoringRenderParams of the observed pair; only `tok_params` for an embedding.
         self._params = _render_params(processor, served)
         self.tok_params, self.longest = self._params["tok_params"], context
         self._pairs = "data_1" in self._params
         more = ("supports_score_template", "model", "is_multimodal_model")
-        #: Whether vLLM only tokenizes both texts, as for most models that generate. For other
-        #: models its own method is called for each pair.
+        #: Whether vLLM only tokenizes the two texts, as for most generative models. For other
+        #: models vLLM's own method is called for each pair.
         self._plain = self._params.get("chat_template") is None and not any(
             getattr(processor, name, True) for name in more
         )
@@ -137,13 +140,13 @@ class PoolingReplay(Replay):
         self.requests = [run.request for run in runs]
         self._read_names(served.request_id, request_id, serving.request_id_prefix)
         outputs = [run.output for run in runs]
-        #: 0.26 counts the separator between a score's two texts, too.
+        #: Tokens of the separator between a score's two texts, which 0.26 adds to the usage.
         self._separators = found["usage"]["prompt_tokens"] - _length(outputs)
         self._read(found)
         self._numbers = self._learn_numbers(outputs, request_id, found)
 
     def _read_names(self, name: str, request_id: str, prefix: str) -> None:
-        """Learn how ids are made; in 0.26 they are random without an HTTP request."""
+        """Learn how ids are made. In vLLM 0.26 they are random without an HTTP request."""
         self._prefix = f"{prefix}-"
         ends = [split_name(one.external_req_id, name) for one in self.requests]
         other = request_id in name and name != self._prefix + request_id
@@ -172,7 +175,7 @@ class PoolingReplay(Replay):
             self._numbers = numbers
             try:
                 again = self._completion(outputs, request_id, found["created"])
-            except TypeError:  # a type that numpy does not have
+            except TypeError:  # numpy does not have this number type
                 continue
             if again is not None and orjson.loads(again.body) | {"id": found["id"]} == found:
                 fitting.append(numbers)
@@ -193,7 +196,7 @@ class PoolingReplay(Replay):
         made: list[Tokens | None] = [None] * len(prompts)
         joined = self._joined(tokenizer, prompts) if self._plain else None
         for place, pair in enumerate(prompts):
-            with suppress(Exception):  # vLLM's serving class will report it
+            with suppress(Exception):  # vLLM's serving class will report the error
                 if joined is None:
                     made[place] = self._rendered(pair)
                 else:
@@ -219,17 +222,17 @@ class PoolingReplay(Replay):
         self, outputs: Sequence[Any], body: dict[str, Any], request_id: str
     ) -> Completion | None:
         if any(getattr(output, "error", None) is not None for output in outputs):
-            return None  # since 0.32 an output has its error, which vLLM's class reports
+            return None  # since 0.32 an output may have an error, which vLLM's class reports
         if any(output.outputs.data.numel() == 0 for output in outputs):
-            raise Aborted  # vLLM's output of an aborted request
+            raise Aborted  # vLLM's output of an aborted request is empty
         return self._completion(outputs, request_id, int(time.time()))
 
     def _completion(
         self, outputs: Sequence[Any], request_id: str, created: int
     ) -> Completion | None:
-        """Write the answer from vLLM's PoolingRequestOutputs as its response classes would.
+        """Write the answer from vLLM's PoolingRequestOutputs, as its response classes do.
 
-        None for a score that is no finite number: vLLM's class reports it.
+        Returns None for a score that is not a finite number: vLLM's class reports the error.
         """
         prompt = _length(outputs) + self._separators
         if self._joins:
@@ -248,7 +251,7 @@ class PoolingReplay(Replay):
 
 
 def _render_params(processor: Any, context: Any) -> Any:
-    """Return what vLLM's PoolingIOProcessor renders of a request; the first, if several."""
+    """Return the parameters that vLLM's PoolingIOProcessor renders a request's first prompt with."""
     if hasattr(processor, "get_request_factory_online"):
         return processor.get_request_factory_online(context)[0]
     return {"tok_params": context.request.build_tok_params(processor.model_config)}

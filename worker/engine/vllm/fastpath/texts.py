@@ -1,6 +1,7 @@
-"""The fast path of chats and completions: the same answers for a third of the work.
+"""Answers plain chats and completions without vLLM's serving classes (the fast path).
 
-A form is a url and a body without its prompt.
+The answers are the same, for a third of the processor time. A form is a url with all fields of a
+body except its prompt.
 """
 
 import time
@@ -25,23 +26,27 @@ from worker.engine.vllm.fastpath.learning import (
 )
 from worker.engine.vllm.turns import LONGEST
 
-#: Fields that only set sampling parameters, the same for all prompts. Any other field leaves the
-#: request to vLLM's classes.
+#: Fields that set sampling parameters, and have the same effect on all prompts. A request with any
+#: other field runs through vLLM's classes.
 SAMPLING = frozenset((
     "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
     "min_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "user",
 ))  # fmt: skip
+#: The field with the prompt, by url.
 PROMPTS = {COMPLETION_URL: "prompt", CHAT_URL: "messages"}
+#: Roles of the messages of a plain chat.
 ROLES = ("system", "user", "assistant")
-#: Fields of a choice, of the answer and of its usage that may differ between answers of a form.
+#: Fields of a choice whose values differ between answers of a form.
 VARYING = ("index", "message", "text", "finish_reason", "stop_reason")
+#: Fields of an answer that are known here; other fields must be empty.
 VARIED = ("id", "created", "choices", "usage", *FIXED)
+#: Fields of an answer's usage that are known here; other fields must be empty.
 USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 def texts_path(engine: Any) -> FastPath:
-    """Return the fast path of an AsyncLLM that generates."""
+    """Return the fast path for a generative model."""
     context = engine.vllm_config.model_config.max_model_len
 
     def replay_of(
@@ -86,7 +91,7 @@ class TextReplay(Replay):
 
     Raises:
         ValueError: vLLM's answer has a field that is not known here.
-        Inconclusive: the prompt is so long that vLLM may have cut the answer's limit.
+        Inconclusive: the prompt is so long that vLLM may have lowered max_tokens.
     """
 
     def __init__(self, observed: Observation, request_id: str, answer: bytes, context: int) -> None:
@@ -96,7 +101,7 @@ class TextReplay(Replay):
         self.names = [split_name(run.request.external_req_id, request_id)]
         self._answer_id = split_name(found["id"], request_id)
         self._read(found)
-        # A longer prompt would leave fewer tokens for the answer.
+        # With a longer prompt, vLLM would lower max_tokens.
         self.longest = context - run.request.sampling_params.max_tokens
         if len(run.request.prompt_token_ids) >= self.longest:
             raise Inconclusive
@@ -133,7 +138,7 @@ class TextReplay(Replay):
         return self._completion(output, request_id, int(time.time()))
 
     def _completion(self, output: Any, request_id: str, created: int) -> Completion:
-        """Write the answer from vLLM's RequestOutput as its response classes would."""
+        """Write the answer from vLLM's RequestOutput, as its response classes do."""
         (made,) = output.outputs
         prompt, written = len(output.prompt_token_ids), len(made.token_ids)
         text = {"text": made.text}

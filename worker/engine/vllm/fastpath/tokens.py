@@ -1,21 +1,22 @@
-"""Template and tokenize the prompts of many requests in one call.
+"""Templates and tokenizes the prompts of many requests in one call.
 
-vLLM gives its tokenizer thread each prompt by itself: a future, two switches of threads and the
-tokenizer's preparations for each. Here all prompts that arrive while the thread is busy go into one
-call, during which the tokenizer releases Python's lock.
+vLLM sends its tokenizer thread one prompt at a time, each with a future, two thread switches and
+the tokenizer's preparation. Here, all prompts that arrive while the thread is busy go into one
+call. During the call the tokenizer releases the GIL.
 """
 
 import asyncio
 from typing import Any
 
-#: Most prompts, and characters, of one call.
+#: Most prompts in one call, and number of characters after which no prompt is added.
 AT_ONCE, CHARACTERS = 128, 262_144
 
+#: A waiting prompt: its Replay, the prompt, and the future for its tokens.
 Waiting = tuple[Any, Any, "asyncio.Future[Any]"]
 
 
 class TokenBatcher:
-    """Tokenizes prompts in vLLM's own thread, for a tokenizer takes one call at a time."""
+    """Tokenizes prompts in vLLM's own thread, because a tokenizer runs one call at a time."""
 
     def __init__(self, renderer: Any) -> None:
         self._renderer = renderer
@@ -23,13 +24,13 @@ class TokenBatcher:
         self._busy = False
 
     def tokens(self, replay: Any, prompt: Any) -> "asyncio.Future[Any]":
-        """Return a prompt's tokens; None where vLLM has to refuse it."""
+        """Return a future for the prompt's tokens, or for None if vLLM has to refuse the prompt."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((replay, prompt, future))
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._start_batch, loop)  # includes what comes in this turn of the loop
+            loop.call_soon(self._start_batch, loop)  # after all prompts of this loop iteration
         return future
 
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,7 +47,7 @@ class TokenBatcher:
             return
         try:
             running = loop.run_in_executor(self._renderer._executor, self._tokenize, batch)
-        except RuntimeError as error:  # the engine has shut its thread down
+        except RuntimeError as error:  # the engine has ended its tokenizer thread
             running = loop.create_future()
             running.set_exception(error)
         running.add_done_callback(lambda done: self._finish(batch, done, loop))
