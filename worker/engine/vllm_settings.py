@@ -1,4 +1,4 @@
-"""The settings of the vllm engine, and the parsed options of WARMQ_ENGINE_ARGS."""
+"""Settings of the vllm engine, and the parser of WARMQ_ENGINE_ARGS."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from pydantic_core import CoreSchema, core_schema
 from contract.settings import Seconds, SettingsError
 from worker.settings import WorkerSettings
 
-#: vLLM's variable; for `vllm serve` its default is 10 s.
+#: vLLM's variable for the seconds between two log lines of statistics (`vllm serve`: 10).
 STATISTICS = "VLLM_LOG_STATS_INTERVAL"
-#: Short options by their long names.
+#: Long names of vLLM's short options.
 SHORT = {
     "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
     "dpl": "data-parallel-size-local", "sc": "speculative-config",
@@ -22,14 +22,14 @@ SHORT = {
 
 
 class EngineArgs(str):
-    """The options of `vllm serve`, as text and parsed.
+    """The options of `vllm serve`, as text and as parsed values.
 
-    `words` are split as in a shell. `options` has values by long name without dashes, '' for
-    flags. `adapters` has the folders of --lora-modules by name. vLLM's own parser checks all of it,
-    but can be imported only when the engine starts.
+    `words` are the options split as in a shell. `options` has the values by the option's long name
+    without dashes, '' for flags. `adapters` has the folders of --lora-modules by name. vLLM's own
+    parser checks the options later: it can be imported only when the engine starts.
 
     Raises:
-        ValueError: a control character, an open quote, or a backslash at the end.
+        ValueError: the text has a control character, an open quote, or a backslash at its end.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -60,7 +60,7 @@ class EngineArgs(str):
 
 
 def _adapter(module: str) -> dict[str, str]:
-    """Return one of --lora-modules as {name: folder}; {} if vLLM will refuse it."""
+    """Return one adapter of --lora-modules as {name: folder}; {} if vLLM will refuse it."""
     if not module.startswith("{"):
         name, _, path = module.partition("=")
         return {name: path} if path and name else {}
@@ -72,7 +72,7 @@ def _adapter(module: str) -> dict[str, str]:
 
 
 class VllmSettings(WorkerSettings):
-    """The settings of the vllm engine, on any device."""
+    """Settings of the vllm engine, on any device."""
 
     needs_model: ClassVar[bool] = True
 
@@ -96,10 +96,10 @@ class VllmSettings(WorkerSettings):
 
 
 def statistics_every_s() -> float | None:
-    """Return how often vLLM logs its statistics; None where its variable is not set.
+    """Return the seconds between two log lines of vLLM's statistics; None if they are off.
 
     Raises:
-        SettingsError: its value is no number of seconds.
+        SettingsError: the variable is not a number of seconds from 0.1.
     """
     text = os.environ.get(STATISTICS)
     if not text:

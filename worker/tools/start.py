@@ -1,10 +1,11 @@
-"""Start a worker: `warmq-worker`."""
+"""`warmq-worker`: starts a worker."""
 
 import sys
 from pathlib import Path
 
 from contract.version import version
 
+#: Options that `celery worker` gets before the user's.
 OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle")
 HELP = """\
 Usage: warmq-worker [OPTIONS OF `celery worker`]
@@ -28,7 +29,7 @@ Exit status: 0 stopped by SIGTERM; 1 stopped by Ctrl-C, or it could not work (se
 
 
 def main() -> None:
-    """Run a worker with the command line's options, and exit with its status."""
+    """Run a worker with the options of the command line, and exit with its status."""
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words}:
         sys.stdout.write(HELP.format(options=" ".join(OPTIONS)))
@@ -38,7 +39,7 @@ def main() -> None:
         sys.exit()
     from celery.bin.celery import celery
 
-    # Loaded by this module's path: the current folder may have a `worker` of its own.
+    # This module finds the right `worker`: the current folder may contain another one.
     import worker.app  # noqa: F401
 
     # Celery runs this command line again to restart or to detach.

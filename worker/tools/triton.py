@@ -1,4 +1,4 @@
-"""Write or check a Triton model repository: `python -m worker.triton MODEL_DIR -o REPO`."""
+"""`python -m worker.triton MODEL_DIR -o REPO`: writes or checks a Triton model repository."""
 
 import json
 from collections.abc import Sequence
@@ -22,10 +22,12 @@ from worker.engine.triton.rules import (
 from worker.machine.finding import Finding
 from worker.tools.command import CONTEXT, FOLDER, problem_lines, run, version_option
 
-#: Written always: vLLM's default differs by GPU and release, and the workers have to know it.
+#: max_num_seqs if the user does not set it. It is always written, because workers have to know it,
+#: and vLLM's default depends on GPU and release.
 MAX_NUM_SEQS = 256
 SLOTS_DEFAULT = f"Default: {MAX_NUM_SEQS}, or what the model is compiled for."
 PAIRS = "Another engine argument of vLLM, as tensor_parallel_size=2; repeatable."
+#: The content of config.pbtxt.
 CONFIG = """\
 # Written by `python -m worker.triton`.
 name: "{name}"
@@ -107,7 +109,7 @@ main = partial(run, command)
 def describe(
     model: Path, model_path: str | None, limits: dict[str, int | None], pairs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return model.json's keys, and config.pbtxt's parameters for the workers.
+    """Return the keys of model.json, and the parameters of config.pbtxt for the workers.
 
     Raises:
         SettingsError: MODEL_DIR is damaged, or does not fit the options.
@@ -121,7 +123,7 @@ def describe(
         arguments |= {"max_num_seqs": MAX_NUM_SEQS} | given | pairs
         known = arguments
     else:
-        # vllm-rbln reads every limit from the compiled folder, and refuses some that differ.
+        # vllm-rbln reads every limit from the compiled folder, and refuses some other values.
         known = {"max_num_seqs": artefact.batch_size, "max_model_len": artefact.max_seq_len}
         if not given.items() <= known.items():
             raise SettingsError(
@@ -147,7 +149,7 @@ def _write(folder: Path, arguments: dict[str, Any], parameters: dict[str, int]) 
 
 
 def report(found: Sequence[Finding]) -> int:
-    """Print the problems; return the exit status."""
+    """Print the problems, and return the exit status."""
     for problem in [*problem_lines(found)] or ["Nothing in the way."]:
         click.echo(problem)
     return 1 if any(one.fatal for one in found) else 0

@@ -1,15 +1,16 @@
-"""Compile the constraints of requests in another process before the engine gets them.
+"""Compiles the constraints of requests in another process before the engine gets them.
 
-A client chooses how long that takes: a JSON schema of 60 bytes takes minutes. vLLM validates
-constraints on the event loop and compiles them in one thread of EngineCore, and nothing ends a
-thread: xgrammar 0.2.8 releases the GIL while it computes, outlines holds it (2 s for 3,000
-properties). So each constraint is first compiled in a process of its own (grammar_process.py)
-within a limit of processor time. What passes goes to the engine with the result of vLLM's
+A constraint is a JSON schema, regex, choice or grammar that an answer has to follow. The client
+determines how long its compilation takes: for a JSON schema of 60 bytes it can be minutes. vLLM
+validates constraints on the event loop and compiles them in one thread of EngineCore, which nothing
+can stop: xgrammar 0.2.8 releases the GIL while it computes, outlines holds it (2 s for 3,000
+properties). So each constraint is first compiled in a separate process (grammar_process.py), with a
+limit of processor time. If that succeeds, the engine gets the constraint with the result of vLLM's
 validation, which is not repeated on the loop.
 
-One constraint is compiled at a time, and tenants take turns. Requests without one, and those for
-any JSON object, skip all this. The process starts with the first other constraint, takes some
-seconds to start, and about 400 MB.
+The process compiles one constraint at a time, and tenants take turns. Requests without one, and
+those for any JSON object, do not use it. It starts when the first other constraint comes, which
+takes some seconds, and uses about 400 MB.
 """
 
 import asyncio
@@ -33,23 +34,26 @@ from worker.engine.vllm.names import VLLMValidationError
 
 log = logging.getLogger(__name__)
 
-#: Most outcomes that are kept; a file has one constraint, or one for each of its tools.
+#: Most results that are kept. A file has one constraint, or one for each of its tools.
 KNOWN = 1024
+#: The Python code that the process runs.
 MAIN = "from worker.engine.vllm.grammar_process import main; main()"
-#: Until the process has loaded vLLM and the tokenizer; on two busy cores that takes 10 s.
+#: Seconds in which the process has to load vLLM and the tokenizer; on two busy cores it takes 10 s.
 START_S = 180.0
+#: The error text for a constraint that takes too much processor time.
 _SLOW = (
     f"the JSON schema, regex, choice or grammar takes more than {CPU_S:g} s to compile, which is "
     "the limit; give one with fewer properties, values and repetitions"
 )
 
+#: The answer of the process, as grammar_process.py describes it.
 Outcome = tuple[Any, ...]
-#: The tenant of the task's request.
+#: The tenant of the current task's request.
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 class Grammars:
-    """The constraints of one engine's requests."""
+    """Checks the constraints of all requests of one engine."""
 
     def __init__(self) -> None:
         self._config: Any = None
@@ -59,7 +63,7 @@ class Grammars:
         self._process: asyncio.subprocess.Process | None = None
 
     def guard(self, engine: Any) -> None:
-        """Let an AsyncLLM take a request with a constraint only after `check`."""
+        """Make an AsyncLLM call `check` before it takes a request with a constraint."""
         add, self._config = engine.add_request, engine.vllm_config
 
         async def add_request(request_id: str, prompt: Any, params: Any, *a: Any, **k: Any) -> Any:
@@ -71,13 +75,13 @@ class Grammars:
         engine.add_request = add_request
 
     async def check(self, params: Any, constraint: Any) -> None:
-        """Compile the constraint of SamplingParams, which vLLM then does not validate again.
+        """Compile the constraint of SamplingParams; vLLM then does not validate it again.
 
         Raises:
-            VLLMValidationError: it cannot be compiled, or takes too long.
+            VLLMValidationError: the constraint cannot be compiled, or takes too long.
             RequestFailed: the process did not answer; the request may be retried.
         """
-        if constraint.json_object and constraint.json is None:  # one grammar, the same for all
+        if constraint.json_object and constraint.json is None:  # all share one grammar
             return
         key = hashlib.sha256(pickle.dumps(constraint)).digest()
         outcome = self._known.get(key)
@@ -94,9 +98,10 @@ class Grammars:
             raise VLLMValidationError(message, parameter=None)
 
     async def _outcome(self, key: bytes, constraint: Any) -> Outcome:
-        """Ask once for a tenant's requests with the same constraint, even if one is cancelled.
+        """Compile a constraint once for all of a tenant's requests that have it.
 
-        Another tenant asks for itself: it has its own place in the line.
+        Cancelling one request does not stop the compilation. Another tenant with the same
+        constraint waits separately, for its own turn.
         """
         whose = TENANT.get(), key
         task = self._asking.get(whose)
@@ -129,7 +134,7 @@ class Grammars:
                 ) from None
 
     async def _start(self) -> asyncio.subprocess.Process:
-        # vLLM's own limit on regexes is by the clock.
+        # "0" turns off vLLM's own limit for regexes, which counts real time.
         more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "ignore", "-c", startup_code("end_with_parent") + MAIN,
@@ -142,7 +147,7 @@ class Grammars:
         return process
 
     def end(self) -> None:
-        """Kill the process, if there is one; the next constraint starts another."""
+        """Kill the process, if there is one. The next constraint starts a new process."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
@@ -157,25 +162,25 @@ async def _exchange(process: asyncio.subprocess.Process, message: bytes, limit_s
         writing.write(as_message(message))
         await writing.drain()
         (length,) = LENGTH.unpack(await reading.readexactly(LENGTH.size))
-        answer: Outcome = pickle.loads(await reading.readexactly(length))  # noqa: S301  our child's
+        answer: Outcome = pickle.loads(await reading.readexactly(length))  # noqa: S301  trusted
     return answer
 
 
 def _validated(*_: Any) -> None:
-    """Replace vLLM's validation of a constraint that passed it in the other process."""
+    """Replaces vLLM's validation of a constraint that the other process has validated."""
 
 
 class Turns:
-    """Lets in one task at a time, on one event loop; tenants take turns."""
+    """A lock for the tasks of one event loop, for which tenants take turns."""
 
     def __init__(self) -> None:
         self._taken = False
-        #: Waiting tasks by tenant; the first tenant has waited longest for a turn.
+        #: Waiting tasks by tenant. The first tenant is the next one to get the turn.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def taken(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for the turn, and hold it within."""
+        """Hold the turn in this context; wait for it before."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True
@@ -190,7 +195,7 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it had just got the turn
+            if turn.done() and not turn.cancelled():  # the task had just got the turn
                 self._pass_on()
             raise
 
@@ -199,7 +204,7 @@ class Turns:
             tenant, line = self._waiting.popitem(last=False)
             turn = line.popleft()
             if line:
-                self._waiting[tenant] = line  # as the last
+                self._waiting[tenant] = line  # the tenant becomes the last one
             if not turn.done():
                 turn.set_result(None)
                 return

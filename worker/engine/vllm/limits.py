@@ -1,9 +1,10 @@
-"""Limits of what vLLM reads or makes of a request on the event loop or in memory.
+"""Limits of the work and memory that vLLM spends on one request outside the engine.
 
-Tokenizing holds the GIL, 1 s a megabyte, and the event loop waits. vLLM limits a prompt's
-characters itself, but not where tokens are only counted or a long prompt is cut; and its limit is
-the vocabulary's longest token times the context, 17 MB for many models. names.py limits the pixels
-of pictures, arguments.py their number; here is what makes a request larger than it is sent.
+Tokenizing a megabyte takes 1 s. It holds the GIL, so that the event loop waits. vLLM limits the
+characters of a prompt itself, but not if it only counts tokens or cuts the prompt, and its limit is
+high: the vocabulary's longest token times the context, 17 MB for many models. names.py limits the
+pixels of images, media.py their number. This module limits what vLLM makes of a small request: long
+texts, large media, many log probabilities, and unknown token ids.
 """
 
 import logging
@@ -20,23 +21,25 @@ from worker.engine.vllm.names import VLLMValidationError, engine_logprobs
 
 log = logging.getLogger(__name__)
 
-#: Most characters of a prompt for each token of the context; English has 4 or 5.
+#: Most characters of a prompt for each token of the context. English has 4 or 5 to a token.
 PER_TOKEN = 10
-#: The least limit: an embedder with a context of 512 tokens gets whole documents to cut.
+#: Characters that a prompt may have in any case: an embedding model with a context of 512 tokens
+#: gets whole documents, and cuts them.
 LEAST = 131_072
-#: Most characters of all texts of one pooling request; OpenAI takes 300,000 tokens.
+#: Most characters of all texts of one pooling request. OpenAI's limit is 300,000 tokens.
 MOST_IN_ALL = 2_097_152
+#: Fields of a body that contain texts to tokenize.
 _TEXTS = (
     "prompt", "messages", "input", "query", "queries", "documents", "items", "text_1", "text_2",
     "data_1", "data_2", "system", "tools", "instruction", "instructions", "suffix",
 )  # fmt: skip
-#: Media, whose sizes vLLM limits.
+#: Fields with media instead of text; vLLM limits their sizes.
 _NO_TEXT = frozenset((
     "image_url", "image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio",
     "audio_embeds", "video_url", "video", "source", "file_data", "prompt_embeds",
 ))  # fmt: skip
-#: Values of these fields, and names of all fields, are no text up to NAME characters; longer ones
-#: are a client's own, and templates write them into the prompt.
+#: Values of the fields _KINDS, and names of all fields, do not count as text up to NAME characters.
+#: Longer ones are chosen by the client, and chat templates write them into the prompt.
 _KINDS, NAME = frozenset(("type", "role")), 16
 
 
@@ -44,7 +47,7 @@ def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
     """Refuse texts that take too long to tokenize.
 
     Raises:
-        RequestRejected: naming the limit, which follows from `context`, the model's in tokens.
+        RequestRejected: names the limit, which follows from `context`, the model's in tokens.
     """
     limit, in_all = max(LEAST, PER_TOKEN * context), 0
     pools = url in POOLING_TYPES
@@ -52,7 +55,7 @@ def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
         if not body.get(name):
             continue
         each = [*lengths(body[name])]
-        # Prompts of a list are tokenized one by one; a chat becomes one prompt.
+        # The prompts of a list are tokenized one by one; all texts of a chat become one prompt.
         longest = max(each, default=0) if pools or name == "prompt" else sum(each)
         if longest > limit:
             raise _too_long(name, longest, limit)
@@ -71,7 +74,7 @@ def _too_long(name: str, length: int, limit: int) -> RequestRejected:
 
 
 def lengths(value: Any) -> Iterator[int]:
-    """Yield the length of each text in a value, without media."""
+    """Yield the length of each text in a value; media do not count."""
     left = [value]
     while left:
         each = left.pop()
@@ -88,21 +91,22 @@ def lengths(value: Any) -> Iterator[int]:
                     left.append(one)
 
 
-#: Options for reading media, and the largest number by parts of an option's name.
+#: Fields with options for reading media.
 _OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
+#: The largest allowed number for an option, by parts of the option's name; the first match counts.
 _LARGEST = (
     (("pixels", "size"), MAX_IMAGE_PIXELS),
     (("rate",), 192_000),
     (("height", "width", "edge"), 4096),
-    (("",), 64),  # frames, crops, tiles, patches: each is as large as a picture
+    (("",), 64),  # frames, crops, tiles, patches: each is as large as an image
 )
 
 
 def refuse_inflated(body: Mapping[str, Any]) -> None:
-    """Refuse options with which vLLM would make more of media than was sent.
+    """Refuse options with which vLLM would make media much larger than they were sent.
 
     Raises:
-        RequestRejected: naming the limit.
+        RequestRejected: names the limit.
     """
     for option in _OPTIONS:
         field, left = f"body.{option}", [("", body.get(option))]
@@ -123,25 +127,28 @@ def refuse_inflated(body: Mapping[str, Any]) -> None:
 
 
 # -- log probabilities ---------------------------------------------------------------
-# vLLM may return the log probabilities of 20 more tokens for each token of a prompt or an answer.
-# It makes an object of each on the event loop: 400,000 stop it for 2 s, and make 50 MB. The number
-# is known once the prompts' tokens are, before the engine gets any of them.
+# vLLM can return the log probabilities of 20 more tokens for each token of a prompt or answer. It
+# makes a Python object of each on the event loop: 400,000 of them stop the loop for 2 s and take
+# 50 MB. Their number is known when the prompts have been tokenized, before the engine gets them.
 #
-# A single answer (`n` is 1, and there is one prompt) is not counted: it takes longer to generate
-# than to report.
+# A single answer (`n` is 1, with one prompt) is not limited: it takes longer to generate than to
+# report.
 
-#: Most of one request; of a prompt of 128,000 tokens that is each token's own and one more.
+#: Most log probabilities of one request: two for each token of a prompt of 128,000 tokens.
 MOST_PROBABILITIES = 262_144
-#: -1 asks for those of the whole vocabulary.
+#: The number that stands for the whole vocabulary (-1 in a request).
 _ALL = 32_768
-#: The task's request: how many for each token of its prompts, and for all answers at most.
+#: For the current task's request: log probabilities for each token of its prompts, and the most for
+#: all its answers.
 ASKED: ContextVar[tuple[int, int]] = ContextVar("asked", default=(0, 0))
+#: The name of vLLM's function that makes the texts of token ids.
 MAKES_TEXTS = "convert_ids_list_to_tokens"
+#: Methods of vLLM's renderer that return tokenized prompts.
 _RENDERING = ("render_cmpl_async", "render_chat_async")
 
 
 def note_log_probabilities(body: Mapping[str, Any], default_max_tokens: int) -> None:
-    """Note how many log probabilities the task's request asks for."""
+    """Store the number of log probabilities that the current task's request asks for."""
     of_prompt, of_answer = _of_token(body)
     sequences = sequences_of(body) if of_answer else 1
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
@@ -150,7 +157,7 @@ def note_log_probabilities(body: Mapping[str, Any], default_max_tokens: int) -> 
 
 
 def _of_token(body: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many a token of a prompt has, and one of an answer."""
+    """Return the numbers of log probabilities for a token of a prompt, and of an answer."""
     logprobs, top = body.get("logprobs"), body.get("top_logprobs") or 0
     wanted: int | None = logprobs
     if isinstance(logprobs, bool):
@@ -168,9 +175,9 @@ def _with_own(count: int) -> int:
 
 
 def guard_log_probabilities(renderer: Any) -> None:
-    """Let vLLM's renderer refuse requests for more than MOST_PROBABILITIES, and cache their texts.
+    """Make vLLM refuse requests for more than MOST_PROBABILITIES, and cache tokens' texts.
 
-    A release without these functions is left as it is.
+    A release without these functions is not changed.
     """
     make = getattr(engine_logprobs, MAKES_TEXTS, None)
     if make is None:
@@ -184,12 +191,12 @@ def guard_log_probabilities(renderer: Any) -> None:
 
 
 def _refusing(render: Any) -> Any:
-    @wraps(render)  # the fast path reads its parameters' names
+    @wraps(render)  # the fast path reads the parameters' names
     async def rendered(*given: Any, **named: Any) -> Any:
         found = await render(*given, **named)
         of_prompt, of_answers = ASKED.get()
         if of_prompt or of_answers:
-            prompts = found[1] if isinstance(found, tuple) else found  # conversations come first
+            prompts = found[1] if isinstance(found, tuple) else found  # [0] has chats
             tokens = sum(len(prompt.get("prompt_token_ids") or ()) for prompt in prompts)
             of_prompts = of_prompt * tokens
             if of_prompts + of_answers > MOST_PROBABILITIES:
@@ -205,13 +212,13 @@ def _refusing(render: Any) -> Any:
 
 
 def remembering(make: Any) -> Any:
-    """Wrap vLLM's function from a tokenizer and ids to texts: each text is made once.
+    """Wrap vLLM's function from token ids to texts, so that each text is made only once.
 
-    vLLM makes the text for each log probability anew on the event loop: for 20 of each token of a
-    step's prompts 160,000 texts, which take a second.
+    vLLM makes the text of each log probability again on the event loop: with 20 for each token of
+    a step's prompts these are 160,000 texts, which take a second.
     """
     known: dict[int, str] = {}
-    of: list[Any] = [None]  # the tokenizer; an engine has one
+    of: list[Any] = [None]  # the engine's tokenizer
 
     def texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
         if of[0] is not tokenizer:
@@ -222,24 +229,24 @@ def remembering(make: Any) -> Any:
             known.update(zip(missing, make(tokenizer, missing), strict=True))
         return [known[token] for token in tokens]
 
-    texts.replaces = make  # type: ignore[attr-defined]  # an engine may be built again
+    texts.replaces = make  # type: ignore[attr-defined]  # used when an engine is built again
     return texts
 
 
 # -- token ids -----------------------------------------------------------------------
-# An id for which the model has no embedding kills the engine. vLLM compares a prompt's ids with
-# the larger one of the tokenizer's and the model's vocabulary, and counts one too many.
+# An id for which the model has no embedding kills the engine. vLLM checks a prompt's ids against
+# the larger of two vocabularies, the tokenizer's and the model's, and allows one id too many.
 
 
 def guard_vocabulary(engine: Any) -> None:
-    """Check the token ids of each request before an AsyncLLM takes it."""
+    """Make an AsyncLLM check the token ids of each request before it takes the request."""
     processor = engine.output_processor
     size = int(engine.vllm_config.model_config.get_vocab_size() or 0)
-    if not size:  # it embeds no tokens
+    if not size:  # the model embeds no tokens
         return
     add = processor.add_request
 
-    @wraps(add)  # the fast path reads its parameters' names
+    @wraps(add)  # the fast path reads the parameters' names
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
         _refuse_unknown(request, size)
         return add(request, *more, **named)
@@ -248,17 +255,17 @@ def guard_vocabulary(engine: Any) -> None:
 
 
 def _refuse_unknown(request: Any, size: int) -> None:
-    """Raise VLLMValidationError for an id that a model with `size` tokens does not have."""
+    """Raise VLLMValidationError for a token id of `size` or more."""
     ids = request.prompt_token_ids
     if ids and max(ids) >= size:
         _compare("prompt", max(_outside_media(ids, request), default=0), size)
     params = getattr(request, "sampling_params", None)
     if params is None:
         return
-    # Words become the tokenizer's tokens, and are forbidden among the model's.
+    # vLLM makes token ids of these words with the tokenizer's vocabulary, not the model's.
     for word in getattr(params, "_bad_words_token_ids", None) or ():
         _compare("bad_words", max(word), size)
-    if params.allowed_token_ids:  # which vLLM before 0.30 compares with the tokenizer's
+    if params.allowed_token_ids:  # vLLM before 0.30 uses the tokenizer's vocabulary
         _compare("allowed_token_ids", max(params.allowed_token_ids), size)
 
 
@@ -271,7 +278,7 @@ def _compare(parameter: str, highest: int, size: int) -> None:
 
 
 def _outside_media(ids: list[int], request: Any) -> Iterator[int]:
-    """Yield the ids that are embedded: placeholders of media may have any id."""
+    """Yield the ids that are embedded. The placeholders of media may have any id."""
     at = 0
     places = [feature.mm_position for feature in getattr(request, "mm_features", None) or ()]
     for place in sorted(places, key=lambda place: int(place.offset)):

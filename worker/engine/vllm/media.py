@@ -1,8 +1,8 @@
-"""Fetch image, audio and video URLs of requests from public addresses only.
+"""Lets vLLM fetch images, audio and video of requests from public addresses only.
 
-vLLM limits time, size and host names, but not addresses: a name may lead into this machine or its
-network, directly, by a redirect, or by a DNS answer that changes after a check. So the address is
-checked when it is connected to.
+vLLM limits the time, size and host names of downloads, but not addresses. A name may lead to this
+machine or its network: directly, by a redirect, or by a DNS answer that changes after a check. So
+the address is checked at the moment of the connection.
 """
 
 import socket
@@ -13,17 +13,18 @@ import aiohttp
 
 from contract.public_address import is_public
 
-#: vLLM's default is 256 MB a file, with hundreds of requests in flight.
+#: Most megabytes of one file. vLLM's default is 256, with hundreds of requests in flight.
 MAX_DOWNLOAD_MB = 64
-#: Of one picture: 4096 x 3072, a phone's photo. In one colour it is some kilobytes of PNG, and
-#: models read far fewer pixels. vLLM's default is PIL's, 179 million.
+#: Most pixels of one image: 4096 x 3072, as in a phone's photo; models read far fewer. An image in
+#: one colour is only some kilobytes of PNG. vLLM's default is PIL's, 179 million.
 MAX_IMAGE_PIXELS = 12_582_912
-#: Of one request. A decoded pixel takes 12 bytes: 1 GB at most. vLLM's default is 999 of each.
+#: Most images, videos and audio files of one request. A decoded pixel takes 12 bytes, so that
+#: images take at most 1 GB. vLLM's default is 999 of each.
 MAX_MEDIA = {"image": 6, "video": 1, "audio": 4}
 
 
 class _NoBlockingFetch:
-    """Replaces vLLM's blocking client, which some of its endpoints for pooling use."""
+    """Replaces vLLM's blocking HTTP client, which some of its pooling endpoints use."""
 
     def __init__(self, refused: Callable[[str], Exception]) -> None:
         self._refused = refused
@@ -33,13 +34,13 @@ class _NoBlockingFetch:
 
 
 def guard(connection: Any, refused: Callable[[str], Exception]) -> None:
-    """Restrict one of vLLM's connections to public addresses; call it on the loop."""
+    """Restrict one of vLLM's connections to public addresses. Must be called on the loop."""
     connection._async_client = guarded_session(refused)
     connection._sync_client = _NoBlockingFetch(refused)
 
 
 def unguard(connection: Any) -> None:
-    """Drop the session; from any thread."""
+    """Drop the session of a restricted connection. Can be called in any thread."""
     if isinstance(connection._sync_client, _NoBlockingFetch):
         connection._async_client.detach()
         connection._async_client = connection._sync_client = None
@@ -48,13 +49,13 @@ def unguard(connection: Any) -> None:
 def guarded_session(
     refused: Callable[[str], Exception], allowed: Callable[[str], bool] = is_public
 ) -> aiohttp.ClientSession:
-    """Return a session that connects to allowed addresses only.
+    """Return a session that connects only to allowed addresses.
 
-    It ignores the environment's proxies, behind which the address is not known.
+    It ignores proxies set in the environment, behind which the address is not known.
 
     Args:
-        refused: makes the error to raise; no OSError, which aiohttp would retry.
-        allowed: takes an IP address.
+        refused: makes the error to raise; not an OSError, which aiohttp would retry.
+        allowed: returns whether an IP address is allowed.
     """
 
     def connect(info: Any) -> socket.socket:
@@ -66,6 +67,6 @@ def guarded_session(
             )
         return socket.socket(family, kind, protocol)
 
-    # One address after another: racing them would wrap the error.
+    # Without Happy Eyeballs, which would wrap the error in another.
     connector = aiohttp.TCPConnector(socket_factory=connect, happy_eyeballs_delay=None)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())

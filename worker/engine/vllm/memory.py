@@ -1,8 +1,9 @@
-"""Check the size of vLLM's KV cache, and choose it on the CPU.
+"""Checks the size of vLLM's KV cache, and chooses it on the CPU.
 
-The arithmetic holds for models whose layers all keep keys and values of every token; for other
-models only vLLM knows. vLLM on the CPU takes 92 % of a NUMA node, as if nothing else used it, so a
-size is chosen where no option gives one. GPUs and NPUs keep vLLM's defaults.
+The computation is right for models in which every layer keeps the keys and values of every token;
+for other models only vLLM knows the size. On the CPU vLLM takes 92 % of a NUMA node's memory,
+whatever other programs use. So on the CPU, a size is chosen here if no option sets it. On GPUs and
+NPUs vLLM's defaults apply.
 """
 
 import json
@@ -23,40 +24,45 @@ from worker.machine.packages import Packages
 
 log = logging.getLogger(__name__)
 
+#: Bytes of one GiB.
 GIB = 2**30
-#: vLLM's variable for the KV cache on the CPU, in whole GiB; it wins over the option.
+#: vLLM's variable for the size of the KV cache on the CPU, in whole GiB; it overrides the option.
 CPU_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-#: Models that cache as Llama does. Other models keep windows, latents or states.
+#: Model types that cache every token, as Llama does. Others cache windows, latents or states.
 PLAIN = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
-#: By dtype. A float32 model runs in 16 bits unless --dtype is float32.
+#: Bytes of a number, by dtype. With `auto` a float32 model runs in 16 bits.
 ITEM_BYTES = {"auto": 2, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-#: Tokens of a block where --block-size is not given: vLLM 0.30 on the CPU, and on GPUs.
+#: Tokens of a KV block without --block-size, with vLLM 0.30 on the CPU, and on GPUs.
 CPU_BLOCK, GPU_BLOCK = 128, 16
-#: vLLM's parser reads 4k as 4,000 and 4K as 4,096.
+#: Factors of vLLM's size suffixes: 4k is 4,000, and 4K is 4,096.
 UNITS = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
     "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip
-#: For vLLM's rounding of GiB, and the block that it keeps for itself.
+#: Bytes added for vLLM's rounding of GiB, and for the block that vLLM reserves.
 MARGIN_BYTES = 64 * 2**20
+#: Options for the engine's part of the memory, and for the size of the KV cache.
 SHARE_OPTION, SIZE_OPTION = "gpu-memory-utilization", "kv-cache-memory-bytes"
-#: Options that the choice depends on.
+#: Options on which the chosen size depends.
 OPTIONS = (
     SHARE_OPTION, SIZE_OPTION, "max-num-seqs", "max-model-len", "block-size", "dtype",
     "kv-cache-dtype", "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size",
 )  # fmt: skip
-#: The KV cache's share of what model and processes leave free; other programs need the rest.
+#: Part of the memory left by model and processes that the KV cache gets; other programs need the
+#: rest.
 SHARE = 0.6
-#: What vLLM 0.30 takes without model and cache: worker and engine core, and each rank.
+#: Bytes that vLLM 0.30 takes without model and cache: worker and EngineCore, and each rank process.
 PROCESSES_BYTES, RANK_BYTES = int(0.9 * GIB), int(0.7 * GIB)
-#: vLLM's --max-num-seqs on a CPU where the option is not given.
+#: vLLM's default of --max-num-seqs on the CPU.
 DEFAULT_SEQS = 128
 
+#: Matches vLLM's error for a KV cache that is smaller than one request.
 _TOO_SMALL = re.compile(
     r"max seq len \((?P<length>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed.*?"
     r"memory \((?P<has>[\d.]+) GiB\)(?:.*?maximum model length is (?P<fits>\d+))?",
     re.DOTALL,
 )
+#: Matches vLLM's error for a part of the memory that is not free.
 _RESERVE = re.compile(
     r"\((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\) on startup is less than desired "
     r"(?:GPU|CPU) memory utilization \((?P<share>[\d.]+)"
@@ -64,13 +70,13 @@ _RESERVE = re.compile(
 
 
 def size_of(text: str) -> int | None:
-    """Read 4096, 4k, 4K or 1.5G as vLLM's parser does; None for `auto`."""
+    """Read a number such as 4096, 4k, 4K or 1.5G as vLLM's parser does; None for `auto`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
 
 
 def read_config(model: str | None, name: str = "config.json") -> dict[str, Any]:
-    """Return a JSON file of a local model, {} where it cannot be read."""
+    """Return the content of a local model's JSON file; {} if it cannot be read."""
     try:
         found = json.loads((Path(model or "") / name).read_text("utf-8"))
     except (OSError, ValueError):
@@ -79,18 +85,18 @@ def read_config(model: str | None, name: str = "config.json") -> dict[str, Any]:
 
 
 def number(options: Mapping[str, str], name: str, default: int = 1) -> int:
-    """Return an option's whole number, or the default."""
+    """Return the whole number that an option has, or the default."""
     return int(options[name]) if options.get(name, "").isdecimal() else default
 
 
 def gib(size: int) -> str:
-    """Return bytes as GiB with two decimals."""
+    """Return a number of bytes in GiB, with two decimals."""
     return f"{size / GIB:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A KV cache: sizes in bytes on one device, lengths in tokens."""
+    """A KV cache on one device. `size` is in bytes, `length` and `block` are in tokens."""
 
     size: int
     length: int
@@ -98,16 +104,16 @@ class Cache:
     token_bytes: int
 
     def fits(self) -> int:
-        """Return the greatest length; vLLM keeps one block for itself."""
+        """Return the most tokens of one request; vLLM reserves one block."""
         return max(0, self.size // (self.block * self.token_bytes) - 1) * self.block
 
     def needs(self, requests: int = 1) -> int:
-        """Return the size for this many requests of `length`."""
+        """Return the bytes for this number of requests of `length` tokens."""
         blocks = requests * math.ceil(self.length / self.block) + 1
         return blocks * self.block * self.token_bytes
 
     def requests(self) -> int:
-        """Return how many requests of `length` fit."""
+        """Return the number of requests of `length` tokens that fit."""
         blocks = self.size // (self.block * self.token_bytes) - 1
         return max(0, blocks // math.ceil(self.length / self.block))
 
@@ -115,7 +121,7 @@ class Cache:
 def cache_of(
     options: Mapping[str, str], model: str | None, on_cpu: bool, size: int
 ) -> Cache | None:
-    """Return a model's cache of `size` bytes; None where its layout is not known."""
+    """Return a model's KV cache of `size` bytes; None if its layout is not known."""
     config = read_config(model)
     if config.get("model_type") not in PLAIN or config.get("sliding_window"):
         return None
@@ -123,13 +129,13 @@ def cache_of(
         token_bytes = _token_bytes(config, options)
         length = size_of(options.get("max-model-len", str(config["max_position_embeddings"])))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # vLLM refuses such a config.json
+        return None  # vLLM will refuse this config.json
     block = size_of(options.get("block-size", "")) or (CPU_BLOCK if on_cpu else GPU_BLOCK)
     return Cache(size, length, block, token_bytes) if length and token_bytes > 0 else None
 
 
 def _token_bytes(config: Mapping[str, Any], options: Mapping[str, str]) -> int:
-    """Return the bytes of a token's keys and values on one device."""
+    """Return the bytes of one token's keys and values on one device."""
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
@@ -144,7 +150,7 @@ def _token_bytes(config: Mapping[str, Any], options: Mapping[str, str]) -> int:
 
 
 def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
-    """Check that --kv-cache-memory-bytes holds one request of the greatest length."""
+    """Check that --kv-cache-memory-bytes is enough for one request of the full length."""
     size = size_of(options.get(SIZE_OPTION, ""))
     if not size or (on_cpu and os.environ.get(CPU_VARIABLE)):
         return
@@ -160,7 +166,7 @@ def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> 
 
 
 def explain(error: str) -> str | None:
-    """Return the remedy of a start's lack of memory; None for other errors."""
+    """Return the remedy for a start that failed for lack of memory; None for other errors."""
     if found := _TOO_SMALL.search(error):
         size = int((float(found["needed"]) + 0.01) * GIB) + MARGIN_BYTES
         shorter = f"--max-model-len {found['fits']}, or " if found["fits"] else ""
@@ -190,10 +196,10 @@ def explain(error: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen KV cache.
+    """The chosen size of the KV cache.
 
-    `size` is in bytes, None where a token's bytes are not known; `share` of the node's memory is
-    the engine's (0 to 1); `message` is for the log.
+    `size` is in bytes, or None if a token's bytes are not known. `share` is the part of the node's
+    memory that the engine takes (0 to 1). `message` is for the log.
     """
 
     size: int | None
@@ -203,10 +209,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory of one engine process, in bytes.
+    """The memory of one engine process, in bytes.
 
-    `total` and `free` are its NUMA node's; `each` is its part where processes share a node or a
-    limit; `rest` is what model and processes leave of that.
+    `total` and `free` are its NUMA node's. `each` is the part that the process can use, since
+    processes may share a node or a cgroup's limit. `rest` is `each` without model and processes.
     """
 
     total: int
@@ -216,7 +222,7 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """Estimated bytes of model and processes."""
+        """The estimated bytes that model and processes take."""
         return self.each - self.rest
 
     def __str__(self) -> str:
@@ -224,18 +230,18 @@ class Budget:
 
 
 def applies(packages: Packages) -> bool:
-    """Whether the installed vLLM runs on the CPU, without a plugin for another device."""
+    """Whether the installed vLLM runs on the CPU, without the RBLN plugin."""
     return packages.on_cpu and not packages.rbln
 
 
 def is_configured(options: Mapping[str, str]) -> bool:
-    """Whether the user has set the engine's memory."""
+    """Whether the user has set the engine's memory, by an option or a variable."""
     by_option = options.keys() & {SHARE_OPTION, SIZE_OPTION, "config"}
     return bool(by_option or os.environ.get(CPU_VARIABLE))
 
 
 def budget_of(options: Mapping[str, str], model: str | None) -> Budget:
-    """Measure this machine; processes on one node share its free memory."""
+    """Measure this machine's memory. Processes on one node share its free memory."""
     kinds = ("tensor", "pipeline", "data")
     ranks = math.prod(number(options, f"{kind}-parallel-size") for kind in kinds)
     nodes = devices.visible_nodes()
@@ -251,7 +257,7 @@ def budget_of(options: Mapping[str, str], model: str | None) -> Budget:
 
 
 def choose(options: Mapping[str, str], model: str | None) -> Choice:
-    """Return the engine's memory where no option sets it."""
+    """Choose the engine's memory, for users who set no memory option."""
     budget = budget_of(options, model)
     found = f"no memory option is given and {budget}"
     cache = cache_of(options, model, on_cpu=True, size=max(0, int(budget.rest * SHARE)))
@@ -270,7 +276,7 @@ def choose(options: Mapping[str, str], model: str | None) -> Choice:
 
 
 def fill_in(args: Namespace, packages: Packages) -> None:
-    """Set the memory options on the CPU where none was given."""
+    """Set vLLM's memory options on the CPU if the user has set none."""
     given = {name: getattr(args, name.replace("-", "_")) for name in OPTIONS}
     options = {name: str(value) for name, value in given.items() if value is not None}
     if applies(packages) and not is_configured(options):
@@ -282,9 +288,9 @@ def fill_in(args: Namespace, packages: Packages) -> None:
 def judge_memory(
     options: Mapping[str, str], model: str | None, packages: Packages
 ) -> Iterator[Finding]:
-    """Check that vLLM on the CPU will find the memory that it asks for."""
+    """Check that the memory that vLLM will ask for on the CPU is free."""
     if not applies(packages) or "config" in options:
-        return  # only vLLM's parser reads a file of options
+        return  # only vLLM's parser reads the options in that file
     budget = budget_of(options, model)
     if not is_configured(options):
         cache = cache_of(options, model, on_cpu=True, size=int(budget.rest * SHARE))
@@ -323,7 +329,7 @@ def _request_too_large(cache: Cache, budget: Budget) -> Finding:
 
 
 def describe(options: Mapping[str, str], model: str | None) -> str:
-    """Describe the memory that vLLM on the CPU will ask for."""
+    """Describe the memory that vLLM will ask for on the CPU."""
     if "config" in options:
         return "as vLLM's --config file sets it"
     if not is_configured(options):
@@ -337,14 +343,14 @@ def describe(options: Mapping[str, str], model: str | None) -> str:
 
 
 def configured_size(options: Mapping[str, str]) -> int | None:
-    """Return the KV cache's configured bytes, if any; vLLM's variable wins."""
+    """Return the bytes that the user has set for the KV cache, or None."""
     if text := os.environ.get(CPU_VARIABLE):
         return int(text) * GIB if text.isdecimal() else None
     return size_of(options.get(SIZE_OPTION, ""))
 
 
 def _share(options: Mapping[str, str]) -> float:
-    """Return the share of the node; 0 where vLLM's parser will refuse it."""
+    """Return the configured part of the node's memory; 0 if vLLM's parser will refuse it."""
     try:
         share = float(options.get(SHARE_OPTION, ""))
     except ValueError:

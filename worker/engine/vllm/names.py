@@ -1,8 +1,8 @@
-"""All imports from vLLM, and the environment that must be set before them.
+"""All imports from vLLM, and the environment variables that must be set before them.
 
-vLLM moves its modules between minor releases. A name with several places has its own `try`, so that
-each is found whatever the release calls itself. The newest place comes first; older ones are those
-of vLLM 0.26 to 0.28, which some GPU images still have.
+vLLM moves modules in its minor releases. Each name with several places has its own `try`, so that
+it is found independently of the version. The newest place is first; the last is that of vLLM 0.26
+to 0.28, which some GPU images still have.
 """
 
 import logging
@@ -11,21 +11,21 @@ import shutil
 
 from worker.engine.vllm.media import MAX_DOWNLOAD_MB, MAX_IMAGE_PIXELS
 
-# vLLM reads these when it is imported. Spawned engine processes inherit no locks
-# from Celery's threads; forked ones do.
+# vLLM reads these variables when it is imported. With "spawn", engine processes do not inherit
+# locks that Celery's threads hold, as forked processes would.
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Many short prompts are tokenized in one call, in a thread: to share them among several costs as
-# much CPU again, and the engine needs it.
+# Many short prompts are tokenized in one call, in one thread. Several threads would use twice the
+# processor time, which the engine needs.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("g++") is None:
-    # vLLM compiles its CPU sampler on the first request, even with --enforce-eager;
-    # without a compiler that kills the engine.
+    # vLLM compiles its CPU sampler at the first request, even with --enforce-eager. Without a
+    # compiler this kills the engine.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
 os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(MAX_IMAGE_PIXELS))
-# A package that vLLM imports sets the root logger to this, else to ERROR: our own
-# INFO and WARNING lines were gone once the engine had been imported.
+# A package that vLLM imports sets the root logger's level to this variable, and otherwise to ERROR,
+# with which the worker's INFO and WARNING lines would not be logged.
 os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
 
 from vllm import AsyncEngineArgs, AsyncLLMEngine
@@ -49,7 +49,7 @@ try:
     )
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
-except ImportError:  # a release that has not all of them serves none of them here
+except ImportError:  # without one of these, none of their urls is served
     AnthropicCountTokensRequest = AnthropicMessagesRequest = None
     ResponsesRequest = TokenizeRequest = None
 
@@ -73,7 +73,7 @@ except ImportError:
 
 try:
     from vllm.exceptions import VLLMClientError
-except ImportError:  # 0.26: its errors have no common class, and all but one are ValueErrors
+except ImportError:  # 0.26 has no common class; all its other errors are ValueErrors
     from vllm.exceptions import VLLMNotFoundError as VLLMClientError
 
 try:

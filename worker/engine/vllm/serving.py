@@ -1,7 +1,7 @@
-"""vLLM's serving classes by url, their answers, and the text of running requests.
+"""Maps urls to vLLM's serving classes, converts their answers, and reads running requests' text.
 
-Nothing is kept between requests: a response that refers to another one is refused before it gets
-here (contract/openai/fields.py).
+Nothing is kept between requests: a request that refers to an earlier response has been refused
+before (contract/openai/fields.py).
 """
 
 import logging
@@ -35,30 +35,30 @@ from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
 
-#: Within a text the quotes would be escaped.
+#: Matches an empty embedding in an answer. (In a text the quotes would be escaped.)
 _NO_EMBEDDING = re.compile(rb'"embedding":\s*\[\s*\]')
-#: The status of vLLM's errors about what it does not support; no retry helps.
+#: HTTP status of vLLM's errors for features that it does not support; a retry does not help.
 NOT_IMPLEMENTED = 501
-#: Served by neither the classes of chats and completions nor those for pooling.
+#: Urls that neither vLLM's classes for chats and completions nor those for pooling serve.
 OTHER_URLS = frozenset((MESSAGES_URL, COUNT_TOKENS_URL, RESPONSES_URL, TOKENIZE_URL))
 
-#: vLLM's request class, and the call that takes one, by url.
+#: For each url, vLLM's request class and the function that runs such a request.
 Forms = dict[str, tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Serves one url: vLLM's request class, its call, and the fields that this vLLM lacks."""
+    """Serves one url: vLLM's request class, its function, and the fields that this vLLM lacks."""
 
     form: pydantic.TypeAdapter[Any]
     call: Any
     unknown: frozenset[str]
 
     def read(self, body: dict[str, Any]) -> Any:
-        """Return a body as vLLM's request.
+        """Return a body as an object of vLLM's request class.
 
-        vLLM's class for embeddings tests each token id, 20 µs; a body's ids have been checked
-        already (contract/openai/pooling.py).
+        vLLM's class for embeddings checks each token id, which takes 20 µs for each. The ids have
+        been checked before (contract/openai/pooling.py), so they are set after the validation.
         """
         ids: Any = body.get("input")
         if not are_token_ids(ids):
@@ -69,7 +69,7 @@ class Served:
 
 
 def are_token_ids(value: Any) -> bool:
-    """Whether it is a prompt's token ids, or a list of them."""
+    """Whether the value is a list of token ids, or a list of such lists."""
     if not _is_list(value):
         return False
     prompts = value if _is_list(value[0]) else [value]
@@ -81,16 +81,16 @@ def _is_list(value: Any) -> bool:
 
 
 def pooling(state: State) -> list[Any]:
-    """Return vLLM's serving classes for pooling; none where the model generates."""
+    """Return vLLM's serving classes for pooling; empty for a generative model."""
     found = (getattr(state, name, None) for name in ("serving_embedding", "serving_scores"))
     return [serving for serving in found if serving is not None]
 
 
 def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Served]:
-    """Return what serves each url, of the state that vLLM's init_app_state filled.
+    """Return the served urls, from the state that vLLM's init_app_state has filled.
 
     `default_max_tokens` is for requests without a limit, unless the model's generation_config has
-    one.
+    a default.
     """
     forms: Forms = {}
     chat_form: type[Any] = object
@@ -133,10 +133,10 @@ def _other_forms(state: State, chat: type[Any], default_max_tokens: int) -> Form
 
 
 def _messages(serving: Any, chat: type[Any]) -> Forms:
-    """Serve messages, of which vLLM makes chats: they get our class's limits."""
+    """Serve messages. vLLM makes chats of them, which get the limits of our request class."""
 
     class Messages(names.AnthropicMessagesRequest):
-        model: str = ""  # one model is served, whatever it is called
+        model: str = ""  # the one served model runs it under any name
         request_id: str = ""
 
     class CountTokens(names.AnthropicCountTokensRequest):
@@ -147,11 +147,11 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
     async def create_named(made: Any, request_id: str) -> Any:
         ours = chat.model_construct(made.model_fields_set, **made.__dict__)
         ours.request_id = request_id
-        ours.max_completion_tokens = None  # vLLM sets both; errors name the one that is left
+        ours.max_completion_tokens = None  # vLLM sets both limits; errors name the other
         return await create_chat(ours)
 
     async def create(form: Any) -> Any:
-        # vLLM passes its second argument, the HTTP request, to the method above.
+        # vLLM passes its second argument, normally the HTTP request, to `create_named`.
         return await serving.create_messages(form, form.request_id)
 
     serving.create_chat_completion = create_named
@@ -163,7 +163,7 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
 
 
 def _raise_aborts(serving: Any) -> None:
-    """Let a serving class raise Aborted, which its answers do not show."""
+    """Make a serving class raise Aborted for an aborted request, which its answers do not show."""
     raise_if_error = serving._raise_if_error
 
     def raise_if_ended(finish_reason: str | None, *more: Any) -> None:
@@ -175,7 +175,7 @@ def _raise_aborts(serving: Any) -> None:
 
 
 def refuse_unserved(serving: Mapping[str, Served], url: str, body: Mapping[str, Any]) -> None:
-    """Refuse a url, or a field, that this vLLM does not know."""
+    """Refuse a url or a field that this vLLM does not have."""
     if url not in serving:
         raise RequestRejected(
             f"field url: this worker's model serves {', '.join(serving)}, not {url}; "
@@ -193,7 +193,7 @@ def refuse_unserved(serving: Mapping[str, Served], url: str, body: Mapping[str, 
 
 
 def log_unknown_fields(serving: Mapping[str, Served]) -> None:
-    """Log which fields of requests this vLLM does not know."""
+    """Log the request fields that this vLLM does not have."""
     unknown = {name for served in serving.values() for name in served.unknown}
     if unknown:
         text = "vLLM %s does not know %s; requests with these fields are refused"
@@ -202,7 +202,7 @@ def log_unknown_fields(serving: Mapping[str, Served]) -> None:
 
 
 def parses_chats(config: Any) -> bool:
-    """Whether vLLM, with this VllmConfig, takes reasoning out of a chat's content."""
+    """Whether vLLM, with this VllmConfig, removes reasoning from the content of chats."""
     harmony = getattr(config.model_config.hf_config, "model_type", "") == "gpt_oss"
     return harmony or bool(config.structured_outputs_config.reasoning_parser)
 
@@ -211,12 +211,12 @@ def parses_chats(config: Any) -> bool:
 
 
 def pooled(raw: bytes, model: str | None) -> Completion:
-    """Return the completion of a pooling response's JSON, with the line's name of the model.
+    """Return the completion of a pooling answer, with the model name that the request has.
 
     Raises:
         EngineDead: the answer is empty, as vLLM's is for an aborted request.
     """
-    # Its numbers are not decoded: there may be millions, and the event loop waits.
+    # The numbers are not decoded: there may be millions, and the event loop would wait.
     answer = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     if _NO_EMBEDDING.search(raw):
         raise EngineDead("the engine was asked to end", inside=False)
@@ -227,20 +227,20 @@ def pooled(raw: bytes, model: str | None) -> Completion:
 
 
 def body_for(url: str, body: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Return the body for vLLM's request class of one of OTHER_URLS, with its answer's id."""
+    """Return the body for vLLM's request class of one of OTHER_URLS, with the answer's id."""
     if url == RESPONSES_URL:
-        # vLLM's own default of `store` is true.
+        # vLLM's default of `store` is true.
         return body | {"request_id": response_id(request_id), "store": False}
     return body | {"request_id": request_id} if url == MESSAGES_URL else body
 
 
 def response_id(request_id: str) -> str:
-    """Return the id of a request's response."""
+    """Return the id of the response to a request."""
     return f"resp_{request_id}"
 
 
 def completion_of(url: str, answer: Any, model: str | None) -> Completion:
-    """Return the completion of vLLM's answer for one of OTHER_URLS; counting uses no tokens.
+    """Return the completion for one of OTHER_URLS from vLLM's answer. Counting uses no tokens.
 
     Raises:
         Aborted: the engine aborted the request.
@@ -260,13 +260,13 @@ def completion_of(url: str, answer: Any, model: str | None) -> Completion:
 
 
 class RunningTexts:
-    """Reads the text of running requests where vLLM keeps it.
+    """Reads the text of running requests from vLLM's detokenizers.
 
-    vLLM detokenizes every request at every step, to look for stop texts, so the text of a request
-    that asked for its final output alone can be read at any time and costs the engine nothing.
+    vLLM detokenizes every request at every step, to search for stop texts. So the text of a
+    request that asked only for its final output can be read at any time, at no cost for the engine.
 
-    `ended` keeps the detokenizers of choices that ended before the rest of their request; `prompts`
-    has the number of a completion's prompts, if several.
+    `ended` keeps the detokenizers of choices that ended before the other choices of their request.
+    `prompts` has the number of prompts of a completion with several.
     """
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ class RunningTexts:
         self.prompts: dict[str, int] = {}
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request that ended."""
+        """Drop the data of a request that has ended."""
         self.ended.pop(request_id, None)
         self.prompts.pop(request_id, None)
 
@@ -289,14 +289,14 @@ class RunningTexts:
                     found[place * several + state.request_index] = state.detokenizer
         if found:
             self.ended[request_id] = found
-        # The text is unfinished, so vLLM leaves out an end that may become a stop text.
+        # The arguments mark the text as unfinished: vLLM omits an end that may become a stop text.
         return [
             found[n].get_next_output_text(False, False) if n in found else ""
             for n in range(max(found, default=-1) + 1)
         ]
 
     def _names(self, known: Any, request_id: str) -> list[str]:
-        """Return vLLM's names of a request: several for a completion's prompts."""
+        """Return vLLM's names for a request: one for each prompt of a completion."""
         for name in (f"chatcmpl-{request_id}", f"{response_id(request_id)}_0"):
             if name in known:
                 return [name]

@@ -1,4 +1,4 @@
-"""Engine steps as vLLM reports them, and its span `llm_request` of sampled requests."""
+"""Reads vLLM's reports of engine steps, and makes its span `llm_request` for sampled requests."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class Progress(StatLoggerBase):
-    """Stamps every engine step: with final-only output nothing else shows progress.
+    """Records the time of every engine step: outputs do not show progress, as only final ones come.
 
-    vLLM calls its statistics unstable, so only the prefix cache's hits are read, under their name
-    of 0.29 where a release has it.
+    vLLM calls its statistics unstable, so only the prefix cache's hits are read, by the name that
+    they have in 0.29. A release with another name shows none.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class Progress(StatLoggerBase):
 
 
 def keep_no_statistics(engine: Any, args: Any) -> None:
-    """Turn off an AsyncLLM's statistics of requests and tokens where nothing reads them.
+    """Turn off an AsyncLLM's statistics of requests and tokens if nothing reads them.
 
-    vLLM makes them as soon as it has a logger, and Progress is one, though it needs none of them.
+    vLLM makes them if it has any logger. Progress is one, but does not need them.
     """
     traced = engine.vllm_config.observability_config.otlp_traces_endpoint
     by_request = getattr(args, "enable_per_request_metrics", False)
@@ -50,20 +50,20 @@ def keep_no_statistics(engine: Any, args: Any) -> None:
 
 
 async def log_stats(engine: Any, every_s: float) -> None:
-    """Let vLLM log its statistics every `every_s` seconds, until the engine dies."""
+    """Make vLLM log its statistics every `every_s` seconds, until the engine dies."""
     while not engine.errored:
         await asyncio.sleep(every_s)
         await engine.do_log_stats()
 
 
 # -- spans ---------------------------------------------------------------------------
-# vLLM makes its span from statistics of every token of every request. Here they are kept for
-# sampled requests alone, and only while one is in the engine.
+# vLLM makes a span from statistics of every token, and keeps these for every request. Here they are
+# kept only for sampled requests, while such a request is in the engine.
 
 
-#: The headers of the task's request, if it is sampled.
+#: The trace headers of the current task's request, or None if it is not sampled.
 TRACE: ContextVar[Mapping[str, str] | None] = ContextVar("trace", default=None)
-#: Used of vLLM's OutputProcessor; a release that lacks one runs untraced.
+#: Attributes of vLLM's OutputProcessor that tracing uses; without one of them nothing is traced.
 USED = (
     "add_request", "process_outputs", "do_tracing", "_update_stats_from_output",
     "_update_stats_from_finished", "request_states", "tracing_enabled", "log_stats",
@@ -71,7 +71,7 @@ USED = (
 
 
 def trace_requests(engine: Any) -> None:
-    """Let an AsyncLLM, before its first request, make spans of requests added under TRACE."""
+    """Make an AsyncLLM trace requests for which TRACE is set. Called before its first request."""
     processor = engine.output_processor
     if IterationStats is None or not all(hasattr(processor, name) for name in USED):
         extra = {"action": "engine_untraced"}
@@ -82,7 +82,7 @@ def trace_requests(engine: Any) -> None:
 
 
 class _Traced:
-    """Wraps the methods of one OutputProcessor."""
+    """Wraps the methods of one OutputProcessor, to keep statistics only for sampled requests."""
 
     _add_request: Any
     _process_outputs: Any
@@ -90,25 +90,25 @@ class _Traced:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        #: The ids of sampled requests in the engine.
+        #: The ids of the sampled requests that are in the engine.
         self._ids: set[str] = set()
         for name in ("add_request", "process_outputs", "do_tracing"):
             theirs, ours = getattr(processor, name), getattr(self, name)
             setattr(self, f"_{name}", theirs)
-            # With the signature of theirs, which the fast path reads.
+            # Our method gets the signature of theirs, which the fast path reads.
             setattr(processor, name, wraps(theirs)(partial(ours)))
         for name in ("_update_stats_from_output", "_update_stats_from_finished"):
             setattr(processor, name, _if_counted(getattr(processor, name)))
 
     def add_request(self, request: Any, *more: Any, **named: Any) -> Any:
-        """Add the request with its headers, and with statistics if it is sampled."""
+        """Add a request with its trace headers, and with statistics if it is sampled."""
         headers = TRACE.get()
-        # Requests of the fast path are copies of a form's first one, which may have been sampled.
+        # Requests of the fast path are copies of an observed request, which may have been sampled.
         request.trace_headers = headers
         if headers is None:
             return self._add_request(request, *more, **named)
         processor, kept = self._processor, self._processor.log_stats
-        processor.log_stats = True  # read when the request's state is made
+        processor.log_stats = True  # vLLM reads it when it makes the request's state
         try:
             added = self._add_request(request, *more, **named)
         finally:
@@ -117,9 +117,9 @@ class _Traced:
         return added
 
     def process_outputs(self, outputs: Any, timestamp: Any = None, stats: Any = None) -> Any:
-        """Keep a step's statistics if a sampled request runs and vLLM keeps none itself."""
+        """Make statistics of a step if a sampled request is running and vLLM makes none."""
         if self._ids:
-            self._ids &= self._processor.request_states.keys()  # the rest were aborted
+            self._ids &= self._processor.request_states.keys()  # the others were aborted
             if stats is None and self._ids:
                 stats = IterationStats()
         return self._process_outputs(outputs, timestamp, stats)
@@ -131,7 +131,7 @@ class _Traced:
 
 
 def _if_counted(update: Any) -> Any:
-    """Wrap the method: it does nothing for requests without statistics."""
+    """Wrap a method so that it does nothing for requests without statistics."""
 
     def updating(state: Any, *more: Any) -> None:
         if state.stats is not None:

@@ -1,14 +1,15 @@
-"""Let large requests take turns, in vLLM's tokenizer thread and at its engine.
+"""Makes large requests take turns in vLLM's tokenizer thread, and limits their engine slots.
 
-vLLM has one thread for all tokenizing and gives it all prompts of a request at once: the request
-after one of 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a request in one turn
-of the event loop, and tests all of them again whenever one has ended. Here a request of many
-prompts has one in that thread at a time, long prompts of all requests go one after the other, and a
-request starts as many prompts as it can get slots.
+vLLM has one thread for all tokenizing, and sends it all prompts of a request at once: a request
+that comes after one with 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a
+request in one iteration of the event loop, and checks all of them again whenever one has ended.
+Here, a request of many prompts has at most one prompt in that thread, long prompts of all requests
+go one after the other, and a request starts only as many prompts as it can get slots.
 
-vLLM's scheduler serves sequences in their order, so those of a request with `n` answers or a list
-of prompts would delay other requests for minutes. Here each of them waits for one of the slots that
-such requests share; the rest are left to requests of one sequence, which never wait here.
+vLLM's scheduler runs sequences in the order in which they come. So the sequences of a request with
+`n` answers, or with a list of prompts, could delay other requests for minutes. Here each of them
+waits for one of the slots that such requests share. The other slots are reserved for requests of
+one sequence, which never wait here.
 """
 
 import asyncio
@@ -30,25 +31,27 @@ from worker.engine.vllm.stats import Progress
 
 log = logging.getLogger(__name__)
 
-#: The lock of the task's request, if it has many sequences; the tasks that vLLM makes inherit it.
+#: The lock of the current task's request if it has several sequences; tasks of vLLM inherit it.
 TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
-#: Most characters of a short prompt.
+#: Most characters of a short prompt; longer prompts take turns.
 LONGEST = 32_768
-#: The renderer's methods that use the thread: text to tokens, tokens to text.
+#: Methods of vLLM's renderer that use the tokenizer thread: from text to tokens, and back.
 USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
+#: The method of vLLM's pooling processors that uses the thread without the renderer.
 RENDER = "render_async"
-#: Where their argument has texts; the last method gets the text itself.
+#: Fields with texts in the arguments of these methods. The last of USES gets the tokens directly.
 TEXTS = ("prompt", "prompts", "conversations", "data_1", "data_2")
-#: Prompts that are started, or given up, in one turn of the event loop.
+#: Prompts that are started, or cancelled, in one iteration of the event loop.
 AT_ONCE = 16
+#: The name of vLLM's function that merges the outputs of several prompts.
 MERGE = "merge_async_iterators"
 
 
 def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
-    """Let large requests take turns at vLLM's tokenizer thread, each with `slots` running prompts.
+    """Make large requests take turns in the tokenizer thread, with at most `slots` running prompts.
 
-    vLLM's serving classes for pooling use the thread without the renderer. A release without these
-    methods is left as it is.
+    vLLM's `pooling` classes use the thread without the renderer. A release without these methods is
+    not changed.
     """
     long = asyncio.Lock()
     for serving in pooling:
@@ -60,14 +63,14 @@ def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
         else:
             extra = {"action": "prompts_unbounded"}
             log.warning("this vLLM tokenizes all prompts of a request at once", extra=extra)
-    for name, module in list(sys.modules.items()):  # those that merge the answers of many prompts
+    for name, module in list(sys.modules.items()):  # modules that use MERGE
         if name.startswith("vllm.entrypoints.") and hasattr(module, MERGE):
             merge = getattr(module, MERGE)
             setattr(module, MERGE, _gradually(getattr(merge, "replaces", merge), slots))
 
 
 def begin(sequences: int) -> None:
-    """Note how many sequences the task's request has."""
+    """Store whether the current task's request has several sequences."""
     TURN.set(asyncio.Lock() if sequences > 1 else None)
 
 
@@ -78,7 +81,7 @@ def _in_turn(make: Any, long: asyncio.Lock) -> Any:
         is_long = _length(given) > LONGEST
         if own is None and not is_long:
             return await make(given, *more)
-        # A request of many prompts has some of them in the engine meanwhile.
+        # A request of several sequences does not count as waiting: some may be in the engine.
         with waiting() if own is None else nullcontext():
             async with own or nullcontext(), long if is_long else nullcontext():
                 return await make(given, *more)
@@ -87,14 +90,14 @@ def _in_turn(make: Any, long: asyncio.Lock) -> Any:
 
 
 def _length(given: Any) -> int:
-    """Return the number of characters, or of tokens."""
+    """Return the number of characters of texts, or the number of tokens."""
     if not isinstance(given, dict):
         return len(given)
     return sum(sum(lengths(given[name])) for name in TEXTS if name in given)
 
 
 def _gradually(merge: Any, slots: int) -> Any:
-    """Wrap vLLM's function: at most `slots` of its iterators run."""
+    """Wrap vLLM's function so that at most `slots` of its iterators run at a time."""
 
     def merged(*iterators: AsyncGenerator[Any, None]) -> AsyncGenerator[tuple[int, Any], None]:
         if len(iterators) <= AT_ONCE:
@@ -102,22 +105,22 @@ def _gradually(merge: Any, slots: int) -> Any:
             return found
         return _Merged(iterators, slots).outputs()
 
-    merged.replaces = merge  # type: ignore[attr-defined]  # an engine may be built again
+    merged.replaces = merge  # type: ignore[attr-defined]  # used when an engine is built again
     return merged
 
 
 class _Merged:
-    """Merges the outputs of many iterators, each with its iterator's place."""
+    """Merges the outputs of many iterators; each comes with the number of its iterator."""
 
     def __init__(self, iterators: Sequence[AsyncGenerator[Any, None]], slots: int) -> None:
         self._waiting = iter(enumerate(iterators))
         self._left, self._slots = len(iterators), slots
         self._running: set[asyncio.Task[None]] = set()
-        #: Outputs by place; None, or an error, of an iterator that has ended.
+        #: Outputs with their iterator's number; for an ended iterator None, or its error.
         self._found: asyncio.Queue[tuple[int, Any] | BaseException | None] = asyncio.Queue()
 
     async def outputs(self) -> AsyncGenerator[tuple[int, Any], None]:
-        """Yield the outputs; the first error ends all."""
+        """Yield the outputs. The first error ends all iterators."""
         try:
             while self._left:
                 await self._start()
@@ -132,7 +135,7 @@ class _Merged:
             await self._cancel()
 
     async def _start(self) -> None:
-        """Fill the slots, AT_ONCE in a turn of the loop."""
+        """Start iterators while there are free slots, AT_ONCE in one iteration of the loop."""
         started = 0
         while len(self._running) < self._slots:
             place, iterator = next(self._waiting, (0, None))
@@ -154,7 +157,7 @@ class _Merged:
         self._found.put_nowait(None if task.cancelled() else task.exception())
 
     async def _cancel(self) -> None:
-        """Cancel what runs, AT_ONCE in a turn; each task aborts its prompt in the engine."""
+        """Cancel the running tasks, AT_ONCE at a time; each aborts its prompt in the engine."""
         try:
             while self._running:
                 some = list(self._running)[:AT_ONCE]
@@ -163,28 +166,29 @@ class _Merged:
                 await asyncio.wait(some)
                 self._running.difference_update(some)
         finally:
-            for task in self._running:  # cancelled again: nobody waits any more
+            for task in self._running:  # after another cancellation nothing waits for them
                 task.cancel()
 
 
 # -- slots of the engine -------------------------------------------------------------
 
+#: Attributes of vLLM's OutputProcessor that SequenceSlots uses.
 ENGINE_USES = ("add_request", "abort_requests", "propagate_error", "request_states")
 
 
 class SequenceSlots:
-    """The slots of one engine that requests of many sequences share."""
+    """The slots of one engine that requests of several sequences share."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._slots = 1
-        #: Ids of sequences in the engine; ended ones stay until one waits for a slot.
+        #: Ids of the sequences in the engine. Ended ones are removed when a sequence needs a slot.
         self._inside: set[str] = set()
         self._entering: set[str] = set()
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
-        """Wrap an AsyncLLM's `_add_request`; a release without it is left as it is.
+        """Wrap an AsyncLLM's `_add_request`. A release without this method is not changed.
 
         Each of `front_ends` processes has its part of the slots.
         """
@@ -205,7 +209,7 @@ class SequenceSlots:
         self._progress.ended = self.let_in
 
     def begin(self, body: Mapping[str, Any]) -> bool:
-        """Note the task's request; return whether the engine may have all of it immediately."""
+        """Store the current task's request; return whether all of it may enter the engine now."""
         sequences = sequences_of(body)
         begin(sequences)
         return sequences <= self._slots or sequences == 1
@@ -213,7 +217,7 @@ class SequenceSlots:
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *more: Any, **named: Any
     ) -> Any:
-        """Give the engine a sequence, of a request of many once there is a slot."""
+        """Add a sequence to the engine; one of several waits for a slot before."""
         if TURN.get() is None:
             return await self._add(request, prompt, parent, *more, **named)
         name = request.request_id
@@ -237,13 +241,13 @@ class SequenceSlots:
                 self._waiting.remove(turn)
             self._entering.discard(name)
             self.let_in()
-            # vLLM aborts a request only once all of it is inside.
+            # vLLM itself aborts a request only after all its sequences have been added.
             if parent is not None and not self._engine.errored:
                 await self._engine.abort(parent.request_id, internal=True)
             raise
 
     def let_in(self) -> None:
-        """Give the slots of sequences that have ended to those that wait."""
+        """Give the slots of sequences that have ended to waiting sequences."""
         if not self._waiting:
             return
         self._inside = {name for name in self._inside if name in self._processor.request_states}
@@ -254,14 +258,14 @@ class SequenceSlots:
                 turn.set_result(None)
 
     def _aborted(self, *given: Any, **named: Any) -> Any:
-        """Abort requests as vLLM does; an engine that has nothing left makes no step."""
+        """Abort requests as vLLM does, then let others in: an empty engine makes no step."""
         try:
             return self._abort(*given, **named)
         finally:
             self.let_in()
 
     def _failed(self, error: Exception) -> None:
-        """End the waiting sequences as vLLM ends the running ones."""
+        """End the waiting sequences with an error, as vLLM ends the running ones."""
         self._propagate(error)
         while self._waiting:
             _, turn = self._waiting.popleft()

@@ -4,7 +4,7 @@ With short prompts and answers, one Python process in front of the engine limits
 (docs/explanation/performance.md), and most of its work is the same for all requests of a file. A
 form is a url with all fields of a body except its prompt. The first requests of a form run through
 vLLM's classes and are observed (learning.py). If their answers can be written without these classes
-(texts.py, pooling.py), the form's other requests are tokenized in batches (tokens.py) and sent
+(texts.py, pooling.py), the form's other requests are tokenized many at a time (tokens.py) and sent
 directly to EngineCore. Requests that vLLM would refuse still go through its classes
 (docs/explanation/fast-path.md). Only engine.py imports this package.
 """

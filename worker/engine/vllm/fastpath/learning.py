@@ -42,7 +42,7 @@ Tokens = tuple[list[int], dict[str, Any] | None]
 
 
 @dataclass(slots=True)
-"""A request as EngineCore got it, and its output."""
+class Run:
     """A request as EngineCore got it, and its output."""
 
     request: Any
@@ -50,11 +50,12 @@ Tokens = tuple[list[int], dict[str, Any] | None]
 
 
 @dataclass(slots=True)
-"""The data that was observed of one request.
+class Observation:
+    """The data that was observed of one request.
 
-`calls` is the number of prompts and engine requests: 2 for a plain body. `contexts` are the
-PoolingServeContexts of vLLM's pooling classes.
-"""
+    `calls` is the number of prompts and engine requests: 2 for a plain body. `contexts` are the
+    PoolingServeContexts of vLLM's pooling classes.
+    """
 
     tok_params: Any = None
     chat_params: Any = None
@@ -129,7 +130,7 @@ def as_key(form: list[Any]) -> bytes | None:
 
 
 def is_text(prompt: Any) -> bool:
-    """Whether the prompt is a text that is short enough to be tokenized in a batch."""
+    """Whether the prompt is a text that is short enough to be tokenized with others in one call."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 
 

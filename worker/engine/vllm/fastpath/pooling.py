@@ -222,7 +222,7 @@ class PoolingReplay(Replay):
         self, outputs: Sequence[Any], body: dict[str, Any], request_id: str
     ) -> Completion | None:
         if any(getattr(output, "error", None) is not None for output in outputs):
-            return None  # since 0.32 an output may have an error, which vLLM's class reports
+            return None  # since 0.32 outputs may have an error; vLLM reports it
         if any(output.outputs.data.numel() == 0 for output in outputs):
             raise Aborted  # vLLM's output of an aborted request is empty
         return self._completion(outputs, request_id, int(time.time()))
@@ -251,7 +251,7 @@ class PoolingReplay(Replay):
 
 
 def _render_params(processor: Any, context: Any) -> Any:
-    """Return the parameters that vLLM's PoolingIOProcessor renders a request's first prompt with."""
+    """Return the parameters that vLLM's PoolingIOProcessor uses for a request."""
     if hasattr(processor, "get_request_factory_online"):
         return processor.get_request_factory_online(context)[0]
     return {"tok_params": context.request.build_tok_params(processor.model_config)}
