@@ -108,7 +108,7 @@ class ReportsWaiting(Protocol):
     """An engine whose `start` or requests may have to wait for a server."""
 
     def waits_for(self) -> str:
-        """Return a text such as "waits for host: connection refused"; '' if it waits for nothing.
+        """Return for example "waits for host: connection refused"; '' if it waits for nothing.
 
         Users who wait for results see this text, so it must not contain a secret.
         """

@@ -32,7 +32,7 @@ _ROOT = str(Path(__file__).absolute().parents[2])
 
 
 def end_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel end this process with a signal when its parent ends, or has ended already.
+    """Make the kernel send this process a signal when its parent ends, or has ended.
 
     `parent` is the pid of the process that started this one; the present parent may be another.
     """
@@ -111,6 +111,7 @@ def _tie_children() -> None:
         util.register_after_fork(_Engine, _forked)
 
 
+#: multiprocessing's function that `_command_line` replaces.
 _plain_command_line = spawn.get_command_line
 
 

@@ -54,7 +54,7 @@ def visible_cards(devices: str | None) -> Cards:
 
 
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
-    """Return the processes that have an NPU open, by the NPU's number, as far as readable."""
+    """Return the pids that have an NPU open, by the NPU's number, where readable."""
     found: dict[int, set[int]] = {}
     for link in proc.glob("[0-9]*/fd/*"):
         try:
@@ -69,7 +69,7 @@ def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The number of GPUs that vLLM can use, and a text that tells where the number is from."""
+    """The number of GPUs that vLLM can use, and a text about the number's source."""
 
     count: int
     source: str
@@ -104,7 +104,7 @@ def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int 
 
 
 def cuda_compiler() -> Path | None:
-    """Return the nvcc that FlashInfer and others call to compile at run time; None without it."""
+    """Return the nvcc that FlashInfer and other libraries call at run time; None without it."""
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     found = None if named else shutil.which("nvcc")
     nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"

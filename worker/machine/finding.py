@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem, with its remedy. A fatal one prevents the start, others are warnings."""
+    """A problem, with its remedy. A fatal one prevents the start, any other is a warning."""
 
     problem: str
     remedy: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+#: The type of a version as numbers.
 Release = tuple[int, ...]
 
 #: Packages whose versions have to match.

@@ -47,7 +47,7 @@ def try_start(settings: WorkerSettings, seen: Preflight) -> None:
 
 
 def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
-    """Add a row with the queue's length and workers, or the problem that Redis does not answer."""
+    """Add the queue's length and workers, or the problem that Redis does not answer."""
     url, queue = settings.redis_url.get_secret_value(), settings.queue_to_drain
     try:
         with closing(BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)) as store:

@@ -10,7 +10,9 @@ from worker.machine.finding import Finding
 
 #: Settings of click that all commands share.
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+#: The option --version.
 version_option = click.version_option(package_name="warmq", message="warmq %(version)s")
+#: The type of an argument that is a folder.
 FOLDER = click.Path(path_type=Path)
 #: Exit statuses: wrong usage or settings, and Ctrl-C.
 USAGE, INTERRUPTED = 2, 130

@@ -199,7 +199,9 @@ def _judge_disk(plan: Plan) -> Iterator[Finding]:
 MANIFEST = "warmq_compile.json"
 #: Seconds between two lines of progress.
 TICK_S = 30.0
+#: The values of --dtype.
 DTYPES = click.Choice(["float32", "float16", "bfloat16"])
+#: The help text of --buckets.
 BUCKETS = "Batch sizes of decode steps, as 4,2,1. Default: the batch size."
 #: Makes an option for a whole number from 1.
 number = partial(click.option, metavar="N", type=click.IntRange(min=1))

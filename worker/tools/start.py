@@ -7,6 +7,7 @@ from contract.version import version
 
 #: Options that `celery worker` gets before the user's.
 OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle")
+#: The text of --help.
 HELP = """\
 Usage: warmq-worker [OPTIONS OF `celery worker`]
 

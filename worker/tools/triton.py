@@ -25,7 +25,9 @@ from worker.tools.command import CONTEXT, FOLDER, problem_lines, run, version_op
 #: max_num_seqs if the user does not set it. It is always written, because workers have to know it,
 #: and vLLM's default depends on GPU and release.
 MAX_NUM_SEQS = 256
+#: The end of the help text of --max-num-seqs.
 SLOTS_DEFAULT = f"Default: {MAX_NUM_SEQS}, or what the model is compiled for."
+#: The help text of --set.
 PAIRS = "Another engine argument of vLLM, as tensor_parallel_size=2; repeatable."
 #: The content of config.pbtxt.
 CONFIG = """\

@@ -1,6 +1,6 @@
 """Settings of the openai engine, which sends requests to servers with OpenAI's API.
 
-The servers may be vLLM's own or any others.
+The servers may be vLLM's own, or those of any other software.
 """
 
 from typing import Annotated, Self

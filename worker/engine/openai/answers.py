@@ -208,9 +208,10 @@ def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> 
 
 
 def fault_of(error: Any, parent: Json | None = None, *, begun: bool = True) -> Unanswered:
-    """Return an error in an answer of status 200 as if it had come with its HTTP status.
+    """Return the fault for an error in an answer of status 200.
 
-    `error` is an object or a text. `parent` is the object around it, which may contain its code.
+    The fault gets the HTTP status that the error means. `error` is an object or a text. `parent` is
+    the object around it, which may contain its code.
     """
     if not isinstance(error, dict):
         parent = parent or {}

@@ -1,4 +1,4 @@
-"""Decides whether a server or a request is at fault, by pauses and test requests (controls).
+"""Decides whether a server or a request is at fault, by pauses and controls.
 
 A control is the smallest request that a server can answer, sent only to test the server.
 """
@@ -21,7 +21,7 @@ from worker.engine.remote.fleet import Fleet
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 #: Seconds in which a server has to answer a control.
 CONTROL_S = 60.0
-#: Waits after which a request is at fault, if its server answered others during each of them.
+#: Waits after which a request is at fault, if its server answered requests during each of them.
 MOST_WAITS = 30
 #: The X-Request-Id header of a control.
 CONTROL_ID = "warmq-control"
@@ -37,7 +37,7 @@ class Tries:
     - `faults`: failures during which the server answered other requests;
     - `proved`: failures during which the server answered a control;
     - `deaths`: servers that died while they ran this request;
-    - `waits`: times that the server asked the worker to wait, and answered others meanwhile;
+    - `waits`: times that the server asked the worker to wait, and answered meanwhile;
     - `asked`: the latest failure was such a request to wait;
     - `avoid`: servers that did not answer this request;
     - `latest`: the latest failure as (server, fault, time of sending, time of failure), until
@@ -58,7 +58,7 @@ class Tries:
 
 
 class Blame:
-    """Decides for all requests, at all servers of one worker, who is at fault for a failure."""
+    """Decides for all requests of one engine whether they or their servers are at fault."""
 
     def __init__(self, fleet: Fleet[Upstream]) -> None:
         self._fleet = fleet
@@ -88,7 +88,7 @@ class Blame:
     def answered(
         self, upstream: Upstream, tries: Tries, sent_at: float, fault: Unanswered | None = None
     ) -> None:
-        """Note an answer, or an error that the API itself sent (not an ingress's error page)."""
+        """Note an answer, or an error that the API itself sent, not an ingress."""
         breaker = upstream.breaker
         if fault is not None and not (fault.refuses or fault.lacks_url):
             return

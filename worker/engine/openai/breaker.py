@@ -91,7 +91,7 @@ class Breaker:
 
     @property
     def wants_control(self) -> bool:
-        """Whether the next probe is a control, in case one bad request has failed all probes."""
+        """Whether the next probe is a control: one bad request may have failed all probes."""
         if not self._resting:
             return False
         if self._doubted:
@@ -205,7 +205,7 @@ class Breaker:
 
     @property
     def faults_needed(self) -> int:
-        """Failures after which a request is at fault, if others were answered during each."""
+        """Failures after which a request is at fault, if other requests were answered during each."""
         failing = max(self._failing)
         if failing <= 0.0 or failing >= 1.0:
             return FEWEST_FAULTS if failing <= 0.0 else MOST_FAULTS

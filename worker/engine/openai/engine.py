@@ -142,7 +142,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     async def _settle(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float
     ) -> None:
-        """Act on a fault as retries.py's table says. Returns if the request may be sent again.
+        """Act on a fault by retries.py's table. Returns if the request may be sent again.
 
         Raises:
             RequestRejected: the server refuses the request.

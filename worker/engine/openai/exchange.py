@@ -1,4 +1,4 @@
-"""Sends one request to one server over HTTP, and returns its answer or raises its fault."""
+"""Sends a request to a server over HTTP, and returns the answer."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Joins the chunks of a stream into the answer that the server would give without `stream`.
+"""Joins a stream's chunks into the answer that the server would give without `stream`.
 
 Streams are used because their chunks show progress, and because closing one stops the server's
 work. A request whose answer a stream would not contain completely is sent without `stream`.
@@ -19,19 +19,25 @@ UNSTREAMED = frozenset((
     "return_weight_versions",
 ))  # fmt: skip
 
-#: Fields of vLLM's chat answers that are null unless requested, and missing in its streams. (The
-#: next four lists are the same for a choice, a message, a completion and its choice.)
-#: tests/unit/worker/engine/openai/test_openai_drift.py compares them with the installed release.
+# The next six lists are fields of vLLM's answers that are null unless requested, and missing in its
+# streams. tests/unit/worker/engine/openai/test_openai_drift.py compares them with the installed
+# release.
+#: Fields of a chat's answer.
 CHAT = ("service_tier", "system_fingerprint", "prompt_logprobs", "prompt_token_ids", "prompt_text",
         "kv_transfer_params", "ec_transfer_params", "metrics")  # fmt: skip
+#: Fields of a choice in a chat's answer.
 CHAT_CHOICE = ("logprobs", "finish_reason", "stop_reason", "token_ids", "routed_experts")
+#: Fields of a message.
 CHAT_MESSAGE = (
     "content", "refusal", "annotations", "audio", "function_call", "reasoning",
 )  # fmt: skip
+#: Fields of a completion's answer.
 COMPLETION = ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params",
               "metrics")  # fmt: skip
+#: Fields of a choice in a completion's answer.
 COMPLETION_CHOICE = ("logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs",
                      "prompt_token_ids", "routed_experts")  # fmt: skip
+#: Fields of an answer's usage.
 USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
 #: Fields of a message that replace `content`, which then is null.

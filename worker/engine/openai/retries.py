@@ -1,4 +1,4 @@
-"""The table of faults: how the worker acts on each failure of a server to answer a request.
+"""Lists the action for each fault: each way in which a server can fail to answer a request.
 
 docs/reference/engine-openai.md contains the same table; a test compares the two.
 """
@@ -82,6 +82,7 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     ),
     ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.DOUBT),
 )
+#: The actions by HTTP status or condition.
 _ACTIONS = {what: action for _, meant, action in TABLE for what in meant}
 #: Texts by which servers report, with any status, that they are busy or the account is empty.
 NOT_NOW = re.compile(
@@ -132,7 +133,7 @@ class Unanswered(Exception):
         return Action.DOUBT if action is Action.REJECT and not self.refuses else action
 
     def _matches(self, words: re.Pattern[str]) -> bool:
-        """Whether the error has such a text, and does not name a field of the request."""
+        """Whether the error matches this pattern, and names no field of the request."""
         if not isinstance(self.what, int) or self.param:
             return False
         kinds = " ".join(str(self.error.get(name) or "") for name in ("type", "code"))

@@ -174,7 +174,7 @@ def repaired(value: Any) -> Any:
 
 
 def without_open_end(text: str) -> str:
-    """Return a text that is still growing, without the half of a character at its end."""
+    """Return an unfinished text without the half of a character at its end."""
     return repaired(_OPEN_END.sub("", text))  # type: ignore[no-any-return]
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ASK_S = 5.0
 #: Limit of requests in flight at the start, until metrics have been read.
 FIRST_LIMIT = 32
-#: Factor by which the remembered peak of running requests is multiplied each second: half in 70 s.
+#: Factor by which the remembered peak of running requests shrinks each second: to half in 70 s.
 PEAK_FADES = 0.99
 #: Beginning of the error text for a server that refuses the API key.
 KEY_REFUSED = "refuses the key: WARMQ_OPENAI_API_KEY"
@@ -79,7 +79,7 @@ class Upstream(Server):
 
     limit: int
     down_if_stalled = False
-    #: Servers (with the model) that were healthy before; their later failures pass by themselves.
+    #: Servers, each with its model, that were healthy before: so their settings are right.
     were_well: ClassVar[set[tuple[str, str | None]]] = set()
 
     def __init__(

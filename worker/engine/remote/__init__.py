@@ -51,11 +51,11 @@ class RemoteEngine(Generic[S]):
         return self._fleet.dead
 
     def last_progress(self) -> float:
-        """Return the time of the latest step, or the present time if no request is in flight."""
+        """Return the time of the latest step, or now if no request is in flight."""
         return self._fleet.last_progress()
 
     def on_text(self, call: Callable[[], None]) -> None:
-        """Set the function to call at each step of a server, which may have sent more text."""
+        """Set the function to call at each step, when a server may have sent text."""
         for server in self._fleet.servers:
             server.stepped = call
 

@@ -3,7 +3,7 @@
 A subclass of `Server` implements a protocol. `Fleet` contains all servers of one engine.
 
 A server that is down gets no requests until its health is good again. After a hang, a server may
-appear healthy, so it also rests for REST_S seconds, unless its class decides on rests itself. If
+appear healthy, so it also gets no requests for REST_S seconds (it rests). If
 no server is left, requests end with EngineDead: the drain returns them to the queue and starts a
 new engine, which waits for a server.
 """
@@ -349,7 +349,7 @@ class Fleet(Generic[S]):
                 server.interrupt(f"no step for {self._stall_s:g} s (WARMQ_STALL_TIMEOUT_S)")
 
     def last_progress(self) -> float:
-        """Return the time of the latest step, or the present time if no request is in flight."""
+        """Return the time of the latest step, or now if no request is in flight."""
         busy = [server.progress_at for server in self.servers if server.in_flight]
         return max(busy, default=time.monotonic())
 

@@ -62,6 +62,7 @@ def check(settings: SimulatedSettings) -> Preflight:
     })  # fmt: skip
 
 
+#: The module that defines the engine.
 _MODULE = "worker.engine.simulated.engine"
 ENGINE = EngineSpec(
     SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_settings"

@@ -11,7 +11,8 @@ can match the two. A request chooses its behavior with the field `user` of its b
 - `simulate:sleep=SECONDS` takes this number of seconds.
 
 With a child process (StandIn), the engine dies and hangs in the same ways as vLLM's EngineCore. The
-start and end of each request can be written to a log file, so that tests need no counter.
+start and end of each request can be written to a log file, so that tests need not trust warmq's own
+counters.
 """
 
 import asyncio

@@ -129,7 +129,7 @@ def _structure(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Prompts:
-    """Makes the text of requests with the tokenizer of `model`, a folder or a hub name."""
+    """Makes the prompts of requests with the tokenizer of `model` (a folder or hub name)."""
 
     def __init__(self, model: str) -> None:
         from transformers import AutoTokenizer

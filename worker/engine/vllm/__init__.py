@@ -1,4 +1,4 @@
-"""Exports the vllm engine, which runs vLLM in this process, also for models compiled for RBLN."""
+"""Exports the vllm engine, which runs vLLM in this process, also for RBLN."""
 
 import os
 from typing import TYPE_CHECKING

@@ -139,6 +139,7 @@ _OTHER_TYPE = ("_type", "_parsing", "is_instance_of")
 #: Fields whose value tells the member types of a union apart.
 _DISCRIMINATORS = ("type", "role")
 
+#: An error of pydantic, from `ValidationError.errors()`.
 Error = Mapping[str, Any]
 
 
@@ -158,7 +159,7 @@ def wrong_field(error: pydantic.ValidationError, body: Mapping[str, Any]) -> tup
 
 
 def _is_member(part: object) -> bool:
-    """Whether a part of an error's path names a member type of a union, not a field."""
+    """Whether a part of an error's path names a member type, not a field."""
     text = str(part)
     return isinstance(part, str) and (text[:1].isupper() or "[" in text or text in _PLAIN)
 

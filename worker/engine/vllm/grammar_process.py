@@ -7,7 +7,7 @@ memory, and kills the child after CPU_S seconds of processor time, even if it ne
 GIL.
 
 Each message is pickled, with its length in four bytes before it. The first message is the
-VllmConfig; the others are StructuredOutputsParams. Each answer is a tuple: "ready" for the
+VllmConfig; all later ones are StructuredOutputsParams. Each answer is a tuple: "ready" for the
 configuration, then "valid" with the parameters as vLLM has completed them, "refused" with the
 reason, "slow", or "stalled".
 """

@@ -3,8 +3,8 @@
 Tokenizing a megabyte takes 1 s. It holds the GIL, so that the event loop waits. vLLM limits the
 characters of a prompt itself, but not if it only counts tokens or cuts the prompt, and its limit is
 high: the vocabulary's longest token times the context, 17 MB for many models. names.py limits the
-pixels of images, media.py their number. This module limits what vLLM makes of a small request: long
-texts, large media, many log probabilities, and unknown token ids.
+pixels of images, arguments.py their number. This module limits texts, options that enlarge media,
+log probabilities and token ids.
 """
 
 import logging
@@ -157,7 +157,7 @@ def note_log_probabilities(body: Mapping[str, Any], default_max_tokens: int) -> 
 
 
 def _of_token(body: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of log probabilities for a token of a prompt, and of an answer."""
+    """Return the log probabilities for each token of a prompt, and of an answer."""
     logprobs, top = body.get("logprobs"), body.get("top_logprobs") or 0
     wanted: int | None = logprobs
     if isinstance(logprobs, bool):
@@ -212,7 +212,7 @@ def _refusing(render: Any) -> Any:
 
 
 def remembering(make: Any) -> Any:
-    """Wrap vLLM's function from token ids to texts, so that each text is made only once.
+    """Wrap vLLM's function from token ids to texts, to make each text once.
 
     vLLM makes the text of each log probability again on the event loop: with 20 for each token of
     a step's prompts these are 160,000 texts, which take a second.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 GIB = 2**30
 #: vLLM's variable for the size of the KV cache on the CPU, in whole GiB; it overrides the option.
 CPU_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-#: Model types that cache every token, as Llama does. Others cache windows, latents or states.
+#: Model types that cache every token, as Llama does. Other types cache windows, latents or states.
 PLAIN = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
 #: Bytes of a number, by dtype. With `auto` a float32 model runs in 16 bits.
 ITEM_BYTES = {"auto": 2, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}

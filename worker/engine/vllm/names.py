@@ -1,8 +1,8 @@
 """All imports from vLLM, and the environment variables that must be set before them.
 
-vLLM moves modules in its minor releases. Each name with several places has its own `try`, so that
-it is found independently of the version. The newest place is first; the last is that of vLLM 0.26
-to 0.28, which some GPU images still have.
+vLLM moves modules in its minor releases. Each name that has had several places has its own `try`,
+with the newest place first. Older places are those of vLLM 0.26 to 0.28, which some GPU images
+still have.
 """
 
 import logging

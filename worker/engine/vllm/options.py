@@ -109,7 +109,7 @@ def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
 
 
 def _judge_vocabularies(options: dict[str, str], model: str | None) -> Iterator[Finding]:
-    """Compare the sizes of the vocabularies of model and draft model, which must be the same."""
+    """Check that model and draft model have vocabularies of the same size."""
     draft = options.get("spec-model") or _draft_of(options.get("speculative-config", ""))
     sizes = [read_config(name).get("vocab_size") for name in (model, draft)]
     if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:

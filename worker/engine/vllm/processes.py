@@ -85,7 +85,7 @@ CONSEQUENCE = "AsyncLLM output_handler failed"
 
 
 class _OrderlyEnd(logging.Filter):
-    """Drops messages about the steps of vLLM's end, and the error that follows an orderly end."""
+    """Drops vLLM's messages about its end, and the error after an orderly end."""
 
     ending = False
 
@@ -98,6 +98,7 @@ class _OrderlyEnd(logging.Filter):
         return record.levelno > logging.INFO or not text.startswith(STEPS)
 
 
+#: The filter of this process; `ending` is set while the worker ends the engine.
 ORDERLY_END = _OrderlyEnd()
 
 

@@ -163,7 +163,7 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
 
 
 def _raise_aborts(serving: Any) -> None:
-    """Make a serving class raise Aborted for an aborted request, which its answers do not show."""
+    """Make a serving class raise Aborted if the engine aborted the request."""
     raise_if_error = serving._raise_if_error
 
     def raise_if_ended(finish_reason: str | None, *more: Any) -> None:

@@ -119,7 +119,7 @@ class _Traced:
     def process_outputs(self, outputs: Any, timestamp: Any = None, stats: Any = None) -> Any:
         """Make statistics of a step if a sampled request is running and vLLM makes none."""
         if self._ids:
-            self._ids &= self._processor.request_states.keys()  # the others were aborted
+            self._ids &= self._processor.request_states.keys()  # the other ids were aborted
             if stats is None and self._ids:
                 stats = IterationStats()
         return self._process_outputs(outputs, timestamp, stats)

@@ -39,7 +39,8 @@ LONGEST = 32_768
 USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
 #: The method of vLLM's pooling processors that uses the thread without the renderer.
 RENDER = "render_async"
-#: Fields with texts in the arguments of these methods. The last of USES gets the tokens directly.
+#: Fields with texts in the arguments of these methods. `_async_tokenizer_decode`
+#: gets a list of tokens instead.
 TEXTS = ("prompt", "prompts", "conversations", "data_1", "data_2")
 #: Prompts that are started, or cancelled, in one iteration of the event loop.
 AT_ONCE = 16
@@ -258,7 +259,7 @@ class SequenceSlots:
                 turn.set_result(None)
 
     def _aborted(self, *given: Any, **named: Any) -> Any:
-        """Abort requests as vLLM does, then let others in: an empty engine makes no step."""
+        """Abort requests as vLLM does, then fill the slots: an empty engine makes no step."""
         try:
             return self._abort(*given, **named)
         finally:

@@ -1,5 +1,7 @@
 """The fast path: answers plain requests without vLLM's serving classes.
 
+A request is plain if all its fields are common ones (texts.py and pooling.py list them).
+
 With short prompts and answers, one Python process in front of the engine limits the throughput
 (docs/explanation/performance.md), and most of its work is the same for all requests of a file. A
 form is a url with all fields of a body except its prompt. The first requests of a form run through
@@ -25,7 +27,7 @@ MORE = (
 )  # fmt: skip
 #: Options with which vLLM refuses requests if too many are queued.
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-#: Configurations with which requests of the same form run differently.
+#: Parts of vLLM's configuration with which requests of the same form run differently.
 CONFIGURED = ("speculative_config", "kv_transfer_config", "ec_transfer_config", "lora_config")
 #: Attributes of vLLM's engine that the fast path uses.
 ENGINE = ("engine_core", "output_processor")

@@ -1,4 +1,4 @@
-"""Learns from one request how vLLM runs its form, and runs the form's other requests the same way.
+"""Learns how vLLM runs a form of requests, and runs the form's later requests.
 
 A form is a url with all fields of a body except its prompt. The second request of a form runs
 through vLLM's serving class and is observed: the limits of its prompt, its chat template, the
@@ -130,7 +130,7 @@ def as_key(form: list[Any]) -> bytes | None:
 
 
 def is_text(prompt: Any) -> bool:
-    """Whether the prompt is a text that is short enough to be tokenized with others in one call."""
+    """Whether the prompt is a text that is short enough for the fast path."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 
 
@@ -181,7 +181,7 @@ class Replay:
 
         Raises:
             Aborted: the engine aborted the request.
-            RequestFailed, RequestRejected: the engine failed, or no text fits the constraint.
+            RequestFailed, RequestRejected: the engine failed, or ended the answer with an error.
         """
         raise NotImplementedError
 
@@ -290,7 +290,7 @@ class FastPath:
 
         Raises:
             Aborted: the engine aborted the request.
-            RequestFailed, RequestRejected: the engine failed, or no text fits the constraint.
+            RequestFailed, RequestRejected: the engine failed, or ended the answer with an error.
         """
         replay = self._forms.get(key)
         if replay is None:

@@ -94,6 +94,7 @@ def _single(value: Any) -> Any:
 
 #: The names of vLLM's PoolingIOProcessors that the fast path supports.
 ONE, TWO, CROSS = "embed", "bi-encoder", "cross-encoder"
+#: The type of a function that writes a tensor's numbers.
 Numbers = Callable[[Any], Any]
 
 #: The ways in which vLLM writes the numbers of an embedding: with the digits of their own type,

@@ -37,7 +37,7 @@ SAMPLING = frozenset((
 PROMPTS = {COMPLETION_URL: "prompt", CHAT_URL: "messages"}
 #: Roles of the messages of a plain chat.
 ROLES = ("system", "user", "assistant")
-#: Fields of a choice whose values differ between answers of a form.
+#: Fields of a choice that are known here; other fields must be empty.
 VARYING = ("index", "message", "text", "finish_reason", "stop_reason")
 #: Fields of an answer that are known here; other fields must be empty.
 VARIED = ("id", "created", "choices", "usage", *FIXED)

@@ -24,7 +24,7 @@ class TokenBatcher:
         self._busy = False
 
     def tokens(self, replay: Any, prompt: Any) -> "asyncio.Future[Any]":
-        """Return a future for the prompt's tokens, or for None if vLLM has to refuse the prompt."""
+        """Return a future for the prompt's tokens; None if vLLM has to refuse it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((replay, prompt, future))
