@@ -88,7 +88,7 @@ class Engine(Protocol):
         """
 
     def dead(self) -> bool:
-        """Return whether the engine can run no more requests. Called before every POP, so cheap."""
+        """Return whether the engine can run no more requests. Fast: called before each POP."""
 
     def last_progress(self) -> float:
         """Return time.monotonic() of the latest engine step."""
@@ -125,7 +125,10 @@ class Attachable(Protocol):
         """
 
     async def abort_client(self, client: dict[str, Any]) -> int:
-        """Abort the requests of a client that died. Returns their number in the first replica."""
+        """Abort the requests of an attached process that died; `client` is its JSON.
+
+        Returns the number of these requests in the first data-parallel replica.
+        """
 
 
 @runtime_checkable

@@ -1,10 +1,10 @@
 """Ends a process when its parent ends, by the kernel's PR_SET_PDEATHSIG.
 
-The process itself has to make this call. It does so in its first line of code: its imports take
-seconds, and vLLM's EngineCore waits five minutes for its parent before it loads any plugin.
+The process itself has to ask the kernel for this. It asks in its first line of code: its imports
+take seconds, and vLLM's EngineCore waits five minutes for its parent before it loads any plugin.
 
 The kernel sends the signal when the THREAD ends that started the process. Children do not inherit
-the setting, so they make the call, too (`children_end_with_thread`). An exception is
+the setting, so they ask, too (`children_end_with_thread`). An exception is
 multiprocessing's resource tracker: it removes what killed processes leave behind, and ends when
 all processes that use it have ended.
 """
@@ -74,7 +74,7 @@ def end_engine_with_parent(parent: int) -> None:
     """End this engine process, and its multiprocessing children, when its parent ends.
 
     They get SIGKILL, or with ASK_FIRST_ENV first SIGTERM. EngineCore handles SIGTERM only between
-    two steps: one that hangs, or is stopped, would outlive its parent without the SIGKILL.
+    two steps: an EngineCore that hangs, or is stopped, would outlive its parent without SIGKILL.
     """
     if _Engine.tied == os.getpid():
         return

@@ -1,8 +1,9 @@
-"""Counts requests that wait for their preparation by the engine, by tenant.
+"""Counts, for each tenant, the requests that wait to be prepared for the engine.
 
 Before a request runs, its message is read, its prompt tokenized and its grammar compiled. Long
-ones are prepared one after the other, which takes seconds if a client sends many. A request that
-waits for its preparation takes no slot of the engine, so other tenants' requests can run.
+messages and prompts are prepared one after the other, which takes seconds if a client sends many.
+A request that waits for its preparation takes no slot of the engine, so that other tenants'
+requests can run.
 """
 
 from collections import Counter

@@ -21,7 +21,7 @@ def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]
     """Run a coroutine on another thread's loop, and wait for its end.
 
     Raises:
-        TimeoutError: it took longer than CLOSE_S, and was cancelled.
+        TimeoutError: the coroutine took longer than CLOSE_S, and was cancelled.
     """
     if not loop.is_running():  # its connections cannot be closed any more
         closing.close()

@@ -96,7 +96,7 @@ class VllmSettings(WorkerSettings):
 
 
 def statistics_every_s() -> float | None:
-    """Return the seconds between two log lines of vLLM's statistics; None if they are off.
+    """Return the seconds between two log lines of vLLM's statistics; None if not set.
 
     Raises:
         SettingsError: the variable is not a number of seconds from 0.1.

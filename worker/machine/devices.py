@@ -1,4 +1,4 @@
-"""Finds this machine's NPUs, GPUs, NUMA nodes and memory, within the limits that variables set.
+"""Finds the NPUs, GPUs, NUMA nodes and memory that environment variables make visible.
 
 The NPU vendor's runtime runs in a separate process, because it must not be loaded into this one.
 """
@@ -104,7 +104,7 @@ def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int 
 
 
 def cuda_compiler() -> Path | None:
-    """Return the nvcc that FlashInfer and other libraries call at run time; None without it."""
+    """Return the nvcc with which FlashInfer and other libraries compile at run time, or None."""
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     found = None if named else shutil.which("nvcc")
     nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"

@@ -1,4 +1,4 @@
-"""Runs the click commands of `python -m worker.…`, and sets their exit status."""
+"""Runs the click commands of `python -m worker.…`, and returns their exit status."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

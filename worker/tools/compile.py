@@ -43,9 +43,9 @@ SPACE_FACTOR = 2.0
 GIB = 2**30
 
 
-#: Families of cards, by the first letters of a card's name; the compiler's default is first. Each
-#: has its name and a number of tokens: the longest context without flash attention, which is also
-#: the longest partition with it. The default partition is half of that.
+#: Families of cards, by the first letters of a card's name; the compiler's default is first. The
+#: values are the family's name and a number of tokens: the longest context without flash attention,
+#: which is also the longest partition with it. The default partition is half of that.
 FAMILIES = {"RBLN-CA": ("ATOM", 32_768), "RBLN-CR": ("REBEL", 16_384)}
 
 

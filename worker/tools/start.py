@@ -40,7 +40,7 @@ def main() -> None:
         sys.exit()
     from celery.bin.celery import celery
 
-    # This module finds the right `worker`: the current folder may contain another one.
+    # Imported here, from this module's path: the current folder may contain another `worker`.
     import worker.app  # noqa: F401
 
     # Celery runs this command line again to restart or to detach.

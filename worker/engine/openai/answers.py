@@ -43,7 +43,7 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
     try:
         answer = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        if url in POOLING_TYPES:  # JSON that orjson refuses here is a vector with NaN in it
+        if url in POOLING_TYPES:  # orjson refuses vectors that contain NaN
             raise
         answer = repaired(loads_loosely(raw))
     fields = FIELDS.get(url, ())
@@ -137,7 +137,10 @@ def _is_one(prompt: Any) -> bool:
 
 
 def tidied(answer: Json) -> Json:
-    """Make `usage` an object of whole numbers, or null where it is not; return the answer."""
+    """Return the answer with a `usage` that has only whole numbers of tokens.
+
+    A `usage` that is not an object becomes null, as do token counts that are not numbers.
+    """
     if "usage" in answer:
         usage = answer["usage"]
         answer["usage"] = _counts(usage) if isinstance(usage, dict) else None
@@ -166,8 +169,8 @@ def _count(value: Any) -> int | None:
 
 # -- errors in an answer of status 200 -------------------------------------------------
 
-#: Parts of an error's code or type, in lower case without punctuation, by HTTP status. The first
-#: match gives the status.
+#: HTTP statuses, each with parts of the codes and types that mean it (in lower case, without
+#: punctuation). The first match counts.
 CODES = (
     (429, ("ratelimit", "toomanyrequests", "resourceexhausted", "throttl", "quota")),
     (402, ("insufficientbalance", "insufficientcredit", "insufficientfund", "paymentrequired")),
@@ -179,7 +182,7 @@ CODES = (
     (400, ("invalid", "badrequest", "contextlength", "unprocessable", "validation", "unsupported",
            "contentfilter", "contentpolicy")),
 )  # fmt: skip
-#: Parts of an error's message, by HTTP status, for errors without a known code.
+#: HTTP statuses, each with parts of the messages that mean it, for errors without a known code.
 MESSAGES = (
     (429, ("ratelimit", "toomanyrequests")),
     (402, ("insufficientbalance", "insufficientcredit")),
@@ -188,14 +191,15 @@ MESSAGES = (
 )
 #: Fields of an error that may contain its HTTP status, or a name for it.
 _CODES = ("code", "status", "status_code", "type")
-#: Fields of the error's text, also of an error that is not under the key `error`.
+#: Fields that may contain the text of an error.
 _ERROR_FIELDS = ("message", "detail", "errors", "msg")
 
 
 def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
     """Raise the error in this body or chunk, if there is one.
 
-    `answer` are the fields of an answer. `begun`: a part of the answer may have come before.
+    `answer` names the fields that an answer has. `begun`: the server may already have sent a part
+    of the answer.
     """
     error = found.get("error")
     if not error:

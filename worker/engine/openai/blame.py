@@ -1,6 +1,7 @@
 """Decides whether a server or a request is at fault, by pauses and controls.
 
-A control is the smallest request that a server can answer, sent only to test the server.
+A control is the smallest request that a server can answer, sent only to test the server. After
+several failures a server rests: it gets no requests for a time (breaker.py).
 """
 
 import asyncio
@@ -21,7 +22,8 @@ from worker.engine.remote.fleet import Fleet
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 #: Seconds in which a server has to answer a control.
 CONTROL_S = 60.0
-#: Waits after which a request is at fault, if its server answered requests during each of them.
+#: Number of waits after which a request is at fault, if its server answered other requests during
+#: each of them.
 MOST_WAITS = 30
 #: The X-Request-Id header of a control.
 CONTROL_ID = "warmq-control"
@@ -38,7 +40,7 @@ class Tries:
     - `proved`: failures during which the server answered a control;
     - `deaths`: servers that died while they ran this request;
     - `waits`: times that the server asked the worker to wait, and answered meanwhile;
-    - `asked`: the latest failure was such a request to wait;
+    - `asked`: whether the server asked the worker to wait at the latest failure;
     - `avoid`: servers that did not answer this request;
     - `latest`: the latest failure as (server, fault, time of sending, time of failure), until
       `judge` has counted it.

@@ -1,9 +1,10 @@
-"""A circuit breaker: tells the failures of a server from those that a request causes.
+"""A circuit breaker: distinguishes failures of a server from failures that a request causes.
 
 A request is at fault only if the server answers something else within SOON_S of the failure:
 another request that was sent later, or a control (the smallest request, sent to test the server).
-Failures of several requests in a row are the server's. It then rests: it gets no requests, for
-longer after each failure. At the end of each rest it gets one request, the probe.
+Failures of several requests in a row are the server's. The server then rests: it gets no requests
+for a time. At the end of the rest it gets one request, the probe; each failed probe makes the next
+rest longer.
 """
 
 import logging
@@ -22,22 +23,23 @@ FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 SHORTEST_REST_S = 0.1
 #: Seconds after a failure within which another answer shows that the server works.
 SOON_S = 5.0
-#: Failures in a row after which a server rests, the least and the most. The number grows with the
-#: number of requests in flight.
+#: Smallest and largest number of failures in a row after which a server rests. The number grows
+#: with the number of requests in flight.
 FEWEST_IN_A_ROW, MOST_IN_A_ROW = 3, 10
-#: Failures after which a request is at fault, the least and the most. Other requests have to be
-#: answered during each. A server that fails often is allowed more failures: as many as happen in a
-#: row by chance with probability BY_CHANCE, one in ten million.
+#: Smallest and largest number of failures after which a request is at fault, if other requests were
+#: answered during each of them. The number is larger at a server that fails often: as many failures
+#: as happen in a row by chance with probability BY_CHANCE, one in ten million.
 FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-7
-#: Smallest weights of a new try in the two moving averages of failures, the fast and the slow.
+#: Smallest weights of a new try in the two moving averages of failures (fast and slow).
 LATEST = (0.02, 0.002)
 
 
 class Breaker:
     """The state of one server, learned from its answers. Times are time.monotonic().
 
-    `reason` is the server's error text that began the rest, `served` the urls that it has answered,
-    and `lacks` the urls that it does not have. `rest_until` is the earliest time of the next probe.
+    `reason` is the error text with which the rest began, `served` the urls that the server has
+    answered, and `lacks` the urls that it does not have. `rest_until` is the earliest time of the
+    next probe.
     An argument `sent_at` is the time at which the request in question was sent.
     """
 
@@ -147,7 +149,10 @@ class Breaker:
         *,
         doubted: bool = False,
     ) -> bool:
-        """Rest for the time that the server asked for, or for twice the last. See `failed`."""
+        """Begin a rest, or a longer one after a failed probe; return whether a rest begins.
+
+        The rest lasts at least `wait_s` seconds, if the server asked for a time.
+        """
         now = time.monotonic()
         if self._resting and sent_at < self._probe_sent:  # sent before the rest began
             self.rest_until = max(self.rest_until, now + (wait_s or 0.0))
@@ -166,7 +171,7 @@ class Breaker:
         return True
 
     def control_ended(self, reason: str, sent_at: float) -> bool:
-        """Note that a control ended, with its error `reason` or ''. Returns if a rest begins."""
+        """Note the end of a control; `reason` is its error or ''. Returns whether a rest begins."""
         if reason and not self._resting and time.monotonic() - self._good[1] <= SOON_S:
             return False  # the server fails sometimes, but has just answered
         if reason:
@@ -205,7 +210,7 @@ class Breaker:
 
     @property
     def faults_needed(self) -> int:
-        """Failures after which a request is at fault, if other requests were answered during each."""
+        """Failures after which a request is at fault: see FEWEST_FAULTS."""
         failing = max(self._failing)
         if failing <= 0.0 or failing >= 1.0:
             return FEWEST_FAULTS if failing <= 0.0 else MOST_FAULTS

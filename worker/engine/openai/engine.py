@@ -90,7 +90,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     def last_progress(self) -> float:
         """Return the present time while the servers are watched, else the latest progress.
 
-        A stalled request is ended alone, so the drain must not rebuild the engine for it.
+        The servers' watch ends stalled requests, so the drain must not rebuild the engine for them.
         """
         return super().last_progress() if self.dead() else time.monotonic()
 
@@ -142,7 +142,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     async def _settle(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float
     ) -> None:
-        """Act on a fault by retries.py's table. Returns if the request may be sent again.
+        """Act on a fault as the table in retries.py requires. Returns if the request is sent again.
 
         Raises:
             RequestRejected: the server refuses the request.
@@ -172,14 +172,14 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     ) -> bool:
         """Return whether a smaller max_tokens lets the request fit; set it in `body`.
 
-        Only our default is reduced, never a max_tokens that the request has itself.
+        Only WARMQ_DEFAULT_MAX_TOKENS is reduced, never a max_tokens that the request names.
         """
         ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
         too_long = fault.rejection().code == TOO_LONG
         if not (ours and too_long and self._max_model_len) or fault.action() is not Action.REJECT:
             return False
         if request.url == CHAT_URL:
-            del body["max_tokens"]  # the server then takes what the context leaves
+            del body["max_tokens"]  # the server then uses all that the context leaves
             return True
         longest = await prompt_tokens(upstream, body | {"model": upstream.model})
         left = self._max_model_len - (longest or self._max_model_len)

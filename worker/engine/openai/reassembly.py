@@ -11,8 +11,8 @@ from typing import Any
 from contract.openai.body import CHAT_URL
 from worker.engine.openai.sse import repaired, without_open_end
 
-#: Fields of requests that are sent without a stream. vLLM's streams lack, or refuse, the answers to
-#: most of them. Its tool parsers for streams are different code from those for whole answers.
+#: Fields of requests that are sent without a stream. With most of them, vLLM's streams lack a part
+#: of the answer, or vLLM refuses to stream. With `tools` vLLM parses streams by different code.
 UNSTREAMED = frozenset((
     "prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params",
     "routed_experts_prompt_start", "return_token_offsets", "return_assistant_tokens_mask", "tools",
@@ -42,7 +42,7 @@ USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
 #: Fields of a message that replace `content`, which then is null.
 INSTEAD = ("tool_calls", "reasoning", "reasoning_content", "refusal", "audio", "function_call")
-#: Fields whose value in each delta is whole, or a list, and not a piece of a text.
+#: Fields of a delta whose values are not pieces of a text.
 _NO_PIECES = ("role", "tool_calls")
 #: Fields that the choices of every server have.
 ANY_CHOICE = ("logprobs", "finish_reason")
@@ -53,7 +53,7 @@ Json = dict[str, Any]
 def streamable(body: Json) -> bool:
     """Whether a stream of this request contains its whole answer."""
     asked = (body[name] for name in body.keys() & UNSTREAMED)
-    if any(not (value is None or value is False or value == []) for value in asked):  # 0 counts
+    if any(not (value is None or value is False or value == []) for value in asked):  # 0 is a value
         return False
     # In this case vLLM's streams have no logprobs, but its whole answers have them.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)

@@ -1,4 +1,4 @@
-"""Lists the action for each fault: each way in which a server can fail to answer a request.
+"""Lists the action for each fault (a failure of a server to answer a request).
 
 docs/reference/engine-openai.md contains the same table; a test compares the two.
 """

@@ -1,4 +1,4 @@
-"""Reads server-sent events, and also JSON with errors that servers are known to make."""
+"""Reads server-sent events, and JSON with errors that some servers make."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import orjson
 
 #: The data of the event that ends a stream.
 DONE = b"[DONE]"
-#: Bytes from which on an event's data cannot be [DONE], so it need not be compared.
+#: Data of this many bytes or more is not compared with [DONE].
 _SHORT = 32
 
 
@@ -122,7 +122,7 @@ class Events:
         yield value
 
 
-# -- JSON with known errors of servers -------------------------------------------------
+# -- JSON with errors that some servers make -------------------------------------------
 
 #: The number that OpenAI sends as the log probability of a very unlikely token.
 LOWEST_LOGPROB = -9999.0

@@ -1,7 +1,7 @@
 """One server with OpenAI's API: its health, models, limit of requests, and form of streams.
 
 If WARMQ_OPENAI_CONCURRENCY is not set, the limit of requests in flight follows the server's own
-metrics: all its slots are used, and few requests wait there in front of other clients' requests.
+metrics: all slots of the server are used, and few requests wait there and delay other clients.
 """
 
 import asyncio
@@ -73,8 +73,8 @@ class _Answer:
 class Upstream(Server):
     """One server. `base` is its base URL; /health and /metrics are below `root`.
 
-    `models` are those that it lists, and `model` is the one for requests. `vllm`: the server is
-    vLLM's own. `breaker` decides when the server gets no requests for a time (rests).
+    `models` are those that the server lists, and `model` is the one for requests. `vllm`: the
+    server is vLLM's own. `breaker` decides when the server gets no requests for a time (rests).
     """
 
     limit: int

@@ -112,7 +112,7 @@ def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
 
 
 def _text_part(config: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the model that decodes text, and its name if it is a submodel."""
+    """Return the name (None for the whole model) and settings of the text model."""
     nested = [(name, config.get(name)) for name in TEXT_PARTS]
     for name, part in [(None, config), *nested]:
         if isinstance(part, dict) and any(part.get(size) for size in BLOCK_SIZES):

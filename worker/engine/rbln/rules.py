@@ -27,8 +27,8 @@ RECOMPILE = "Recompile the model: python -m worker.compile MODEL -o DIR"
 TRANSFORMERS_5: Release = (0, 11)
 #: The name that releases before 0.12 use for devices.VISIBLE. 0.12 still reads it, with a warning.
 OLD_VISIBLE = "RBLN_DEVICES"
-#: Seconds between SIGTERM and SIGKILL for an RBLN engine. They are many, because a killed engine
-#: may leave its card unusable.
+#: Seconds between SIGTERM and SIGKILL for an RBLN engine. The number is high, because a killed
+#: engine may leave its card unusable.
 RBLN_KILL_GRACE_S = 120.0
 
 

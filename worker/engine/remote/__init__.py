@@ -27,7 +27,7 @@ class RemoteSettings(WorkerSettings):
 
 
 class RemoteEngine(Generic[S]):
-    """Base of the openai and triton engines; `_fleet` (their servers) knows the health."""
+    """Base of the openai and triton engines; `_fleet` has the servers and their health."""
 
     grace_s = 0.0
 

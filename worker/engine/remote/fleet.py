@@ -3,9 +3,9 @@
 A subclass of `Server` implements a protocol. `Fleet` contains all servers of one engine.
 
 A server that is down gets no requests until its health is good again. After a hang, a server may
-appear healthy, so it also gets no requests for REST_S seconds (it rests). If
-no server is left, requests end with EngineDead: the drain returns them to the queue and starts a
-new engine, which waits for a server.
+appear healthy, so it also rests: it gets no requests for REST_S seconds, unless its class decides
+on rests itself. If no server is left, requests end with EngineDead: the drain returns them to the
+queue and starts a new engine, which waits for a server.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-#: Parts of error texts of a backend whose engine has ended. Other errors are the request's.
+#: Parts of error texts of a backend whose engine has ended. Other errors are caused by the request.
 ENGINE_GONE = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
         "Request was cancelled", "is not ready", "unloading", "shutting down")  # fmt: skip
 
@@ -36,8 +36,8 @@ ENGINE_GONE = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engin
 class TritonServer(Server):
     """One Triton server.
 
-    `parameters` are those of its config.pbtxt, `extras` those of EXTRAS that it has. `pieces` has
-    the parts of each unfinished answer, by request id.
+    `parameters` are those of its config.pbtxt, `extras` the inputs of EXTRAS that its model has.
+    `pieces` has the parts of each unfinished answer, by request id.
     """
 
     def __init__(self, address: str, model: str) -> None:
@@ -76,7 +76,11 @@ class TritonServer(Server):
         )
 
     async def run(self, prompt: str, parameters: bytes, request_id: str) -> Answer:
-        """Run one request. Raises ServerDown or ServerRefused; cancelling also cancels it there."""
+        """Run one request; cancelling cancels it at the server.
+
+        Raises:
+            ServerDown, ServerRefused: the server did not finish, or answered with an error.
+        """
         call = self._client.stream_infer(_once(self._request(prompt, parameters, request_id)))
         try:
             async with self.running():

@@ -32,7 +32,7 @@ def make(settings: VllmSettings) -> "VllmEngine":
     if settings.log_format == "json":
         # vLLM's log lines then go to the worker's handlers.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
-    settings = prepare(settings)  # vLLM reads the environment when it is imported
+    settings = prepare(settings)  # before vLLM's import, which reads the environment
     packages = installed()
     refuse_fatal(preflight.judge_device(packages))
     refuse_fatal(preflight.judge_release(packages))

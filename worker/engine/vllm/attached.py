@@ -67,7 +67,7 @@ def _send(signal: Signals, processes: Sequence[int]) -> None:
 def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
     """Wait until one of the engine's processes ends, then fail all requests in flight.
 
-    vLLM does this only for processes that it has started, and a killed one notifies no client.
+    vLLM does this only for processes that it has started, and a killed process notifies no client.
     """
     watched = []
     with suppress(ProcessLookupError):
@@ -80,7 +80,10 @@ def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
 
 
 def attach(settings: VllmSettings, client: dict[str, Any]) -> AttachedEngine:
-    """Return an engine that the caller has to build. The client's maker checked the settings."""
+    """Return an engine that the caller has to build.
+
+    The process that made the client has already checked the settings.
+    """
     settings = prepare(settings)
     choose_sampler(installed())
     return AttachedEngine(settings, client)

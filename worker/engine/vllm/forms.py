@@ -19,7 +19,7 @@ Limit = Annotated[int, Field(ge=1)]
 
 
 class _Limited:
-    """Mixin that checks the limits, before vLLM's class in the order of base classes.
+    """Mixin with the limits; stands before vLLM's class in the list of base classes.
 
     `make_forms` sets these class attributes, in tokens: `default` is the limit of answers without
     one, `ceiling` the most that the server's options allow, `context` the model's context length.

@@ -32,7 +32,7 @@ from worker.engine.parent_death import end_with_parent
 #: Seconds of processor time, of all threads, for one constraint. EngineCore's only compiling thread
 #: would be busy as long. A schema of 1,000 properties takes 0.3 s.
 CPU_S = 2.0
-#: Seconds of real time for one constraint. Only an overloaded machine needs this many for CPU_S.
+#: Seconds of real time for one constraint. It is reached only on an overloaded machine.
 WALL_S = 30.0
 #: Bytes that one constraint may add to the process; vLLM caches 512 MB of compiled grammars.
 MEMORY = 768 << 20
@@ -122,7 +122,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-#: Seconds of processor time that the constraint may still use, as the only element.
+#: Seconds of processor time that the constraint may still use, in a list of one.
 _left_s = [CPU_S]
 
 

@@ -157,7 +157,7 @@ def note_log_probabilities(body: Mapping[str, Any], default_max_tokens: int) -> 
 
 
 def _of_token(body: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the log probabilities for each token of a prompt, and of an answer."""
+    """Return how many log probabilities a token of a prompt, and of an answer, gets."""
     logprobs, top = body.get("logprobs"), body.get("top_logprobs") or 0
     wanted: int | None = logprobs
     if isinstance(logprobs, bool):
@@ -196,7 +196,8 @@ def _refusing(render: Any) -> Any:
         found = await render(*given, **named)
         of_prompt, of_answers = ASKED.get()
         if of_prompt or of_answers:
-            prompts = found[1] if isinstance(found, tuple) else found  # [0] has chats
+            # For chats the result is a tuple: conversations, prompts.
+            prompts = found[1] if isinstance(found, tuple) else found
             tokens = sum(len(prompt.get("prompt_token_ids") or ()) for prompt in prompts)
             of_prompts = of_prompt * tokens
             if of_prompts + of_answers > MOST_PROBABILITIES:

@@ -15,8 +15,8 @@ from contract.public_address import is_public
 
 #: Most megabytes of one file. vLLM's default is 256, with hundreds of requests in flight.
 MAX_DOWNLOAD_MB = 64
-#: Most pixels of one image: 4096 x 3072, as in a phone's photo; models read far fewer. An image in
-#: one colour is only some kilobytes of PNG. vLLM's default is PIL's, 179 million.
+#: Most pixels of one image: 4096 x 3072, as in a phone's photo; models read far fewer. A huge image
+#: in one colour is only some kilobytes of PNG. vLLM's default is PIL's, 179 million.
 MAX_IMAGE_PIXELS = 12_582_912
 #: Most images, videos and audio files of one request. A decoded pixel takes 12 bytes, so that
 #: images take at most 1 GB. vLLM's default is 999 of each.

@@ -32,7 +32,7 @@ CPU_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 PLAIN = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
 #: Bytes of a number, by dtype. With `auto` a float32 model runs in 16 bits.
 ITEM_BYTES = {"auto": 2, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-#: Tokens of a KV block without --block-size, with vLLM 0.30 on the CPU, and on GPUs.
+#: Tokens of a KV block if --block-size is not set: on the CPU (vLLM 0.30), and on GPUs.
 CPU_BLOCK, GPU_BLOCK = 128, 16
 #: Factors of vLLM's size suffixes: 4k is 4,000, and 4K is 4,096.
 UNITS = {
@@ -51,7 +51,7 @@ OPTIONS = (
 #: Part of the memory left by model and processes that the KV cache gets; other programs need the
 #: rest.
 SHARE = 0.6
-#: Bytes that vLLM 0.30 takes without model and cache: worker and EngineCore, and each rank process.
+#: Bytes that vLLM 0.30 takes without model and cache: for worker and EngineCore, and for each rank.
 PROCESSES_BYTES, RANK_BYTES = int(0.9 * GIB), int(0.7 * GIB)
 #: vLLM's default of --max-num-seqs on the CPU.
 DEFAULT_SEQS = 128

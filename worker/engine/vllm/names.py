@@ -1,4 +1,4 @@
-"""All imports from vLLM, and the environment variables that must be set before them.
+"""Imports all names from vLLM, after setting environment variables that vLLM reads.
 
 vLLM moves modules in its minor releases. Each name that has had several places has its own `try`,
 with the newest place first. Older places are those of vLLM 0.26 to 0.28, which some GPU images

@@ -90,7 +90,7 @@ def _speculation(options: dict[str, str]) -> str:
 
 
 def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
-    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):  # tests/options runs 0.29
+    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):  # tests/options uses 0.29
         yield Finding(
             "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
             'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '

@@ -46,7 +46,7 @@ def copy_errors() -> None:
 
 
 class RootCause:
-    """The file with the errors of one engine's processes, on the worker's side."""
+    """The worker's access to the file with the errors of one engine's processes."""
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="warmq-engine-", suffix=".errors")

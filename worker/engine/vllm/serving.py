@@ -133,7 +133,7 @@ def _other_forms(state: State, chat: type[Any], default_max_tokens: int) -> Form
 
 
 def _messages(serving: Any, chat: type[Any]) -> Forms:
-    """Serve messages. vLLM makes chats of them, which get the limits of our request class."""
+    """Serve /v1/messages. vLLM turns a request into a chat, which gets our class's limits."""
 
     class Messages(names.AnthropicMessagesRequest):
         model: str = ""  # the one served model runs it under any name
@@ -147,7 +147,7 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
     async def create_named(made: Any, request_id: str) -> Any:
         ours = chat.model_construct(made.model_fields_set, **made.__dict__)
         ours.request_id = request_id
-        ours.max_completion_tokens = None  # vLLM sets both limits; errors name the other
+        ours.max_completion_tokens = None  # vLLM also sets max_tokens, which errors name
         return await create_chat(ours)
 
     async def create(form: Any) -> Any:

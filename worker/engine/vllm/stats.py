@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress(StatLoggerBase):
-    """Records the time of every engine step: outputs do not show progress, as only final ones come.
+    """Records the time of every engine step, since requests send only their final output.
 
     vLLM calls its statistics unstable, so only the prefix cache's hits are read, by the name that
     they have in 0.29. A release with another name shows none.
@@ -95,7 +95,7 @@ class _Traced:
         for name in ("add_request", "process_outputs", "do_tracing"):
             theirs, ours = getattr(processor, name), getattr(self, name)
             setattr(self, f"_{name}", theirs)
-            # Our method gets the signature of theirs, which the fast path reads.
+            # Our method gets the signature of vLLM's, which the fast path reads.
             setattr(processor, name, wraps(theirs)(partial(ours)))
         for name in ("_update_stats_from_output", "_update_stats_from_finished"):
             setattr(processor, name, _if_counted(getattr(processor, name)))

@@ -39,8 +39,8 @@ LONGEST = 32_768
 USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
 #: The method of vLLM's pooling processors that uses the thread without the renderer.
 RENDER = "render_async"
-#: Fields with texts in the arguments of these methods. `_async_tokenizer_decode`
-#: gets a list of tokens instead.
+#: Fields with texts in the arguments of these methods. `_async_tokenizer_decode` gets a list of
+#: tokens instead.
 TEXTS = ("prompt", "prompts", "conversations", "data_1", "data_2")
 #: Prompts that are started, or cancelled, in one iteration of the event loop.
 AT_ONCE = 16
@@ -210,7 +210,7 @@ class SequenceSlots:
         self._progress.ended = self.let_in
 
     def begin(self, body: Mapping[str, Any]) -> bool:
-        """Store the current task's request; return whether all of it may enter the engine now."""
+        """Note how many sequences a request has; return whether all may enter the engine now."""
         sequences = sequences_of(body)
         begin(sequences)
         return sequences <= self._slots or sequences == 1
@@ -218,7 +218,7 @@ class SequenceSlots:
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *more: Any, **named: Any
     ) -> Any:
-        """Add a sequence to the engine; one of several waits for a slot before."""
+        """Add a sequence to the engine; if its request has several, after it gets a slot."""
         if TURN.get() is None:
             return await self._add(request, prompt, parent, *more, **named)
         name = request.request_id

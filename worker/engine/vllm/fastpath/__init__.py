@@ -20,7 +20,7 @@ from worker.engine.vllm.fastpath.pooling import pooling_path
 from worker.engine.vllm.fastpath.texts import texts_path
 from worker.engine.vllm.names import current_platform
 
-#: Options that add fields to answers, or report on requests elsewhere.
+#: Options that add fields to answers, or that log requests or measure each of them.
 MORE = (
     "enable_log_requests", "enable_prompt_tokens_details", "enable_per_request_metrics",
     "tool_call_parser",

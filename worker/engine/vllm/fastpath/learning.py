@@ -1,9 +1,9 @@
 """Learns how vLLM runs a form of requests, and runs the form's later requests.
 
 A form is a url with all fields of a body except its prompt. The second request of a form runs
-through vLLM's serving class and is observed: the limits of its prompt, its chat template, the
-request that EngineCore gets and the output that the answer is made from. A `Replay` is made from
-this, and has to give the same results for the observed request before other requests use it
+through vLLM's serving class and is observed: vLLM's limits for its prompt, its chat template, the
+request that EngineCore gets, and the output from which the answer is made. A `Replay` is made from
+these, and has to give the same results for the observed request before other requests use it
 (texts.py, pooling.py).
 """
 
@@ -258,7 +258,9 @@ class OutputQueue:
 
 
 class FastPath:
-    """The forms that one engine's requests have; None marks a form for vLLM's classes.
+    """Runs requests whose form is known, and learns the forms of one engine's requests.
+
+    In `_forms`, None marks a form that vLLM's serving classes have to run.
 
     Args:
         engine: vLLM's AsyncLLM.

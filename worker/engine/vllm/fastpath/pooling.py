@@ -32,7 +32,7 @@ from worker.engine.vllm.fastpath.learning import (
 
 #: Fields of a score request that have the same effect on all texts.
 SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))
-#: The same fields for an embedding request.
+#: Fields of an embedding request that have the same effect on all texts.
 EMBEDDED = SHARED | {"encoding_format", "dimensions", "add_special_tokens"}
 #: The names under which requests give the two texts of a score.
 PAIRED = (
@@ -88,7 +88,7 @@ def _pair_in(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _single(value: Any) -> Any:
-    """Return the only element of a list, which many clients send instead of a text."""
+    """Return the text of a list of one, which many clients send instead."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
