@@ -79,7 +79,7 @@ class Upstream(Server):
 
     limit: int
     down_if_stalled = False
-    #: Servers, each with its model, that were healthy before: so their settings are right.
+    #: Servers, each with its model, that were healthy before, so that their settings are right.
     were_well: ClassVar[set[tuple[str, str | None]]] = set()
 
     def __init__(

@@ -33,7 +33,7 @@ RBLN_KILL_GRACE_S = 120.0
 
 
 class Line(Enum):
-    """Where a range of vllm-rbln releases gets its limits from."""
+    """How a range of vllm-rbln releases gets the model's limits."""
 
     FORK = "ships its own fork of vLLM"
     BY_HAND = "takes the four values from the command line and believes them"

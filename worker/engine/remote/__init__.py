@@ -73,7 +73,7 @@ class RemoteEngine(Generic[S]):
 
 
 def described(kind: str, servers: str, model: str, each: object) -> Preflight:
-    """Return a preflight with what the settings tell about the servers."""
+    """Return a preflight with the servers, the model and the limit that the settings name."""
     return Preflight(
         {
             "platform": f"{kind} servers, nothing runs here",

@@ -67,8 +67,8 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         self._max_model_len: int | None = None
         self._prompts: Prompts
         self._connect: Callable[[str, str], TritonServer]
-        # A separate thread, so that a long prompt does not block the drain's loop; only one, because
-        # tokenizers are not thread-safe.
+        # A separate thread, so that a long prompt does not block the drain's loop. Only one,
+        # because tokenizers are not thread-safe.
         self._templating = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
     def build(self) -> None:

@@ -1,7 +1,7 @@
 """Translates requests for Triton's vLLM backend, and its answers to OpenAI's format.
 
-The backend takes a text and vLLM's SamplingParams. What vLLM's own server does before (chat
-template, defaults, length check) is done in this module, with the model's tokenizer.
+The backend takes a text and vLLM's SamplingParams. This module does the work that vLLM's own
+server would do before (chat template, defaults, length check), with the model's tokenizer.
 """
 
 import inspect
