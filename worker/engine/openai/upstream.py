@@ -128,7 +128,7 @@ class Upstream(Server):
         self.breaker.sent()
 
     def unsent(self) -> None:
-        """Note that its latest request is not sent; in a rest, this request was the probe."""
+        """Note that the server's latest request, during a rest the probe, is not sent."""
         self.breaker.left(math.inf)
 
     def lower_limit(self) -> None:
@@ -149,8 +149,9 @@ class Upstream(Server):
     async def ask(self) -> Report:
         """Check the server's health; if it was down, also read its models.
 
-        The /health of vLLM costs nothing, and is checked every second. The check of another server
-        may ask every model behind it, so it is made every RARELY_S seconds.
+        The /health of vLLM costs nothing, and is read every second. Another server may ask every
+        model behind it for its list of models, or for WARMQ_OPENAI_HEALTH_PATH. So it is checked
+        every RARELY_S seconds, and sooner only after a failed check.
         """
         try:
             report = await self._ask()

@@ -1,4 +1,4 @@
-"""vLLM's request classes for chats and completions, with the same limits for every release.
+"""Makes vLLM's request classes for chats and completions apply the same limits in every release.
 
 Up to 0.31 vLLM reserves `max_tokens` in the context. Since 0.32 it silently generates fewer tokens
 than requested if the context is full. Here, a prompt that leaves too few tokens is refused for

@@ -1,4 +1,4 @@
-"""Limits of the work and memory that vLLM spends on one request outside the engine.
+"""Limits the work and memory that vLLM spends on one request outside the engine.
 
 Tokenizing a megabyte takes 1 s. It holds the GIL, so that the event loop waits. vLLM limits the
 characters of a prompt itself, but not if it only counts tokens or cuts the prompt, and its limit is

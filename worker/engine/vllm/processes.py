@@ -1,4 +1,4 @@
-"""Additions to vLLM's processes: a copy of their errors, a log filter, and a call to EngineCore.
+"""Adds to vLLM's processes: a copy of their errors, a log filter, and a call to EngineCore.
 
 pdeath.py sets them up in each process. This module imports nothing of vLLM.
 """
