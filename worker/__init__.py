@@ -1,1 +1,1 @@
-"""The worker process: a Celery worker whose bootstep drains the queue into one engine."""
+"""The worker process: a Celery worker that takes requests from one queue and runs one engine."""

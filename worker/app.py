@@ -1,7 +1,7 @@
 """The Celery application: `celery -A worker.app worker --pool=solo`.
 
-Celery provides the process, signals and control commands. Requests do not pass through its
-consumer: the drain takes them, which worker/process/bootstep.py starts.
+Celery provides the process, signals and control commands. Requests do not pass through Celery's
+consumer: worker/process/bootstep.py starts the drain (worker/drain), which takes them from Redis.
 """
 
 import sys
@@ -32,35 +32,35 @@ app.Worker = app.subclass_with_self(Program)
 app.events.dispatcher_cls = Dispatcher
 app.conf.update(_redis)
 app.conf.update(
-    # Celery's consumer reads no queue, but without this one it would create its own.
+    # Celery's consumer reads no queue, but without `task_queues` Celery would create one.
     worker_consumer="worker.process.control:ControlConsumer",
     task_queues=[Queue(CONTROL_QUEUE)],
     task_default_queue=CONTROL_QUEUE,
-    # JSON only: a pickled body is code from anybody who can write to Redis.
+    # Only JSON is accepted: unpickling a body would run code of anybody who can write to Redis.
     accept_content=["json"],
     task_serializer="json",
     result_serializer="json",
-    # Other apps in this database must not share kombu's lease keys with our control queue: the
-    # shortest visibility timeout among them would win.
+    # Other Celery apps in this database must not share kombu's `unacked` keys with this control
+    # queue: the shortest visibility timeout among them would apply to all.
     broker_transport_options=_redis.get("broker_transport_options", {})
     | {
         "unacked_key": "warmq:control:unacked",
         "unacked_index_key": "warmq:control:unacked_index",
         "unacked_mutex_key": "warmq:control:unacked_mutex",
-        # After so long Celery gives up a connection that does not answer, also when it stops.
+        # Seconds after which Celery closes a connection that does not answer, also while stopping.
         "socket_timeout": 5,
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
     },
-    # Wait for Redis without limit, also at the start: a worker outlives a Redis restart.
+    # Celery waits for Redis without a limit, also at its start: a worker survives Redis restarts.
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    # Also if Redis answers with an error, as a primary that became a replica does: otherwise
-    # Celery ends the process with all requests in flight.
+    # Celery waits also if Redis answers with an error, for example because a primary became a
+    # replica. Without this Celery would end the process, with all requests in flight.
     broker_channel_error_retry=True,
-    # Celery's pool never runs anything.
+    # Celery's pool runs no tasks, so there are none to cancel.
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    # vLLM logs and prints; Celery would turn both into WARNINGs.
+    # vLLM logs and prints. Celery would log its prints as WARNINGs.
     worker_hijack_root_logger=True,
     worker_redirect_stdouts=False,
     worker_enable_remote_control=True,

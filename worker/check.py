@@ -1,4 +1,4 @@
-"""Look at this machine and its settings before a worker starts: `python -m worker.check`."""
+"""Check this machine and its settings before a worker starts: `python -m worker.check`."""
 
 import sys
 

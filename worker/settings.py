@@ -1,4 +1,4 @@
-"""Settings of every worker; contract/settings.py reads them."""
+"""Defines the settings of every worker; contract/settings.py reads their values."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -8,7 +8,7 @@ from contract.naming import queue_name
 from contract.redis.connect import SOCKET_TIMEOUT_S
 from contract.settings import Count, Seconds, Settings, Text
 
-#: WARMQ_ENGINE: a name that worker/engine/catalogue.py knows.
+#: The field of WARMQ_ENGINE, which is one of the names in worker/engine/catalogue.py.
 ENGINE_FIELD = Field("vllm", description="which engine adapter runs")
 
 
@@ -32,13 +32,13 @@ Name = Annotated[Text, AfterValidator(_name)]
 
 
 class WorkerSettings(Settings):
-    """Settings of a worker with any engine; each engine's class adds its own.
+    """The settings of a worker with any engine; each engine has a subclass with more.
 
-    Times end in `_s` and are seconds.
+    Names of times end in `_s`, and their values are seconds.
     """
 
     refuses_unknown_names: ClassVar[bool] = True
-    #: Whether the engine requires `model`; set by its subclass.
+    #: Whether the engine requires the setting `model`; an engine's subclass may set it.
     needs_model: ClassVar[bool] = False
 
     engine: str = ENGINE_FIELD
@@ -87,7 +87,7 @@ class WorkerSettings(Settings):
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
-    # In a TOML file it may be a number.
+    # In a TOML file the port may be a number.
     metrics_port: Annotated[Text, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
         None,
         description="port of /metrics, or address and port, as 127.0.0.1:9100; unset: not served",
@@ -105,12 +105,12 @@ class WorkerSettings(Settings):
 
     @property
     def queue_to_drain(self) -> str:
-        """The queue of this worker."""
+        """The name of the queue from which this worker takes requests."""
         return queue_name(self.served_model_name, self.queue)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Host and port of /metrics; None if it is not served."""
+        """The host and port of /metrics; None if /metrics is not served."""
         if self.metrics_port is None:
             return None
         host, _, port = self.metrics_port.rpartition(":")
@@ -119,10 +119,10 @@ class WorkerSettings(Settings):
 
     @property
     def redis_timeout_s(self) -> float:
-        """The timeout of Redis calls: a lease outlives one unanswered RENEW."""
+        """The timeout of Redis calls in seconds; leases survive one RENEW without an answer."""
         return min(SOCKET_TIMEOUT_S, max(2.0, self.lease_s / 3))
 
     @property
     def lease_ms(self) -> int:
-        """`lease_s` in ms, for Redis."""
+        """The setting `lease_s` in milliseconds, as the Lua scripts take it."""
         return int(self.lease_s * 1000)

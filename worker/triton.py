@@ -1,4 +1,4 @@
-"""Write a model repository for Triton: `python -m worker.triton MODEL -o DIR`."""
+"""Write a model repository for Triton Server: `python -m worker.triton MODEL -o DIR`."""
 
 import sys
 

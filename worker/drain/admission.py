@@ -1,4 +1,4 @@
-"""Limits of what one worker takes, and the order in which requests enter the engine."""
+"""Limits how many requests a worker takes, and orders those that enter the engine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from worker.engine import Capacity, multi_sequence_slots
 from worker.settings import WorkerSettings
 
-#: Messages up to this size need not wait: reading one takes less than a millisecond.
+#: Bytes of the largest message that is read without waiting, in less than a millisecond.
 LARGE_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Requests that run in the engine (`slots`), and in flight at most (`limit`).
+    """Most requests that run in the engine (`slots`), and that are in flight (`limit`).
 
-    The loop asks Redis for more once `low_water` are free. `context` is in tokens, 0: unknown.
+    The loop asks Redis for more once `low_water` places below `limit` are free. `context` is the
+    model's context length in tokens, 0 if it is unknown.
     """
 
     slots: int = 0
@@ -33,35 +34,37 @@ class AdmissionLimits:
         """Return the limits for an engine under these settings."""
         slots, look_ahead = capacity.max_num_seqs, settings.look_ahead
         if look_ahead is None:
-            # Where all slots become free in one step, those of the next step must wait already
-            # while more are fetched; a quarter would leave every other step a quarter full.
+            # In an engine whose slots all become free in one step, the requests of the next step
+            # must already wait while more are fetched. With a look-ahead of a quarter of the slots
+            # every other step would be only a quarter full.
             look_ahead = max(8, 2 * slots if capacity.one_step else slots // 4)
         limit = slots + look_ahead
-        # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
+        # One POP refills half the look-ahead: so there are half as many, and no slot stays empty.
         low_water = max(1, min(look_ahead // 2, limit))
         return cls(slots, limit, low_water, capacity.max_model_len)
 
     @property
     def slots_of_many(self) -> int:
-        """Slots that requests of many sequences may take; the rest is for single ones."""
+        """Slots that requests of several sequences may take; the rest is for single ones."""
         return multi_sequence_slots(self.slots)
 
     @property
     def preparing_each(self) -> int:
-        """Most requests of one tenant in preparation, outside the slots: the look-ahead."""
+        """Most requests of one tenant that are prepared at a time: the size of the look-ahead."""
         return max(1, self.limit - self.slots)
 
     @property
     def many_waiting(self) -> int:
-        """Requests of many sequences that may wait for slots: a quarter of the look-ahead."""
+        """Requests of several sequences that may wait: a quarter of the look-ahead."""
         return max(1, (self.limit - self.slots) // 4)
 
 
 class SequenceLimit:
-    """Bounds the sequences of requests with several of them that are in the engine.
+    """Limits how many sequences the requests with several sequences have in the engine.
 
-    They enter in order of arrival, up to `limit` sequences in sum; one that is larger than the
-    limit enters when no other is inside. `admitted` is called when a waiting request has entered.
+    These requests enter in order of arrival while the sum of their sequences is at most `limit`.
+    A request with more sequences than the limit enters when no other is inside. `admitted` is
+    called when a request that waited has entered.
     """
 
     def __init__(
@@ -73,12 +76,12 @@ class SequenceLimit:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of requests that wait."""
         return len(self._waiting)
 
     @asynccontextmanager
     async def entered(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` sequences inside the context; wait until they fit."""
+        """Wait until `count` sequences fit, and count them while in the context."""
         if count <= 1:
             yield
             return
@@ -120,7 +123,8 @@ class SequenceLimit:
 class LargeMessages:
     """Spaces out the reading of large messages, so that the loop is free half of the time.
 
-    One of megabytes blocks the loop for 0.1 s; many in a row would delay renewals and answers.
+    Reading a message of megabytes blocks the event loop for about 0.1 s. Many in a row would delay
+    the renewal of leases, and answers.
     """
 
     def __init__(self) -> None:
@@ -131,7 +135,8 @@ class LargeMessages:
         """Wait until a large message may be read; the caller then reads it without awaiting."""
         async with self._one:
             await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
-            # Runs in the loop's next turn, before another message's: its lock is released later.
+            # _has_run() runs in the loop's next iteration, when the caller has read its message.
+            # No other message is read before: the lock is released after this call.
             asyncio.get_running_loop().call_soon(self._has_run, time.monotonic())
 
     def _has_run(self, began: float) -> None:

@@ -1,4 +1,7 @@
-"""The announcement that a worker writes for producers every second, and when it fails."""
+"""Makes the announcement: a worker's state in Redis, written every second for producers.
+
+A worker that fails writes a last one, with the reason.
+"""
 
 import orjson
 from pydantic import SecretStr
@@ -9,9 +12,11 @@ from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
 from worker.settings import WorkerSettings
 
-#: Bounds in characters, and of batch sizes.
+#: Most characters of the announced reason why a worker runs no requests.
 REASON_CHARACTERS = 300
+#: Most characters of the announced name of a device.
 DEVICE_CHARACTERS = 100
+#: Most announced batch sizes of an NPU.
 BUCKETS = 32
 _VERSION = version()
 
@@ -34,7 +39,7 @@ def announcement(drain: Drain) -> bytes:
         **({"adapters": adapters} if (adapters := drain.adapters) else {}),
         "in_flight": len(drain.in_flight),
         "limit": drain.limits.limit,
-        "done": {  # totals: the difference of two announcements is a rate
+        "done": {  # totals since the start: two announcements give a rate
             "completed": counts.completed,
             "other": counts.ended - counts.completed,
             "prompt_tokens": counts.prompt_tokens,
@@ -48,7 +53,7 @@ def announcement(drain: Drain) -> bytes:
 
 
 def _engine(drain: Drain) -> dict[str, object]:
-    """Return what the started engine reports; `buckets` are an NPU's compiled batch sizes."""
+    """Return the started engine's fields; `buckets` are the batch sizes compiled for an NPU."""
     capacity = drain.supervisor.capacity
     if capacity is None:
         return {}
@@ -65,7 +70,7 @@ def _engine(drain: Drain) -> dict[str, object]:
 
 
 def shown(why: str, settings: WorkerSettings) -> str:
-    """Return a reason's first line, cut, without secrets of the settings."""
+    """Return a reason's first line, shortened and without the settings' secrets."""
     line = next(iter(why.strip().splitlines()), "")
     for secret in _secrets(settings):
         line = line.replace(secret, "***")

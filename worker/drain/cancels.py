@@ -1,4 +1,4 @@
-"""Receives cancellations and listeners' subscriptions over Redis' pub/sub."""
+"""Receives cancellations and listeners' subscriptions over Redis's pub/sub."""
 
 import asyncio
 import logging
@@ -16,13 +16,14 @@ from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
+#: Seconds from a lost pub/sub connection to the next try.
 RECONNECT_S = 0.5
-#: Celery forgets a revocation after three hours too (celery.worker.state.REVOKE_EXPIRES).
+#: Seconds that a revocation is kept: three hours, as celery.worker.state.REVOKE_EXPIRES.
 REVOKE_KEEP_S = 10800.0
 
 
 class Cancels:
-    """Aborts requests that are cancelled while they run here."""
+    """Aborts requests of this worker that are cancelled while they run."""
 
     def __init__(self, drain: Drain, text: RunningText) -> None:
         self._leases = drain.leases
@@ -31,7 +32,7 @@ class Cancels:
         self._timeout_s = drain.settings.redis_timeout_s
 
     async def run(self) -> None:
-        """Receive until cancelled; after a lost connection look up what was missed."""
+        """Receive until cancelled; after a lost connection, look up which requests have ended."""
         while True:
             pubsub = self._leases.subscribe()
             try:
@@ -47,16 +48,16 @@ class Cancels:
                 await pubsub.aclose()
 
     async def revoke(self, request_ids: list[str]) -> None:
-        """Abort requests that run here, and record all of them for POP (Celery's revoke)."""
+        """Revoke requests (Celery's word): abort those that run here, let POP drop the others."""
         await self._leases.revoke(request_ids, REVOKE_KEEP_S)
         self.abort(request_ids)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Abort those of the requests that run here."""
+        """Abort the requests that run here; ignore the others."""
         self._in_flight.abort(self._running(set(request_ids)), "cancelled")
 
     async def _receive(self, pubsub: Any) -> None:
-        """Act on messages; give up a connection that does not answer a PING."""
+        """Act on messages; raise ConnectionError if a PING is not answered."""
         pinged = False
         while True:
             message = await pubsub.get_message(timeout=self._timeout_s)
@@ -80,7 +81,7 @@ class Cancels:
                 self._in_flight.abort(of_batch, "cancelled")
             else:
                 self._in_flight.abort(self._running({*map(str, orjson.loads(data))}), "cancelled")
-        # Anybody may publish anything, deeply nested JSON too; no worker ends because of it.
+        # Anybody may publish any bytes, also deeply nested JSON: no worker may end because of them.
         except (ValueError, TypeError, KeyError, RecursionError):
             log.warning("ignored a message on %s", channel, extra={"action": "bad_message"})
 

@@ -1,4 +1,4 @@
-"""Commits endings in groups, so that one DONE and one step of the loop serve many."""
+"""Commits endings in groups, so that one DONE script writes many."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases
 
-#: Seconds an ending waits for more to share its DONE. At 1,200 requests/s that is a tenth of a
-#: round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
+#: Seconds that an ending waits for more to share its DONE. At 1,200 requests/s ten requests then
+#: share a round trip, and the median result is 4 ms later (docs/decisions/0009).
 LINGER_S = 0.008
-#: This many endings of one engine step do not wait for more.
+#: Fewest endings of one engine step that are committed without waiting for more.
 STEP_GROUP = 8
-#: Most endings of one DONE: while Redis writes them the next are computed (docs/decisions/0009).
+#: Most endings of one DONE; the engine computes the next while Redis writes (docs/decisions/0009).
 GROUP = 64
-#: Bytes after which a group is closed; Redis serves nobody else while it writes them.
+#: Bytes of results after which a group is complete: Redis serves no other client meanwhile.
 GROUP_BYTES = 4 * 2**20
 
 
 class Committer:
-    """Collects endings and commits them; calls `committed` with each group that is in Redis."""
+    """Collects and commits endings, and calls `committed` with each group that is in Redis."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Committer:
         committed: Callable[[Sequence[Ending]], None],
         enough: Callable[[], int] = lambda: GROUP,
     ) -> None:
-        """Prepare; once `enough` endings wait, or slots would stay empty, they are committed."""
+        """Prepare; endings are committed at the latest when `enough()` of them wait."""
         self._leases = leases
         self._committed = committed
         self._enough = enough
@@ -36,7 +36,7 @@ class Committer:
         self._idle.set()
 
     def put(self, ending: Ending) -> None:
-        """Add an ending; an online request's is committed without waiting for more."""
+        """Add an ending; the ending of an online request does not wait for more."""
         self._waiting.append(ending)
         self._idle.clear()
         online = ending.delivery.keep_ms is not None
@@ -46,7 +46,7 @@ class Committer:
             asyncio.get_running_loop().call_soon(self._linger)
 
     def _linger(self) -> None:
-        """Commit what ended in the same step if it is a group; else wait for more."""
+        """Commit the endings of one step now if they are STEP_GROUP or more, else later."""
         if len(self._waiting) >= STEP_GROUP:
             self._due.set()
         elif self._waiting:
@@ -71,10 +71,10 @@ class Committer:
             count += 1
             size += len(ending.meta)
         group, self._waiting = self._waiting[:count], self._waiting[count:]
-        if self._waiting:  # they have lingered already
+        if self._waiting:  # the rest has waited long enough
             self._due.set()
         return group
 
     async def flush(self) -> None:
-        """Wait until everything put so far is in Redis."""
+        """Wait until all endings put so far are in Redis."""
         await self._idle.wait()

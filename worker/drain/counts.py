@@ -1,17 +1,17 @@
-"""Counters and moving averages of one drain."""
+"""Counts one drain's requests and tokens, and averages the recent ones."""
 
 from typing import Any
 
 from worker.drain.events import Committed, Events, HandedBack, Leased
 
-#: Answers over which their mean length goes.
+#: Number of recent answers over which mean lengths are taken.
 ANSWERS = 1000
-#: Half-life of a second of work in the share of time with full slots.
+#: Seconds of work after which a second counts half in the share of time with full slots.
 HALF_LIFE_S = 600.0
 
 
 class Counts:
-    """Totals since the worker started; tokens are those of completed requests."""
+    """Totals since the worker started; only completed requests' tokens count."""
 
     def __init__(self, events: Events) -> None:
         self.popped = self.handed_back = 0
@@ -27,7 +27,7 @@ class Counts:
         return self.completed + self.failed + self.cancelled + self.expired
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `inspect stats` shows."""
+        """Return the totals as `celery inspect stats` shows them."""
         return dict(vars(self))
 
     def _leased(self, event: Leased) -> None:
@@ -38,7 +38,7 @@ class Counts:
 
     def _committed(self, event: Committed) -> None:
         for ending in event.endings:
-            if ending.outcome:  # '' only drops a lease
+            if ending.outcome:  # an ending with outcome '' only drops a lease
                 setattr(self, ending.outcome, getattr(self, ending.outcome) + 1)
             self.prompt_tokens += ending.prompt_tokens
             self.completion_tokens += ending.completion_tokens
@@ -50,11 +50,12 @@ class Averages:
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._before = (0, 0, 0)
-        self._sums = [0.0] * 3  # answers, their tokens, their prompts' tokens; decaying
+        # Decaying sums: answers, their tokens, their prompts' tokens.
+        self._sums = [0.0] * 3
         self._full_s = self._busy_s = 0.0
 
     def update(self, running: int, slots: int, seconds: float) -> None:
-        """Take in the last `seconds`, in which this many requests were running."""
+        """Add the last `seconds`, in which `running` requests were in the engine."""
         counts = self._counts
         now = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
         keep = (1 - 1 / ANSWERS) ** (now[0] - self._before[0])
@@ -67,7 +68,7 @@ class Averages:
             self._busy_s = self._busy_s * keep + seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Return the announced figures (docs/reference/redis-keys.md) that are known."""
+        """Return the known averages as an announcement has them (docs/reference/redis-keys.md)."""
         count, answers, prompts = self._sums
         found: dict[str, Any] = {}
         if count >= 1:

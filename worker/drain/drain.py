@@ -1,4 +1,4 @@
-"""One worker's drain of a queue: its requests from lease to ending, and its parts."""
+"""Connects the parts of one worker's drain, and takes each request from lease to ending."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Brings requests of one queue to one engine; worker/drain/loop.py decides when."""
+    """Runs requests of one queue in one engine; worker/drain/loop.py decides when."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Drain:
         leases: Leases,
         make: Callable[[], Engine],
     ) -> None:
-        """Prepare to drain into the engine that `make` returns, not built yet."""
+        """Prepare; `make` returns the engine, whose `build()` has not been called yet."""
         self.settings = settings
         self.leases = leases
         self.events = Events()
@@ -53,34 +53,35 @@ class Drain:
         self.wakeup = Wakeup(leases.wait_for_message)
         self.limits = AdmissionLimits()  # none before the engine is ready
         self._sequences = SequenceLimit(lambda: self.limits.slots_of_many, self.wakeup.poke)
-        #: The requests in flight that wait to be prepared one after the other.
+        #: The requests in flight whose preparation waits for that of others.
         self.preparing = PreparingRequests(self.wakeup.poke)
         self._serving = Serving(
             self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes
         )
-        #: Names of the engine's adapters.
+        #: The names of the engine's LoRA adapters.
         self.adapters: tuple[str, ...] = ()
         self._crashed: list[Running] = []
-        # A slot is refilled once Redis has its result: a killed worker loses the work of slots and
-        # look-ahead at most. Answers of one length end in the same step.
+        # A slot is refilled when its result is in Redis, so a killed worker loses at most the work
+        # in its slots and look-ahead. Answers of the same length end in the same step: once
+        # `low_water` endings wait, or all that is in flight, they are committed.
         self._committer = Committer(
             leases, self._committed, lambda: min(len(self.in_flight), self.limits.low_water)
         )
         self._committing: asyncio.Task[None]
         self.paused = False
         self.idle = asyncio.Event()
-        #: Counts of ended and handed back requests when the stop began.
+        #: The counts of ended and of handed back requests when the stop began.
         self._before_stop = (0, 0)
 
     @property
     def served(self) -> str:
-        """The model's name in metrics and announcements; '' while it has none."""
+        """The model's name in metrics and announcements; '' while it is unknown."""
         settings, capacity = self.settings, self.supervisor.capacity
         known = capacity.model if capacity else settings.model
         return settings.served_model_name or known or ""
 
     def set_limits(self) -> None:
-        """Take the limits and names from the engine that has started."""
+        """Set the limits and the served names from the engine that has started."""
         capacity = self.supervisor.engine_capacity
         self.limits = AdmissionLimits.of(capacity, self.settings)
         self.adapters = tuple(capacity.adapters)
@@ -108,13 +109,14 @@ class Drain:
     # -- one request --------------------------------------------------------------
 
     def admit(self, popped: Popped) -> None:
-        """Start every delivery now; the engine's own scheduler queues what is ahead."""
+        """Start a task for each delivery; the look-ahead waits in the engine's scheduler."""
         if popped.deliveries:
             self.events.publish(events.Leased(popped.deliveries, popped.now))
         for delivery in popped.deliveries:
             if same := self.in_flight.same_request(delivery):
-                # Its lease was swept although it runs here, or a client sent it twice. The
-                # earlier lease may be lost, and with it the right to fail: the new one answers.
+                # The lease was swept although the request runs here, or a client sent the request
+                # twice. A lost lease may no longer write an error, so the request ends with the
+                # new one.
                 earlier = self.in_flight.replace_delivery(same, delivery)
                 self._committer.put(Ending(earlier, ""))
                 continue
@@ -133,7 +135,7 @@ class Drain:
         try:
             ending = await self._serving.run(running, popped_at)
             self._end(running, ending)
-            if ending.outcome == "completed":  # any other may never have been in the engine
+            if ending.outcome == "completed":  # other requests may not have reached the engine
                 self.supervisor.survived()
         except EngineDead as error:
             if not self._crashed:
@@ -159,7 +161,7 @@ class Drain:
 
     def _end(self, running: Running, ending: Ending) -> None:
         running.ended = True
-        if ending.delivery is not running.delivery:  # replaced since it began
+        if ending.delivery is not running.delivery:  # replaced while the request ran
             ending = replace(ending, delivery=running.delivery)
         self._committer.put(ending)
 
@@ -177,10 +179,10 @@ class Drain:
     # -- deaths and suspects --------------------------------------------------------
 
     async def recover(self) -> None:
-        """If the engine died, hand back its requests and rebuild it, unless stopping.
+        """Hand back a dead engine's requests, and rebuild the engine unless the worker stops.
 
         Raises:
-            EngineDead: it cannot be rebuilt.
+            EngineDead: the engine cannot be rebuilt.
         """
         if not self._crashed and not self.supervisor.dead():
             return
@@ -193,17 +195,18 @@ class Drain:
             await self.lifecycle.until_asked(self.supervisor.rebuild(in_use=in_use))
 
     async def hand_back_crashed(self) -> None:
-        """Hand back what ran when the engine died; requests inside it count a death."""
+        """Hand back the requests that ran when the engine died; those in it count a death."""
         crashed, self._crashed = self._crashed, []
         leases = [r.delivery.lease for r in crashed if r.died]
-        # Engines admit in order: requests beyond the slots were not in the engine. A stop may
-        # have reached the engine's processes too, and then no request is to blame.
+        # Requests enter an engine in the order of their leases, so those beyond the slots were not
+        # in it. While the worker stops, the signal may have ended the engine's processes too: then
+        # no request counts a death.
         inside = 0 if self.lifecycle.stopping else self.limits.slots
         died = frozenset(sorted(leases, key=lease_number)[:inside])
         await self.hand_back(crashed, died)
 
     async def settle(self) -> None:
-        """Wait until no request runs, or until the worker is to stop."""
+        """Wait until no request runs and all endings are in Redis, or until a stop begins."""
         while (tasks := self.in_flight.tasks()) and not self.lifecycle.stopping:
             await self.lifecycle.until_asked(asyncio.wait(tasks))
         await self.lifecycle.until_asked(self.flush())
@@ -214,13 +217,13 @@ class Drain:
         return self._committing
 
     async def flush(self) -> None:
-        """Wait until every ending is in Redis, or the committer failed."""
+        """Wait until every ending is in Redis, or the committer has failed."""
         flushing = asyncio.create_task(self._committer.flush())
         await asyncio.wait([flushing, self._committing], return_when=asyncio.FIRST_COMPLETED)
         flushing.cancel()
 
     async def hand_back(self, which: Sequence[Running], died: frozenset[str]) -> None:
-        """Release leases; `died` are those that were inside an engine when it died."""
+        """Release these requests' leases; `died` names the leases that were in a dead engine."""
         if which:
             deliveries = [r.delivery for r in which]
             await self.leases.release(deliveries, died)
@@ -231,32 +234,32 @@ class Drain:
     # -- pausing and stopping -------------------------------------------------------
 
     def pause(self, paused: bool) -> None:
-        """Take nothing from the queue while paused; `idle` is set when nothing is in flight."""
+        """Stop or go on taking requests; `idle` is set when paused and nothing is in flight."""
         self.paused = paused
         self.idle.clear()
         self.wakeup.poke()
 
     def stop(self) -> None:
-        """Take nothing more; running requests may finish within the drain timeout."""
+        """Take no more requests; running ones may finish within WARMQ_DRAIN_TIMEOUT_S."""
         if not self.lifecycle.stopping:
             self.events.publish(events.Stopping(len(self.in_flight), self.settings.drain_timeout_s))
         self.begin_stop()
 
     def hurry(self) -> None:
-        """Hand everything back now."""
+        """Hand all requests back now."""
         if not self.lifecycle.hurrying:
             self.events.publish(events.Stopping(len(self.in_flight), 0))
         self.begin_stop()
         self.lifecycle.hurry()
 
     def begin_stop(self) -> None:
-        """Stop without an event, as at the end of a drain that failed."""
+        """Stop without publishing an event, for example after the drain has failed."""
         if not self.lifecycle.stopping:
             self._before_stop = self.counts.ended, self.counts.handed_back
         self.lifecycle.stop()
         self.wakeup.poke()
 
     def drained(self) -> events.Drained:
-        """Return the counts since the stop began."""
+        """Return how many requests ended and were handed back since the stop began."""
         ended, handed_back = self._before_stop
         return events.Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)

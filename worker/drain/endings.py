@@ -1,4 +1,8 @@
-"""Endings of deliveries, in the form that DONE takes."""
+"""Makes the endings of deliveries, and the arguments of the script DONE.
+
+An ending is how a delivery ended: its outcome, result and token counts. DONE is
+worker/lua/done.lua.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,13 +16,17 @@ from contract.traces import read_context
 
 log = logging.getLogger(__name__)
 
-#: Bound of one request's token counts: counters add them up for millions.
+#: Highest token count of one request: the sum over millions of requests must stay below 2**63.
 MAX_TOKENS = 2**40
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make, once a request
 class Ending:
-    """One delivery's ending; an empty outcome only drops the lease. `times` is its timing."""
+    """How one delivery ended.
+
+    An empty `outcome` only drops the lease. `keep`: the message stays for a retry. `times` is the
+    result's timing.
+    """
 
     delivery: Delivery
     outcome: str
@@ -30,11 +38,11 @@ class Ending:
 
 
 def done_arguments(endings: Sequence[Ending]) -> list[Any]:
-    """Return DONE's arguments; token counts of remote servers are clamped to MAX_TOKENS."""
+    """Return the arguments of DONE; token counts are limited to 0..MAX_TOKENS."""
     args: list[Any] = []
     for e in endings:
         d, outcome = e.delivery, e.outcome
-        if d.ignore_result and outcome and not d.batch:  # a plain client may want no result at all
+        if d.ignore_result and outcome and not d.batch:  # Celery's ignore_result, not in batches
             outcome = "ignored"
         prompt, completion = e.prompt_tokens, e.completion_tokens
         if not (0 <= prompt <= MAX_TOKENS and 0 <= completion <= MAX_TOKENS):
@@ -52,7 +60,7 @@ def failed(
     outcome: str = "failed",
     timing: dict[str, float | int] | None = None,
 ) -> Ending:
-    """Return the ending of a request without a response."""
+    """Return the ending of a request that has an error instead of a response."""
     d = delivery
     meta = failure_meta(
         d.request_id, error, batch=d.batch, custom_id=d.custom_id, line=d.line, timing=timing,
@@ -63,14 +71,14 @@ def failed(
 
 
 def with_error(ending: Ending, text: str, code: str) -> Ending:
-    """Return the ending with an error in place of its result, and log it."""
+    """Return an ending with this error in place of the result, and log the error."""
     d = ending.delivery
     log.error("request %s: %s", d.request_id, text, extra=log_extra(d, code))
     return failed(d, RequestFailed(text, code=code))
 
 
 def log_extra(delivery: Delivery, action: str) -> dict[str, str]:
-    """Return `extra` for a log line about one request, with its `trace_id` if it is traced."""
+    """Return `extra` of a log line about one request, with `trace_id` if it has a trace."""
     found = {"action": action, "request_id": delivery.request_id, "batch_id": delivery.batch}
     context = read_context(delivery.headers.get("traceparent"))
     return found | ({"trace_id": f"{context.trace_id:032x}"} if context else {})

@@ -1,4 +1,4 @@
-"""Log lines about a drain's events."""
+"""Writes log lines about a drain's events."""
 
 import logging
 from typing import NamedTuple
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Line(NamedTuple):
-    """A line about an event, whose fields the text takes."""
+    """The log line of one kind of event; the event's fields fill in `text`."""
 
     level: int
     action: str
@@ -32,7 +32,7 @@ LINES: dict[type[Event], Line] = {
 
 
 def log_events(published: Events, queue: str) -> None:
-    """Log from now on what an operator of this queue's worker wants to know."""
+    """Log the events that an operator wants to know, from now on."""
 
     def ready(event: events.EngineReady) -> None:
         capacity = event.capacity

@@ -1,6 +1,6 @@
-"""Events of a drain, published to its subscribers: counters, the log, streams of text.
+"""Defines a drain's events, and publishes them to subscribers: counters, the log, running text.
 
-Events of requests come in groups, one for each POP or DONE.
+An event about several requests is published once for each POP or DONE.
 """
 
 import logging
@@ -16,20 +16,20 @@ log = logging.getLogger(__name__)
 
 
 class Leased(NamedTuple):
-    """A POP returned these requests at `now`, Redis time in seconds."""
+    """A POP returned these requests; `now` is Redis's time then, in seconds."""
 
     deliveries: Sequence[Delivery]
     now: float
 
 
 class Started(NamedTuple):
-    """A checked request is given to the engine."""
+    """A request has been checked, and enters the engine."""
 
     delivery: Delivery
 
 
 class FirstText(NamedTuple):
-    """The first text of this attempt was published, `after_s` seconds after its start."""
+    """The first text of a request was published, `after_s` seconds after its task began."""
 
     delivery: Delivery
     after_s: float
@@ -42,7 +42,7 @@ class Committed(NamedTuple):
 
 
 class HandedBack(NamedTuple):
-    """These requests are queued again; `died` names leases that were in a dead engine."""
+    """These requests are queued again; `died` names the leases that were in a dead engine."""
 
     deliveries: Sequence[Delivery]
     died: frozenset[str]
@@ -69,7 +69,7 @@ class EngineReady(NamedTuple):
 
 
 class EngineDied(NamedTuple):
-    """The engine can run nothing more."""
+    """The engine has died, and can run no more requests."""
 
     reason: str
 
@@ -87,14 +87,17 @@ class RedisBack(NamedTuple):
 
 
 class Stopping(NamedTuple):
-    """The worker stops; requests in flight may finish within `within_s`, 0: are handed back."""
+    """The worker stops; requests in flight may finish within `within_s` seconds.
+
+    With `within_s` 0 they are handed back now.
+    """
 
     in_flight: int
     within_s: float
 
 
 class Drained(NamedTuple):
-    """Nothing is in flight; counts of requests since the stop began."""
+    """No request is in flight; the counts are of requests since the stop began."""
 
     ended: int
     handed_back: int
@@ -114,7 +117,7 @@ Subscriber = Callable[[Any], None]
 
 
 class Events:
-    """Calls the subscribers of each kind of event in order, on the drain's loop."""
+    """Calls the subscribers of each kind of event in order, in the drain's event loop."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type, tuple[Subscriber, ...]] = {}
@@ -124,15 +127,15 @@ class Events:
         self._subscribers[kind] = (*self.subscribers(kind), subscriber)
 
     def unsubscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
-        """Call the subscriber no more."""
+        """Do not call the subscriber any more."""
         self._subscribers[kind] = tuple(s for s in self.subscribers(kind) if s != subscriber)
 
     def subscribers(self, kind: type) -> tuple[Subscriber, ...]:
-        """Return the subscribers of a kind, so that costly events are made for nobody."""
+        """Return the subscribers of a kind; without any, a costly event need not be made."""
         return self._subscribers.get(kind, ())
 
     def publish(self, event: Event) -> None:
-        """Call the subscribers now."""
+        """Call the event's subscribers now; log the errors that they raise."""
         for subscriber in self._subscribers.get(type(event), ()):
             try:
                 subscriber(event)
@@ -141,7 +144,7 @@ class Events:
 
 
 class Outage:
-    """Publishes the beginning and the end of each outage of Redis, once."""
+    """Publishes an event when an outage of Redis begins, and one when it ends."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -153,13 +156,13 @@ class Outage:
         return self._since is not None
 
     def lost(self, error: Exception) -> None:
-        """Note that a command failed."""
+        """Note that a Redis command failed."""
         if self._since is None:
             self._since = time.monotonic()
             self._events.publish(RedisLost(str(error)))
 
     def over(self) -> None:
-        """Note that a command was answered."""
+        """Note that Redis answered a command."""
         if self._since is not None:
             away_s, self._since = time.monotonic() - self._since, None
             self._events.publish(RedisBack(away_s))

@@ -1,7 +1,7 @@
-"""The heartbeat file: shows that the drain's loop turns, and the worker's state.
+"""Writes the heartbeat file: it shows that the drain's event loop runs, and the worker's state.
 
-It is written while Redis is unreachable and while the engine starts; only a blocked loop or a
-process that is gone lets it grow old.
+The file is also written while Redis is unreachable and while the engine starts. Only a blocked
+event loop, or the end of the process, stops its updates.
 """
 
 import asyncio
@@ -15,20 +15,21 @@ from worker.drain.lifecycle import State
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two writes of the file.
 EVERY_S = 1.0
 
 
 class NoFileError(Exception):
-    """The path is a folder, a device or a link, and is left as it is."""
+    """The path is not a regular file but a folder, a device or a link; it is not replaced."""
 
 
 def write_starting(file: str | None) -> None:
-    """Write `starting` over what an earlier process left, long before the loop runs.
+    """Write `starting` over an earlier process's state, long before the event loop runs.
 
-    A file that cannot be written is reported by `beat`.
+    If the file cannot be written, `beat` logs that later.
 
     Raises:
-        SettingsError: the path is no regular file.
+        SettingsError: the path is not a regular file.
     """
     if file is not None:
         try:
@@ -39,7 +40,7 @@ def write_starting(file: str | None) -> None:
 
 
 async def beat(drain: Drain) -> None:
-    """Write the worker's state to WARMQ_HEARTBEAT_FILE every second; log once if that fails."""
+    """Write the worker's state to WARMQ_HEARTBEAT_FILE every second; log the first failure."""
     if drain.settings.heartbeat_file is None:
         return
     file = Path(drain.settings.heartbeat_file)
@@ -59,7 +60,7 @@ async def beat(drain: Drain) -> None:
 
 
 def _write(file: Path, state: State) -> None:
-    """Replace the file atomically with one line, the state."""
+    """Replace the file atomically by one line with the state."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise NoFileError(f"{file} is a folder, a device or a link, and no file")
     part = file.with_name(f"{file.name}.part")

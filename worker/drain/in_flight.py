@@ -1,4 +1,4 @@
-"""The requests this worker has in flight: leased, and not committed yet."""
+"""Keeps the requests that this worker has in flight: leased, and not committed yet."""
 
 import asyncio
 import time
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from contract.message import Delivery
 from worker.drain.leases import lease_number
 
-#: Aborts that end a request, and its error's text. `released` hands it back, `lost` leaves it to
-#: the worker that has its lease now.
+#: The reasons of aborts that end a request, with the text of its error. After other aborts the
+#: request has no ending here: `released` and `died` hand it back, and after `lost` another worker
+#: has its lease.
 ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before its deadline"}
 
 
@@ -17,9 +18,11 @@ ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before 
 class Running:
     """One request in flight.
 
-    `abort` is why its task was cancelled, `died` that the engine died with it inside, `since` the
-    time.monotonic() at which its task began. `plain`: somebody wants its text while it runs, and
-    that text is its answer word for word. `text_seen`: a listener has got some of it.
+    `engine_id` is the request's id in the engine. `task` runs the request; `timer` aborts it at its
+    deadline. `abort` is the reason why the task was cancelled. `died`: the engine died with the
+    request inside. `since` is the time.monotonic() at which the task began. `plain`: a listener
+    wants the request's text while it runs, and that text is the answer word for word. `text_seen`:
+    a listener has got some of the text.
     """
 
     delivery: Delivery
@@ -35,13 +38,16 @@ class Running:
 
 
 class InFlight:
-    """Running requests by lease; iterates over a copy, oldest lease first, in any thread."""
+    """The requests in flight by lease.
+
+    An iteration is over a copy, by age of the leases, oldest first; any thread may iterate.
+    """
 
     def __init__(self) -> None:
         self._by_lease: dict[str, Running] = {}
         #: The latest delivery of each request.
         self._by_request: dict[str, Running] = {}
-        #: Leases that a later delivery of the same request replaces, until Redis has dropped them.
+        #: Leases replaced by that of a later delivery, until Redis has dropped them.
         self._replaced: set[str] = set()
         #: Bytes of all messages in flight, as stored in Redis.
         self.size = 0
@@ -55,22 +61,25 @@ class InFlight:
         )
 
     def leases(self) -> list[str]:
-        """Return all leases, in no order."""
+        """Return all leases, not in any order."""
         return [*self._by_lease, *self._replaced]
 
     def oldest_s(self) -> float:
-        """Return the seconds since the first running request began, 0 without one; any thread."""
+        """Return the seconds since the first running request began, 0 if none runs.
+
+        Any thread may call this.
+        """
         began = [running.since for running in list(self._by_lease.values()) if running.since]
         return time.monotonic() - min(began) if began else 0.0
 
     def get(self, lease: str) -> Running | None:
-        """Return the request with that lease, if it is in flight."""
+        """Return the request in flight with this lease, or None."""
         return self._by_lease.get(lease)
 
     def add(self, delivery: Delivery) -> Running:
-        """Add a delivery."""
+        """Add a delivery, and return its request in flight."""
         engine_id = delivery.request_id
-        # Another request may have that id: anybody may choose one.
+        # Two different requests may have the same id, because clients choose ids.
         if engine_id in self._by_request and self.unended(engine_id):
             engine_id = f"{engine_id}#{lease_number(delivery.lease)}"
         running = self._by_lease[delivery.lease] = Running(delivery, engine_id)
@@ -79,7 +88,7 @@ class InFlight:
         return running
 
     def drop(self, lease: str) -> None:
-        """Forget a lease that is committed, handed back or lost, and its request."""
+        """Remove a lease that was committed, handed back or lost, with its request."""
         self._replaced.discard(lease)
         running = self._by_lease.pop(lease, None)
         if running is None:
@@ -89,17 +98,17 @@ class InFlight:
         if self._by_request.get(request_id) is running:
             del self._by_request[request_id]
         if running.timer is not None:
-            running.timer.cancel()  # it would hold the request until a deadline that may be far
+            running.timer.cancel()  # it would keep the request in memory until its deadline
 
     def same_request(self, delivery: Delivery) -> Running | None:
-        """Return the running request of an earlier delivery of the same request."""
+        """Return the request in flight of an earlier delivery of this request, or None."""
         running = self.unended(delivery.request_id)
         return running if running and running.delivery.same_request(delivery) else None
 
     def replace_delivery(self, running: Running, delivery: Delivery) -> Delivery:
-        """Replace a request's delivery by a later one; return the earlier one.
+        """Replace a request's delivery by a later one, and return the earlier delivery.
 
-        The earlier lease stays in `leases` until it is dropped.
+        `leases` still returns the earlier lease until `drop` removes it.
         """
         earlier, running.delivery = running.delivery, delivery
         del self._by_lease[earlier.lease]
@@ -109,7 +118,7 @@ class InFlight:
         return earlier
 
     def unended(self, request_id: str) -> Running | None:
-        """Return a request in flight that has not ended yet."""
+        """Return the request with this id if it is in flight and has not ended, or None."""
         running = self._by_request.get(request_id)
         return None if running is None or running.ended else running
 
@@ -118,11 +127,12 @@ class InFlight:
         return [r.task for r in self._by_lease.values() if r.task and not r.task.done()]
 
     def abort(self, which: Iterable[Running], why: str) -> None:
-        """Stop requests in the engine; `why` is cancelled, expired, released, lost or died."""
+        """Abort requests; `why` is cancelled, expired, released, lost or died."""
         for running in which:
             if running.task is not None and not running.ended and not running.abort:
                 running.abort = why
-                # Later: a task that is cancelled before its first step ends without an ending.
+                # In the loop's next iteration: a task cancelled before its first step would end
+                # without making an ending.
                 asyncio.get_running_loop().call_soon(running.task.cancel)
                 if why == "lost":
                     self.drop(running.delivery.lease)

@@ -1,7 +1,7 @@
-"""The worker's side of the lease protocol: POP, DONE, RELEASE, RENEW, SWEEP.
+"""Takes, renews, ends and hands back leases by the scripts POP, RENEW, DONE, RELEASE and SWEEP.
 
-Writes are retried until Redis is back: a computed result is kept, never computed again. POP alone
-gives up immediately, because the drain has other things to do.
+The scripts are in worker/lua. Writes of results are retried until Redis is back, so that no result
+is computed twice. POP is not retried here, because the drain has other work to do.
 """
 
 import datetime as dt
@@ -24,17 +24,22 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: Most seconds of waiting for a message, which Redis pushes; bounds a dead socket.
+#: Most seconds of one wait for a message that Redis pushes; then the connection is tested.
 WAKE_BLOCK_S = 5
-#: Leases put back in one SWEEP call, so that the script stays short.
+#: Most leases that one SWEEP returns to the queue, so that the script runs for a short time.
 SWEEP_LIMIT = 250
-#: Bytes of messages in one POP, for Redis does nothing else meanwhile; one message at least.
+#: Most bytes of messages in one POP, during which Redis serves no other client. The first message
+#: may be larger.
 POP_BYTES = 2 * 2**20
 
 
 @dataclass(slots=True)
 class Popped:
-    """POP's reply. `now` is Redis time in seconds; `more`: the lists hold more."""
+    """The reply of POP.
+
+    `now` is Redis's time in seconds. `more`: the lists have more messages. `suspects` is the number
+    of suspects in the queue, `group` the size of the group that runs next, 0 if none is set.
+    """
 
     now: float
     deliveries: list[Delivery] = field(default_factory=list)
@@ -48,37 +53,39 @@ def _date() -> str:
 
 
 class Leases:
-    """Leases of one worker in one Redis, on one connection."""
+    """The leases of one worker, and its other commands to Redis."""
 
     def __init__(self, settings: WorkerSettings, worker_id: str, part_of: str = "") -> None:
-        """Prepare; a front end is `part_of` a worker, which runs suspects for all of them."""
+        """Prepare; a front end is `part_of` a worker, which runs suspects for its front ends."""
         self.worker_id, self.part_of = worker_id, part_of
         self.queue = settings.queue_to_drain
         self.settings = settings
         url = settings.redis_url.get_secret_value()
-        # redis-py types every reply as bytes or str or more; this client never decodes.
+        # Typed Any: redis-py types a reply as any of several types, and this client gets bytes.
         self._client: Any = connect_async(url, f"warmq-{worker_id}", settings.redis_timeout_s)
         self.scripts = Scripts(self._client, self.queue)
-        #: Whether this worker runs the suspects of its queue; the lock expires by itself.
+        #: Whether this worker runs the suspects of its queue; the lock for this expires by itself.
         self.holds_suspects_lock = False
         self._left = False
         self._pops = 0
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
-        #: The highest lease number known, and its value when each open POP was sent.
+        #: The highest lease number known.
         self._highest = 0
+        #: The values of `_highest` when the POPs were sent whose replies are not read yet.
         self._open_pops: list[int] = []
-        #: The list whose turn continues, and how many sequences are left of the turn.
+        #: The list whose turn goes on, and how many sequences it may still give in this turn.
         self._turn: tuple[bytes | str, int] = "", 0
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
         many: int = 0, context: int = 0, without: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
-        """Lease up to k requests, at most `many` of several sequences, none of tenants `without`.
+        """Lease up to k requests, of which at most `many` have several sequences.
 
-        `context` is the model's in tokens, 0 if unknown; it bounds estimates. The caller must
-        count the deliveries as its own before it awaits anything else: `renew` hands back leases
-        that it does not name. Raises StoreUnavailable if Redis does not answer.
+        None is of a tenant in `without`. `context` is the model's context length in tokens, 0 if
+        it is unknown; it limits the estimated cost of a request. The caller must add the deliveries
+        to its own leases before it awaits anything else: `renew` hands back leases that its caller
+        does not name. Raises StoreUnavailable if Redis does not answer.
         """
         s = self.settings
         self._pops += 1
@@ -110,15 +117,15 @@ class Leases:
         return popped
 
     async def _bury(self, lease: str, reason: str) -> None:
-        """Move a leased message that cannot be read to the dead letters."""
+        """Make a leased message that cannot be read a dead letter."""
         log.warning("dead letter: %s", reason, extra={"action": "dead_letter"})
         ttl_ms = self.settings.result_ttl_ms
         await self.scripts.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
 
     async def done(self, endings: Sequence[Ending]) -> int:
-        """Commit endings; return how many results were written (the rest existed).
+        """Commit endings; return how many results were written, the others existed.
 
-        A result that Redis refuses becomes its request's own error.
+        If Redis refuses a result, the request fails with that error.
         """
         fitting = [
             ending if len(ending.meta) <= ALWAYS_TAKEN_BYTES else await self._fitting(ending)
@@ -137,7 +144,7 @@ class Leases:
         return int(await self.scripts.until_done("done", self.worker_id, ttl_ms, *args))
 
     async def _fitting(self, ending: Ending) -> Ending:
-        """Return the ending, or an error in place of a result that is too large for Redis."""
+        """Return the ending; if its result is too large for Redis, with an error instead."""
         size, limit = len(ending.meta), await self.scripts.max_bytes()
         if size <= limit:
             return ending
@@ -157,7 +164,7 @@ class Leases:
             return 0
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:
-        """Hand deliveries back; `died` names the leases that were inside a dead engine."""
+        """Hand deliveries back; `died` names the leases that were in a dead engine."""
         await self._release([d.lease for d in deliveries], died)
 
     async def _release(self, leases: Sequence[str], died: frozenset[str] = frozenset()) -> None:
@@ -167,18 +174,18 @@ class Leases:
         pairs = [part for lease in newest_first for part in (lease, int(lease in died))]
         try:
             _, left = await self.scripts.until_done("release", *common, _date(), *pairs)
-            while left:  # messages go back a few megabytes at a time
+            while left:  # one call returns a few megabytes of messages
                 _, left = await self.scripts.until_done("release", *common, _date())
         except StoreRefused as error:
             text = "%d requests return when their leases end: %s"
             log.error(text, len(leases), error, extra={"action": "release_refused"})
 
     async def renew(self, leases: Sequence[str]) -> list[str]:
-        """Extend leases; return those that this worker has no longer.
+        """Extend leases; return those that this worker no longer has.
 
-        Leases that only Redis knows, because the reply of their POP was lost, are handed back,
-        but none with a higher number than was known when the oldest open POP was sent: it may be
-        in that reply.
+        Leases that only Redis knows, because the reply of their POP was lost, are handed back.
+        A lease with a higher number than was known when the oldest open POP was sent is not:
+        that POP's reply may have it.
         """
         pops, known = self._pops, min(self._open_pops, default=self._highest)
         quiet = not self._open_pops
@@ -195,7 +202,10 @@ class Leases:
         return [raw.decode() for raw in lost]
 
     async def sweep(self, announcement: bytes) -> int:
-        """Put expired leases back and announce this worker; return how many, -1 while holding."""
+        """Return expired leases to the queue, and write this worker's announcement.
+
+        Return the number of these leases; -1 if SWEEP waits one lease first (worker/lua/sweep.lua).
+        """
         if self._left:
             return 0
         s = self.settings
@@ -206,7 +216,7 @@ class Leases:
         return int(count)
 
     async def waiting(self) -> int:
-        """Return how many messages are in the queue's lists."""
+        """Return the number of messages in the queue's lists."""
         pipe = self._client.pipeline(transaction=False)
         pipe.hget(naming.turns_key(self.queue), "waiting")
         for key in naming.priority_lists(self.queue):
@@ -214,12 +224,12 @@ class Leases:
         return sum(int(count or 0) for count in await pipe.execute())
 
     async def leave(self) -> None:
-        """Remove this worker's announcement; later sweeps do not write it."""
+        """Remove this worker's announcement; later sweeps do nothing."""
         self._left = True
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self) -> bool:
-        """Wait until POP would find a message; False after a few seconds of none."""
+        """Wait until POP would find a message; return False after a few seconds without one."""
         return await self._arrivals.wait(min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2))
 
     async def close(self) -> None:
@@ -228,9 +238,10 @@ class Leases:
         await self._client.aclose()
 
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Return for each request whether it has its terminal result.
+        """Return for each request whether it has its result.
 
-        A result with an expiry is not of an unfinished batch, but of a plain Celery request.
+        Results of an unfinished batch have no time to live: one with a time to live is that of
+        a plain Celery request.
         """
         if not deliveries:
             return []
@@ -253,7 +264,7 @@ class Leases:
         ]
 
     async def revoke(self, request_ids: Sequence[str], keep_s: float) -> None:
-        """Record Celery's revocations, so that POP drops these requests wherever they wait."""
+        """Record Celery's revocations, so that POP drops these requests in any queue."""
         await self.scripts.run("revoke", int(keep_s), *request_ids)
 
     def subscribe(self) -> Any:
@@ -261,7 +272,7 @@ class Leases:
         return self._client.pubsub()
 
     async def publish_texts(self, pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
-        """Publish each listener's pieces; return how many connections received them."""
+        """Publish each listener's pieces; return by listener how many connections got them."""
         if not pieces:
             return {}
         pipe = self._client.pipeline(transaction=False)
@@ -270,18 +281,18 @@ class Leases:
         return dict(zip(pieces, await pipe.execute(), strict=True))
 
     async def take_suspects_lock(self) -> bool:
-        """Become the worker that runs suspects of this queue, unless another one is."""
+        """Take the lock for this queue's suspects, unless another worker has it."""
         if not self.part_of:
             self.holds_suspects_lock = await self._lock_suspects(self.settings.lease_ms)
         return self.holds_suspects_lock
 
     async def renew_suspects_lock(self) -> None:
-        """Prolong the lock, if this worker holds it."""
+        """Extend the lock for suspects, if this worker has it."""
         if self.holds_suspects_lock:
             await self._lock_suspects(self.settings.lease_ms)
 
     async def drop_suspects_lock(self) -> None:
-        """Let another worker run suspects; with none left the next ones are halved anew."""
+        """Release the lock for suspects, so that another worker may run them."""
         if self.holds_suspects_lock:
             self.holds_suspects_lock = False
             await self._lock_suspects(0)
@@ -291,25 +302,25 @@ class Leases:
         return bool(await self.scripts.run("suspects_lock", suspects, self.worker_id, ttl_ms))
 
     async def note_history(self, numbers: Sequence[int]) -> None:
-        """Add to the current minute of the queue and of this worker (worker/lua/ring.lua)."""
+        """Add to the history of the current minute (worker/lua/ring.lua)."""
         await self.scripts.run("ring", self.queue, self.part_of or self.worker_id, *numbers)
 
     # -- batches that have ended ----------------------------------------------------
 
     async def batches_to_end(self, count: int) -> list[str]:
-        """Return ids of batches whose results need their expiry, or whose delete was cut short."""
+        """Return up to `count` ids of batches to retire, or whose delete was interrupted."""
         return [raw.decode() for raw in await self._client.zrange(keys.RETIRING, 0, count - 1)]
 
     async def life_of(self, batch_id: str) -> bytes:
-        """Return the random mark of a batch, b'' if it is gone."""
+        """Return a batch's `life`, a random text made at its creation; b'' if it is gone."""
         return await self._client.hget(keys.batch_key(batch_id), "life") or b""
 
     async def index_chunks(self, batch_id: str, start: int, count: int) -> list[bytes]:
-        """Return up to `count` chunks of a batch's index as they are stored."""
+        """Return up to `count` chunks of a batch's index, as bytes of contract/index.py."""
         key = keys.batch_key(batch_id, "index")
         return list(await self._client.lrange(key, start, start + count - 1))
 
 
 def lease_number(lease: str) -> int:
-    """Return the counter in a lease id: later leases have higher numbers."""
+    """Return the number in a lease id; later leases have higher numbers."""
     return int(lease.rpartition("/")[2])

@@ -1,7 +1,7 @@
-"""States of a worker, and the time limits of its stop, in seconds.
+"""Keeps a worker's state, and the time limits of its stop.
 
-A stop ends within WARMQ_DRAIN_TIMEOUT_S, plus the grace of the engine's processes between SIGTERM
-and SIGKILL, plus STOP_S.
+A stop ends within a sum of seconds: WARMQ_DRAIN_TIMEOUT_S, the time that the engine's processes get
+between SIGTERM and SIGKILL, and STOP_S.
 """
 
 import asyncio
@@ -15,20 +15,21 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-#: Limit for aborted requests to end; then they are handed back although they run on.
+#: Seconds that aborted requests get to end; then they are handed back although they still run.
 ABORT_S = 2.0
-#: Limit for the last writes to Redis once everything is handed back.
+#: Seconds for the last writes to Redis, among them those that hand requests back.
 HURRY_S = 5.0
-#: Limit for cancelled tasks to end.
+#: Seconds that cancelled tasks get to end.
 CANCEL_S = 1.0
-#: The rest of a stop: HURRY_S, SHUTDOWN_S of supervisor.py, some CANCEL_S, and what Celery
-#: needs to close its connections to a Redis that does not answer.
+#: Seconds of a stop after its two settings: the sum of HURRY_S, SHUTDOWN_S (supervisor.py), several
+#: CANCEL_S, and the time in which Celery closes connections to a Redis that does not answer.
 STOP_S = 25.0
+#: The file descriptor of stderr.
 _STDERR = 2
 
 
 class State(StrEnum):
-    """The state of a worker, as `inspect stats` shows it."""
+    """The state of a worker, as `celery inspect stats` shows it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -38,10 +39,14 @@ class State(StrEnum):
 
 
 class Lifecycle:
-    """The state of one worker; a stop hurries after the drain timeout and is final."""
+    """The state of one worker, and the two steps of its stop, which is final.
+
+    In the first step running requests may finish. The second, a hurried stop, begins after
+    WARMQ_DRAIN_TIMEOUT_S at the latest: requests are handed back.
+    """
 
     def __init__(self, drain_timeout_s: float, give_up_in: Callable[[float], None]) -> None:
-        """Prepare; `give_up_in` limits how long writes to Redis are retried."""
+        """Prepare; `give_up_in` gets the seconds after which writes to Redis are not retried."""
         self.state = State.STARTING
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -50,12 +55,12 @@ class Lifecycle:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker takes nothing more."""
+        """Whether the worker stops: it takes no more requests."""
         return self._asked.is_set()
 
     @property
     def hurrying(self) -> bool:
-        """Whether the worker no longer waits for requests."""
+        """Whether the stop is hurried: the worker no longer waits for running requests."""
         return self._hurried.is_set()
 
     def engine_ready(self) -> None:
@@ -69,7 +74,7 @@ class Lifecycle:
             self.state = State.DEGRADED
 
     def stop(self) -> None:
-        """Begin to stop; the drain timeout counts from the first call."""
+        """Begin the stop; the first call starts the time of WARMQ_DRAIN_TIMEOUT_S."""
         if not self.stopping:
             self._asked.set()
             self.state = State.DRAINING
@@ -77,27 +82,27 @@ class Lifecycle:
             asyncio.get_running_loop().call_later(self._drain_timeout_s, self.hurry)
 
     def hurry(self) -> None:
-        """Stop without waiting for requests."""
+        """Stop without waiting for running requests."""
         self.stop()
         if not self._hurried.is_set():
             self._hurried.set()
             self._give_up_in(HURRY_S)
 
     def stopped(self) -> None:
-        """Note that the engine has ended, and with it the worker's work."""
+        """Note that the engine has ended; the worker runs no more requests."""
         self.state = State.STOPPED
 
     async def until_asked(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await work, but cancel it when a stop is asked for; return False then."""
+        """Await `work`; if a stop begins, cancel it and return False."""
         return await until(self._asked, work)
 
     async def until_hurried(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await work, but cancel it when the worker must hurry; return False then."""
+        """Await `work`; if the stop is hurried, cancel it and return False."""
         return await until(self._hurried, work)
 
 
 async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
-    """Await work, but cancel it when the event is set; return False then."""
+    """Await `work`; if the event is set first, cancel it and return False."""
     task = asyncio.create_task(work)
     event_set = asyncio.create_task(event.wait())
     try:
@@ -114,9 +119,10 @@ async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.inf) -> None:
-    """Cancel tasks again and again until all have ended, or the time is over.
+    """Cancel tasks repeatedly until all have ended, or `timeout_s` is over.
 
-    redis-py turns a cancellation at an expired timeout into a TimeoutError, which tasks survive.
+    One cancellation may not suffice: if a timeout expires at that moment, redis-py turns the
+    cancellation into a TimeoutError, which tasks survive.
     """
     deadline = time.monotonic() + timeout_s
     pending = {task for task in tasks if not task.done()}
@@ -127,16 +133,17 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.
 
 
 class ExitTimer:
-    """Ends the process with exit status 1 when its stop takes too long.
+    """Ends the process with exit status 1 if its stop takes too long.
 
-    faulthandler's thread needs no event loop and no lock; it writes all tracebacks to stderr.
+    The thread of faulthandler does this, which needs neither the event loop nor a lock. Before the
+    exit it writes the tracebacks of all threads to stderr.
     """
 
     def __init__(self) -> None:
         self._at = math.inf
 
     def within(self, seconds: float) -> None:
-        """Exit after `seconds`, unless an earlier exit is set."""
+        """Exit after `seconds`, or at the earlier time of a previous call."""
         at = time.monotonic() + seconds
         if at < self._at:
             self._at = at

@@ -1,11 +1,11 @@
-"""The drain's loop: leases requests from the queue and keeps every slot of the engine full.
+"""Runs the drain's loop: it leases requests from the queue and keeps all slots of the engine full.
 
     refill:  below the limit? -> POP -> one asyncio task per request
     serve:   check -> engine.generate -> ending
     commit:  endings in groups -> DONE -> free slots
 
-Slots are refilled one by one; a small look-ahead above them waits in the engine's scheduler.
-At the end requests are finished or handed back; nothing stays leased.
+A few more requests than slots, the look-ahead, wait in the engine's scheduler, so that a free slot
+is filled immediately. At the end requests are finished or handed back; none stays leased.
 """
 
 import asyncio
@@ -27,12 +27,15 @@ from worker.drain.wakeup import REDIS_PAUSE_S
 
 log = logging.getLogger(__name__)
 
-#: Bytes of messages that a worker holds before it takes no more: 25 of the longest lines.
+#: Bytes of messages in flight from which a worker takes no more: 25 of the longest lines.
 MAX_IN_FLIGHT_BYTES = 256 * 2**20
 
 
 async def run_drain(drain: Drain, side_tasks: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Start the engine, drain until stopped, hand back what is left; a failed side task ends it."""
+    """Start the engine, run requests until stopped, and hand the rest back.
+
+    The error of a side task ends this, too.
+    """
     async with asyncio.TaskGroup() as group:
         side = [
             drain.commit(group),
@@ -82,18 +85,18 @@ async def _refill(drain: Drain) -> None:
 
 # -- suspects: requests whose engine died before -----------------------------------------------
 #
-# They run apart from the queue, in halves, on one worker at a time. RELEASE and SWEEP keep the
-# group's size in Redis: a group that dies is halved, a half that survives is cleared, a single
-# request that dies twice becomes a dead letter. So one poison among n suspects costs at most
-# log2(n) + 2 further deaths.
+# Suspects run apart from the queue, in groups, on one worker at a time. RELEASE and SWEEP keep the
+# size of the next group in Redis. If the engine dies with a group, the next group has half its
+# size. Requests that complete are no longer suspects. A single request that kills the engine twice
+# becomes a dead letter. So one poison among n suspects costs at most log2(n) + 2 further deaths.
 
 
 async def _ran_suspects(drain: Drain) -> bool:
-    """Run one group of suspects; return False if another worker does.
+    """Run one group of suspects; return False if another worker runs suspects.
 
-    The queue has its turn before the next group, since each may cost a start of the engine. A
-    worker that stops keeps the lock until it has handed over: suspects may still run in its
-    engine. The lock expires if Redis is lost.
+    Requests of the queue run before the next group, since each group may cost a start of the
+    engine. A worker that stops keeps the lock until it has handed its requests back, because
+    suspects may still run in its engine. If Redis is lost, the lock expires.
     """
     leases = drain.leases
     try:
@@ -117,8 +120,8 @@ async def _ran_suspects(drain: Drain) -> bool:
 
 async def _run_group(drain: Drain) -> None:
     await drain.settle()
-    await drain.recover()  # the queue's own requests may have killed the engine just now
-    popped = await drain.pop(0)  # the first POP may be long ago
+    await drain.recover()  # requests of the queue may have killed the engine just now
+    popped = await drain.pop(0)  # asks for the number of suspects, which may have changed
     if not popped or not popped.suspects or drain.lifecycle.stopping:
         return
     group = popped.group or math.ceil(popped.suspects / 2)
@@ -134,14 +137,14 @@ async def _run_group(drain: Drain) -> None:
 
 
 async def _hand_over(drain: Drain) -> None:
-    """Finish requests until the drain timeout is over, then hand the rest back.
+    """Let requests finish within WARMQ_DRAIN_TIMEOUT_S, then hand the rest back.
 
     Raises:
         StoreUnavailable: Redis does not answer, and requests are still leased.
     """
     await drain.lifecycle.until_hurried(_finish(drain))
     leaving = asyncio.create_task(_leave(drain))
-    # A little longer than its writes are retried, because their error names what is wrong.
+    # A little longer than writes are retried (HURRY_S), because their error names the reason.
     await asyncio.wait([leaving], timeout=lifecycle.HURRY_S + lifecycle.CANCEL_S)
     if leaving.done():
         leaving.result()
@@ -155,7 +158,7 @@ async def _hand_over(drain: Drain) -> None:
 
 
 async def _finish(drain: Drain) -> None:
-    """Wait for the requests in the engine; hand back the look-ahead."""
+    """Hand the look-ahead back, and wait for the requests in the engine's slots."""
     await _give_up(drain, list(drain.in_flight)[drain.limits.slots :])
     if tasks := drain.in_flight.tasks():
         await asyncio.wait(tasks)
@@ -165,13 +168,13 @@ async def _finish(drain: Drain) -> None:
 
 
 async def _leave(drain: Drain) -> None:
-    """Hand back all leases, those of a lost POP reply too, and remove the announcement."""
+    """Hand back all leases, also those whose POP reply was lost, and remove the announcement."""
     await _give_up(drain, list(drain.in_flight))
     await drain.flush()
     try:
         await drain.leases.renew(drain.in_flight.leases())
         await drain.leases.drop_suspects_lock()
-        if drain.supervisor.failed:  # producers that wait can read its reason for a while
+        if drain.supervisor.failed:  # producers that wait can read the reason for some seconds
             await drain.leases.sweep(announcement(drain))
         else:
             await drain.leases.leave()
@@ -180,7 +183,7 @@ async def _leave(drain: Drain) -> None:
 
 
 async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
-    """Abort requests that still run and hand them back, not counted as deaths."""
+    """Abort those of the requests that still run, and hand them back without a death."""
     drain.in_flight.abort(which, "released")
     if tasks := [r.task for r in which if r.task]:
         _, hanging = await asyncio.wait(tasks, timeout=lifecycle.ABORT_S)

@@ -1,4 +1,8 @@
-"""Reports of a worker's work: a log line now and then, and minutes in its queue's ring in Redis."""
+"""Reports a worker's throughput: as log lines, and as its queue's history in Redis.
+
+The history is a ring: a hash with a field for each minute, used again after a day
+(worker/lua/ring.lua).
+"""
 
 import asyncio
 import logging
@@ -13,23 +17,25 @@ from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two samples of the slots in use, and between two checks for a due log line.
 SAMPLE_S = 1.0
-#: Seconds between two lines while requests run.
+#: Seconds between two log lines while requests run.
 EVERY_S = 30.0
-#: Fewest seconds between two lines, however often the queue becomes empty.
+#: Fewest seconds between two log lines, also if the queue becomes empty more often.
 LEAST_S = 10.0
 #: Seconds between two writes into the ring.
 WRITE_S = 10.0
 
 
 class Progress:
-    """Logs a line every EVERY_S while requests run, and one when the queue is empty."""
+    """Logs a line every EVERY_S seconds while requests run, and one when the queue is empty."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self._logged_at = -math.inf
         self._was_empty = True
-        #: Start and totals of the next line; None once the empty queue was logged.
+        #: The start of the next line's time, and the totals then. None once a line about the empty
+        #: queue was logged.
         self._mark: tuple[float, Counts] | None = None
         self._ended_at = 0.0
         drain.events.subscribe(Leased, self._leased)
@@ -49,7 +55,7 @@ class Progress:
             await self.log_if_due()
 
     async def log_if_due(self) -> None:
-        """Log a line if it is due; the queue counts as empty after two checks in a row."""
+        """Log a line if it is due; the queue counts as empty after two such checks in a row."""
         mark = self._mark
         if mark is None or self._drain.lifecycle.stopping:
             return
@@ -80,7 +86,7 @@ class Progress:
         in_flight = f"{len(self._drain.in_flight):,} in flight"
         try:
             waiting = await self._drain.leases.waiting()
-        except ERRORS:  # the drain's own commands report the outage
+        except ERRORS:  # other commands of the drain report the outage
             return in_flight
         if not waiting and not self._drain.in_flight:
             return "the queue is empty"
@@ -88,7 +94,7 @@ class Progress:
 
 
 class History:
-    """Adds the drain's counters to its queue's ring in Redis (worker/lua/ring.lua)."""
+    """Adds the drain's counts to its queue's ring in Redis (worker/lua/ring.lua)."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
@@ -109,14 +115,14 @@ class History:
                 await self.write()
 
     def sample(self, seconds: float) -> None:
-        """Count the slots in use for the `seconds` since the last sample."""
+        """Count the slots in use for each of the `seconds` since the last sample."""
         slots, running = self._drain.limits.slots, len(self._drain.in_flight)
         self._drain.averages.update(running, slots, seconds)
         self._busy_s += min(slots, running) * seconds
         self._slots_s += slots * seconds
 
     async def write(self) -> None:
-        """Add what is new to the ring, unless this worker had no engine meanwhile."""
+        """Add the new counts to the ring, unless this worker had no engine meanwhile."""
         totals, busy_s, slots_s = self._totals(), self._busy_s, self._slots_s
         new = [now - before for now, before in zip(totals, self._written, strict=True)]
         if not slots_s and not any(new):

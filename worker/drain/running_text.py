@@ -1,9 +1,10 @@
-"""Publishes the texts of running requests to listeners, as soon as the engine has them.
+"""Publishes the text of running requests to listeners over Redis's pub/sub.
 
-A listener is one process (contract/streaming.py); it gets the texts of all its requests in one
-publication a tick. Text is fetched from the engine (docs/decisions/0008), for requests with a
-listener alone. A tick follows a step of the engine; a request's first text is published
-immediately, later text is collected for PAUSE_S. Redis keeps nothing; the result has all text.
+A listener is a process that reads requests' text while they run (contract/streaming.py). A tick is
+one round of fetching new text from the engine (docs/decisions/0008) and publishing it; only
+requests with a listener take part, and each listener gets one publication for all its requests. A
+tick follows a step of the engine. The first text of a request is published immediately, later text
+after PAUSE_S. Redis keeps no text; the result has all of it.
 """
 
 import asyncio
@@ -25,12 +26,13 @@ from worker.engine import NotifiesText
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two ticks over texts that have begun; longer where ticks use more than one part
-#: in LOOP_PARTS of the loop.
+#: Fewest seconds between two ticks over texts that have begun.
 PAUSE_S = 0.02
+#: The pause is at least this many times the processor time that a tick takes.
 LOOP_PARTS = 10
+#: Seconds from a failed tick to the next.
 RETRY_S = 1.0
-#: Bound of texts with a listener: anybody may publish a subscription.
+#: Most texts with a listener, because anybody may publish a subscription.
 MAX_TEXTS = 10_000
 
 Key = tuple[str, str]  # request id, listener
@@ -38,11 +40,11 @@ Key = tuple[str, str]  # request id, listener
 
 @dataclass(slots=True)
 class _Published:
-    """What a listener has got of one request's text; attempt 0 is nothing.
+    """The text of one request that one listener has got, by choice (`texts`).
 
-    `until` (time.monotonic()) is when a subscription to a request that does not run here ends.
-    `raw` listeners also get text that is not the answer word for word: parts of it may become tool
-    calls or reasoning.
+    `attempt` is the delivery's whose text it is; 0: none yet. `until` (time.monotonic()) is when a
+    subscription ends whose request does not run here. `raw` listeners also get text that is not the
+    answer word for word, because parts of it may become tool calls or reasoning.
     """
 
     until: float = 0.0
@@ -53,7 +55,10 @@ class _Published:
 
 @dataclass(slots=True)
 class _News:
-    """New pieces of one text, and the listener's state before and after they are published."""
+    """New pieces of one request's text for one listener.
+
+    `before` and `after` are the texts that the listener has before and after the publication.
+    """
 
     key: Key
     before: _Published
@@ -63,12 +68,12 @@ class _News:
 
 
 class RunningText:
-    """The texts that one worker publishes."""
+    """Publishes the text of the requests that run in one worker."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self._published: dict[Key, _Published] = {}
-        #: Texts of which nothing was published yet.
+        #: The keys of texts of which no piece was published yet.
         self._fresh: set[Key] = set()
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -94,12 +99,12 @@ class RunningText:
                 self._add((delivery.request_id, delivery.listener), _Published())
 
     def subscribe(self, message: Any) -> None:
-        """Take in a listener's subscription; its texts are published from their beginning.
+        """Add a listener's subscription; the texts are published from their beginning.
 
         Raises:
-            ValueError, KeyError, TypeError: the message is none.
+            ValueError, KeyError, TypeError: the message is not a subscription.
         """
-        if isinstance(message, list):  # of a producer before 0.3.0, which waits for a stream
+        if isinstance(message, list):  # a producer before 0.3.0, which reads a Redis stream
             return
         listener, raw = message["listener"], message.get("raw") is True
         if not LISTENER.fullmatch(listener):
@@ -122,21 +127,21 @@ class RunningText:
                 await self._tick()
                 continue
             except ERRORS as error:
-                if str(error) != self._logged:  # each second the same would fill the log
+                if str(error) != self._logged:  # the same line each second would fill the log
                     self._logged = str(error)
                     log.warning("no text for listeners: %s", error, extra={"action": "no_stream"})
-            except Exception:  # results do not depend on it: the drain must not end because of it
+            except Exception:  # results do not need this text, so the drain must go on
                 log.exception("no text for listeners", extra={"action": "no_stream"})
             self._due.set()
             await asyncio.sleep(RETRY_S)
 
     async def _tick(self) -> None:
-        """Publish new text: of all requests, or between two pauses of those that begin."""
+        """Publish new text: of all requests after PAUSE_S, before it only first text."""
         began, used = time.monotonic(), time.thread_time()
         everything = began >= self._not_before
         which = list(self._published if everything else self._fresh)
         news = [found for found in self._news(which, began) if found.pieces]
-        if everything:  # by processor time: on a busy machine the thread may have waited
+        if everything:  # processor time, because the thread waits on a busy machine
             self._not_before = began + max(PAUSE_S, LOOP_PARTS * (time.thread_time() - used))
         if news:
             await self._publish(news)
@@ -153,9 +158,9 @@ class RunningText:
         for found in news:
             by_listener.setdefault(found.key[1], []).extend(found.pieces)
         receivers = await self._drain.leases.publish_texts(by_listener)
-        for found in news:  # only now: pieces that did not get there go with the next tick
+        for found in news:  # after the publication: if it fails, the next tick has these pieces
             if self._published.get(found.key) is not found.before:
-                continue  # subscribed anew meanwhile
+                continue  # the listener has subscribed again meanwhile
             if not receivers[found.key[1]]:  # the listener is gone; it may subscribe again
                 self._forget(found.key)
                 continue
@@ -172,7 +177,7 @@ class RunningText:
         self._fresh.discard(key)
 
     def _news(self, keys: Sequence[Key], now: float) -> Iterator[_News]:
-        """Yield new text of requests that run here; forget texts that have ended."""
+        """Yield new text of requests that run here; forget texts of requests that have ended."""
         capacity = self._drain.supervisor.capacity
         parsed = capacity is not None and capacity.parses_chats
         try:
@@ -185,7 +190,7 @@ class RunningText:
                 elif before.raw or (running.plain and not (parsed and _is_chat(running))):
                     texts = self._drain.supervisor.engine.text_so_far(running.engine_id)
                     yield _news_of(key, before, running, texts)
-        except EngineDead:  # between two engines
+        except EngineDead:  # the engine is being rebuilt
             return
 
 
@@ -194,7 +199,7 @@ def _is_chat(running: Running) -> bool:
 
 
 def _news_of(key: Key, before: _Published, running: Running, texts: Sequence[str]) -> _News:
-    """Return the new text: all of it if it does not continue the published text."""
+    """Return the new text of a request; all its text if that does not continue the published."""
     attempt = running.delivery.attempt
     known = before.texts if before.attempt == attempt else {}
     after = _Published(before.until, before.raw, attempt, dict(known))

@@ -1,4 +1,4 @@
-"""The worker's scripts in Redis, run once or retried until Redis has run them."""
+"""Runs the worker's Lua scripts in Redis: once, or until Redis has run them."""
 
 import asyncio
 import logging
@@ -12,31 +12,36 @@ from contract.redis.foreign_keys import types_of, wrong_types
 
 log = logging.getLogger(__name__)
 
-#: Errors that a drain survives: Redis cannot be used now, or a socket failed.
+#: The errors that a drain survives: Redis cannot be used now, or a socket failed.
 ERRORS = (StoreUnavailable, OSError)
-#: The lowest proto-max-bulk-len that Redis accepts: no value up to it is too large.
+#: The lowest proto-max-bulk-len that Redis can have: a value of this many bytes is never too large.
 ALWAYS_TAKEN_BYTES = 2**20
-#: The default of proto-max-bulk-len, for workers that may not read the configuration.
+#: Redis's default of proto-max-bulk-len, for workers whose user may not call CONFIG GET.
 USUALLY_TAKEN_BYTES = 512 * 2**20
-#: A large write that breaks the connection so often, while Redis answers a PING, is refused.
+#: The number of broken connections after which a large write counts as refused, if Redis answers
+#: a PING after each.
 BROKEN_TIMES = 3
-#: Scripts that every worker runs: metrics have their series before the first call.
+#: The scripts that every worker runs; /metrics has their series from the start.
 SCRIPTS = ("done", "pop", "release", "renew", "ring", "sweep")
 
 
 class Scripts:
-    """Runs Lua scripts in one Redis, for a worker of one queue."""
+    """Runs Lua scripts for a worker of one queue."""
 
     def __init__(self, client: Any, queue: str) -> None:
         self._client, self._queue = client, queue
         self._give_up_at = math.inf
 
     def give_up_in(self, seconds: float) -> None:
-        """Retry writes no longer than `seconds` from now: the process is about to end."""
+        """Stop retrying writes `seconds` from now, because the process is about to end."""
         self._give_up_at = min(self._give_up_at, time.monotonic() + seconds)
 
     async def run(self, name: str, *args: Any) -> Any:
-        """Run a script once. Raises StoreUnavailable if Redis does not run it now."""
+        """Run a script once.
+
+        Raises:
+            StoreUnavailable: Redis does not run it now.
+        """
         try:
             return await self._client.run_script(name, *args)
         except StoreRefused as error:
@@ -45,7 +50,7 @@ class Scripts:
             raise
 
     async def _foreign_keys(self) -> str:
-        """Return text that names the keys of another program, as far as it may be read."""
+        """Return text that names the queue's keys with a type of another program; '' if unknown."""
         names = [*types_of(self._queue)]
         pipe = self._client.pipeline(transaction=False)
         for name in names:
@@ -62,8 +67,8 @@ class Scripts:
         """Run a script, and retry it while Redis is unreachable.
 
         Raises:
-            StoreRefused: Redis would refuse it at any time.
-            StoreUnavailable: the process is about to end (`give_up_in`).
+            StoreRefused: Redis would refuse the script at any time.
+            StoreUnavailable: Redis is unreachable, and `give_up_in` has set the end of retries.
         """
         delay, broken, level = 0.05, 0, logging.WARNING
         while True:
@@ -81,7 +86,7 @@ class Scripts:
                     ) from error
                 text = "Redis refused %s, trying again: %s"
                 log.log(level, text, name, error, extra={"action": "redis_retry"})
-                level = logging.DEBUG  # one warning is enough
+                level = logging.DEBUG  # only the first try logs a warning
                 await asyncio.sleep(delay)
                 delay = min(1.0, delay * 2)
 
@@ -92,14 +97,14 @@ class Scripts:
             return False
 
     async def max_bytes(self) -> int:
-        """Return how many bytes one value may have in Redis."""
+        """Return the most bytes of one value that Redis accepts."""
         try:
             config = await self._client.config_get("proto-max-bulk-len")
-        except ERRORS:  # users with the rights of docs/how-to/security.md may not read it
+        except ERRORS:  # the Redis user of docs/how-to/security.md may not call CONFIG GET
             return USUALLY_TAKEN_BYTES
         return int(config.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
 
 
 def _large(args: Sequence[Any]) -> bool:
-    """Return whether an argument may be larger than Redis accepts."""
+    """Return whether an argument may have more bytes than Redis accepts."""
     return any(isinstance(arg, bytes) and len(arg) > ALWAYS_TAKEN_BYTES for arg in args)

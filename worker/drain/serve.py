@@ -1,4 +1,4 @@
-"""One request from message to ending: read, check, run, describe."""
+"""Runs one request: reads its message, checks it, runs it in the engine, makes its ending."""
 
 import asyncio
 import time
@@ -20,13 +20,13 @@ from worker.engine.preparation import PREPARATION, Preparation, PreparingRequest
 
 
 def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
-    """Return a message's checked request; `served` names the models, none: any model.
+    """Return a message's checked request; `served` names the allowed models, () allows all.
 
     Raises:
-        RequestRejected: its author must change it.
+        RequestRejected: the request's author must change it.
     """
     body = read_body(delivery)
-    delivery.message = {}  # it may be megabytes, and is decoded now
+    delivery.message = {}  # frees memory: the message may be megabytes, and is decoded now
     url = delivery.url or infer_url(body)
     body = check_body(url, body)
     model = body.get("model")
@@ -41,7 +41,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
 
 
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
-    """Return the result's `warmq.timing`; queued_s counts from the batch's creation."""
+    """Return the result's `warmq.timing`; `queued_s` counts from the batch's creation."""
     delivery = running.delivery
     found: dict[str, float | int] = {
         "engine_s": round(time.monotonic() - running.since, 4),
@@ -53,7 +53,7 @@ def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
 
 
 class Serving:
-    """Runs requests in flight; a compressed body may inflate to `max_bytes`."""
+    """Runs requests in flight; `max_bytes` limits the size of a decompressed body."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Serving:
         preparing: PreparingRequests,
         max_bytes: int,
     ) -> None:
-        #: Names of the models and adapters served; empty where any will do.
+        #: The names of the served model and adapters; empty: a request may name any model.
         self.names: Sequence[str] = ()
         self._supervisor, self._events = supervisor, events
         self._sequences, self._preparing = sequences, preparing
@@ -74,13 +74,13 @@ class Serving:
         """Run one request to its ending.
 
         Raises:
-            EngineDead: the request did not end; it must be handed back.
-            asyncio.CancelledError: the drain aborted it and knows why.
+            EngineDead: the engine died; the request must be handed back.
+            asyncio.CancelledError: the drain aborted the request (`running.abort`).
         """
         engine, delivery = self._supervisor.engine, running.delivery
         running.since = time.monotonic()
         preparation = Preparation(self._preparing, delivery.tenant)
-        PREPARATION.set(preparation)  # of this request's own task
+        PREPARATION.set(preparation)  # a context variable: each request has its own task
         try:
             if delivery.size > LARGE_BYTES or delivery.headers.get("compression"):
                 await self._unpack(delivery, preparation)
@@ -89,7 +89,7 @@ class Serving:
                 running.plain = text_is_answer(request.url, request.body)
             if self._events.subscribers(Started):
                 self._events.publish(Started(delivery))
-            if (count := sequences_of(request.body)) == 1:  # never waits: spared what that costs
+            if (count := sequences_of(request.body)) == 1:  # faster: a single sequence never waits
                 completion = await engine.generate(request, running.engine_id)
             else:
                 async with self._sequences.entered(count):
@@ -107,7 +107,7 @@ class Serving:
         )
 
     async def _unpack(self, delivery: Delivery, preparation: Preparation) -> None:
-        """Wait for the turn of a large message; inflate a compressed body in a thread."""
+        """Wait until a large message may be read; decompress a body in a thread."""
         with preparation:
             if delivery.size > LARGE_BYTES:
                 await self._large.wait()

@@ -1,4 +1,4 @@
-"""The tasks that run next to the drain's loop; each survives an outage of Redis."""
+"""Makes the side tasks, which run next to the drain's loop and survive an outage of Redis."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class SideTasks:
 
 
 async def keep_leases(drain: Drain) -> None:
-    """Renew the leases and the suspects' lock until cancelled."""
+    """Renew the leases and the lock for suspects until cancelled."""
     lease_s = drain.settings.lease_s
     pause_s = lease_s / 3
     while True:
@@ -50,7 +50,7 @@ async def keep_leases(drain: Drain) -> None:
             await drain.leases.renew_suspects_lock()
         except ERRORS as error:
             drain.outage.lost(error)
-            pause_s = min(1.0, lease_s / 12)  # another third would risk the leases
+            pause_s = min(1.0, lease_s / 12)  # after another third the leases might have expired
             continue
         drain.outage.over()
         pause_s = lease_s / 3
@@ -61,10 +61,10 @@ async def keep_leases(drain: Drain) -> None:
 
 
 class Watchdog:
-    """Kills an engine that makes no step while requests are in it, whichever requests these are.
+    """Kills an engine that makes no step for WARMQ_STALL_TIMEOUT_S while requests are in it.
 
-    The time is counted in checks, not read from a clock: a worker process that was itself stopped
-    has seen no step either.
+    The time is a sum of pauses between checks, not that of a clock: if the worker's process was
+    stopped (SIGSTOP), the time does not count against the engine.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -92,12 +92,12 @@ class Watchdog:
             self._stalled_s = self._stalled_s + self._pause_s if stalled else 0.0
             self._latest_step = step
         elif supervisor.dead():
-            self._drain.wakeup.poke()  # rebuilt now, not when the next request has come
+            self._drain.wakeup.poke()  # the loop rebuilds it now, without waiting for a request
 
     def _kill(self) -> None:
         text = "the engine made no step for %.0f s with requests in flight: killing it"
         log.error(text, self._limit_s, extra={"action": "engine_hung"})
         supervisor, in_flight = self._drain.supervisor, self._drain.in_flight
-        if supervisor.dead():  # killed before, but its library does not report it
+        if supervisor.dead():  # it was killed before, but requests in it have not ended
             in_flight.abort(in_flight, "died")
         supervisor.kill()

@@ -1,4 +1,4 @@
-"""Builds one engine, and rebuilds it a bounded number of times when it dies."""
+"""Builds one engine, and rebuilds it a limited number of times when it dies."""
 
 import asyncio
 import logging
@@ -18,20 +18,21 @@ from worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: Seconds before the second try to rebuild an engine; each further pause is twice as long.
 REBUILD_BACKOFF_S = 1.0
-#: A death so long after the start, with no request in the engine, is not counted.
+#: Seconds after its start from which the death of an engine without requests does not count.
 IDLE_S = 300.0
 #: Seconds between two kills of an engine that is still being built when the worker stops.
 KILL_EVERY_S = 0.5
-#: Limit for an engine's shutdown, beyond the grace of its processes.
+#: Seconds that an engine's shutdown may take in addition to the `grace_s` of its processes.
 SHUTDOWN_S = 8.0
 
 
 class EngineShare:
-    """One drain's part of an engine that `count` drains feed; `number` 0 started the engine.
+    """One drain's share of an engine that `count` drains feed; number 0 started the engine.
 
-    The methods after `settings` are for the drain that has peers (worker/process/front_ends.py);
-    here they do nothing.
+    The drains of the other front ends of the engine are its peers. The methods after `settings` do
+    nothing here; worker/process/front_ends.py has a subclass for a drain with peers.
     """
 
     def __init__(self, number: int = 0, count: int = 1) -> None:
@@ -39,44 +40,44 @@ class EngineShare:
         self.count = count
 
     def share(self, capacity: Capacity) -> Capacity:
-        """Return this part of the engine's slots; the KV cache is not divided."""
+        """Return the capacity with this share of the slots; the KV cache is not divided."""
         slots = self.of(capacity.max_num_seqs)
         return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
 
     def of(self, amount: int) -> int:
-        """Return this part of a whole number, at least 1; the parts add up to it."""
+        """Return this share of a number, at least 1; the shares add up to the number."""
         return max(1, (amount + self.count - 1 - self.number) // self.count)
 
     def settings(self, settings: WorkerSettings) -> WorkerSettings:
-        """Return the settings with this part of what limits a whole worker."""
+        """Return the settings with this share of `look_ahead`, which is for a whole worker."""
         if self.count == 1 or not settings.look_ahead:
             return settings
         return settings.model_copy(update={"look_ahead": self.of(settings.look_ahead)})
 
     def begin(self, engine: Engine) -> None:
-        """Let peers feed an engine that has started; returns immediately."""
+        """Let peers use an engine that has started; do not wait for them."""
 
     async def end(self, *, died: bool) -> None:
-        """Let peers leave an engine that is about to be shut down, within seconds.
+        """Let peers leave an engine that is about to be shut down; this takes some seconds.
 
-        If it died, their requests in it count a death; else all are handed back.
+        If the engine died, the peers' requests in it count a death. They are handed back.
         """
 
     async def pause(self) -> None:
-        """Let peers take nothing more; return when they have nothing in flight."""
+        """Let peers take no more requests; return when they have none in flight."""
 
     def resume(self) -> None:
-        """Let peers go on."""
+        """Let peers take requests again."""
 
     async def ended(self) -> None:
         """Stop the peers and wait until they have ended."""
 
 
 class Supervisor:
-    """Owns the engine and the one thread that builds it.
+    """Has the engine, and the one thread that builds it.
 
-    The thread lives as long as the process: PDEATHSIG of the engine's processes follows the thread
-    that created them (worker/engine/parent_death.py).
+    The thread lives until the process ends, because the kernel ends the engine's processes when the
+    thread ends that created them (PR_SET_PDEATHSIG, worker/engine/parent_death.py).
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Supervisor:
         self.peers = EngineShare()
         self.capacity: Capacity | None = None
         self.deaths = 0
-        #: Seconds that the latest engine's processes get between SIGTERM and SIGKILL.
+        #: Seconds from SIGTERM to SIGKILL for the processes of the latest engine.
         self.grace_s = 0.0
         self._make = make
         self._tries = rebuild_tries
@@ -100,18 +101,20 @@ class Supervisor:
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
-        #: The running engine's count; kept because isinstance of a protocol is slow.
+        #: Returns the running engine's count of prompt tokens from its prefix cache. It is kept
+        #: because isinstance() with a protocol is slow.
         self._cached: Callable[[], int] | None = None
         self._cached_before = 0
         self._building: Engine | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stuck = False
-        #: The step of a start, and why the latest start or rebuild failed; '' for none.
+        #: The present step of a start, and the reason why the latest start or rebuild failed; ''
+        #: without a start or failure.
         self._doing = self._failure = ""
 
     @property
     def why(self) -> str:
-        """Why no engine runs, or which servers keep a running engine waiting; '' for none."""
+        """The reason why no engine runs, or the servers for which an engine waits; else ''."""
         engine = self._engine or self._building
         waits_for = engine.waits_for() if isinstance(engine, ReportsWaiting) else ""
         if self._engine is not None:
@@ -120,7 +123,7 @@ class Supervisor:
 
     @property
     def failed(self) -> bool:
-        """Whether the latest start failed, and not because the worker stops."""
+        """Whether the latest start failed for another reason than the worker's stop."""
         return bool(self._failure)
 
     @property
@@ -136,18 +139,18 @@ class Supervisor:
         return self._engine is not None
 
     def dead(self) -> bool:
-        """Return whether the engine died, with or without requests in it."""
+        """Return whether the engine has died, with or without requests in it."""
         return self._engine is not None and self._engine.dead()
 
     @property
     def engine_capacity(self) -> Capacity:
-        """The capacity of the engine, known once it has started."""
+        """The capacity of the engine; raises EngineDead before the first start."""
         if self.capacity is None:
             raise EngineDead("the engine has not started")
         return self.capacity
 
     def cached_prompt_tokens(self) -> int:
-        """Return the prompt tokens found in the engines' prefix caches, 0 if they report none."""
+        """Return how many prompt tokens were in prefix caches, 0 if the engine has no count."""
         return self._cached_before + (self._cached() if self._cached else 0)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -156,7 +159,7 @@ class Supervisor:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def start(self) -> Capacity:
-        """Build the engine. An error is final: a wrong setting does not heal."""
+        """Build and start the engine; an error is not retried, since settings stay wrong."""
         began = time.monotonic()
         try:
             engine, capacity = await self._started()
@@ -189,21 +192,21 @@ class Supervisor:
             return engine, await engine.start()
         except Exception:
             self._building = None
-            await self._shut_down(engine)  # what was built must not keep the device
+            await self._shut_down(engine)  # a half-built engine must release the device
             raise
 
     def _fail(self, why: str) -> EngineDead:
-        """Keep the reason for announcements; return it as an error."""
+        """Keep a reason for announcements, and return it as an error."""
         if not self._lifecycle.stopping:
             self._failure = why
         return EngineDead(why)
 
     async def rebuild(self, *, in_use: bool) -> Capacity:
-        """Replace a dead engine; `in_use`: it died with requests in it.
+        """Replace a dead engine; `in_use`: the engine died with requests in it.
 
         Raises:
-            EngineDead: after `rebuild_tries` starts failed in a row, or if it dies again
-                and again without completing a request.
+            EngineDead: `rebuild_tries` starts failed in a row, or engines died too many times in
+                a row without completing a request.
         """
         self.deaths += 1
         self._lifecycle.engine_dead()
@@ -226,7 +229,7 @@ class Supervisor:
             log.warning(text, tried + 1, self._tries, extra=extra)
             try:
                 return await self.start()
-            except Exception as error:  # whatever a library raises, the next try may succeed
+            except Exception as error:  # after any library's error the next try may succeed
                 log.exception("the engine could not be rebuilt", extra={"action": "engine_failed"})
                 last = error
         raise self._fail(
@@ -234,12 +237,12 @@ class Supervisor:
         ) from last
 
     def survived(self) -> None:
-        """Note that a request completed: deaths are counted anew."""
+        """Note that a request completed: deaths in a row count from 0 again."""
         self._fruitless = 0
 
     def _deaths_allowed(self) -> int:
-        # Halving a full engine of suspects down to one poison, which then runs alone once more,
-        # may complete nothing on the way.
+        # Suspects that fill the engine run in halves, down to one poison, which then runs alone
+        # once more: in log2(slots) + 2 deaths no request may complete.
         slots = self.capacity.max_num_seqs if self.capacity else 1
         return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 2
 
@@ -249,25 +252,25 @@ class Supervisor:
             _kill(self._engine)
 
     async def stop(self) -> None:
-        """Shut the engine down, also one that is only half built; errors are logged.
+        """Shut the engine down, also while it is being built; errors are logged.
 
-        Ends within `grace_s` + SHUTDOWN_S, and some seconds more with peers.
+        This takes at most `grace_s` + SHUTDOWN_S seconds, with peers some seconds more.
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
         await self.peers.end(died=False)
-        if not self._stuck:  # also if there is none: a shutdown may still be running
+        if not self._stuck:  # also without an engine: an earlier shutdown may still run
             await self._shut_down(engine, kill=building is not None)
         self._lifecycle.stopped()
 
     async def _shut_down(self, engine: Engine | None, *, kill: bool = False) -> None:
-        """End an engine, whatever goes wrong: other things must be ended after it."""
+        """Shut an engine down; log errors, since the rest of the stop must follow."""
         deadline = time.monotonic() + self.grace_s + SHUTDOWN_S
         ending = asyncio.create_task(self._in_thread(engine.shutdown if engine else _nothing))
         ending.add_done_callback(_log_failure)
         while not ending.done() and (left_s := deadline - time.monotonic()) > 0:
             if kill and engine is not None:
-                _kill(engine)  # again and again: it may be about to start a process
+                _kill(engine)  # repeatedly, because the engine may just start another process
             await asyncio.wait([ending], timeout=min(left_s, KILL_EVERY_S))
         if not ending.done():
             self._stuck = True
@@ -282,11 +285,11 @@ def _log_failure(ending: asyncio.Task[None]) -> None:
 
 
 def _nothing() -> None:
-    """Occupy the engine's thread last."""
+    """Do nothing: wait in the engine's thread for earlier calls to end."""
 
 
 def _kill(engine: Engine) -> None:
     try:
         engine.kill()
-    except Exception:  # the stop, or the watchdog, must go on
+    except Exception:  # the caller, the stop or the watchdog, must go on
         log.exception("the engine could not be killed", extra={"action": "kill_failed"})

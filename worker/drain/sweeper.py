@@ -1,4 +1,7 @@
-"""Sweeps expired leases, ends finished batches, and announces this worker."""
+"""Sweeps expired leases, writes this worker's announcement, and retires finished batches.
+
+To retire a batch is to set the time to live of its results.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -10,14 +13,16 @@ from worker.drain.events import EngineReady, Swept
 from worker.drain.leases import SWEEP_LIMIT, Leases
 from worker.drain.scripts import ERRORS
 
+#: Most seconds between two sweeps.
 SWEEP_S = 1.0
-#: Batches and results handled between two sweeps: thousands of small batches must not take hours.
+#: Most batches retired between two sweeps; so many that thousands of small ones take a minute.
 BATCHES = 100
+#: Number of results retired or deleted after which the next sweep is run first.
 RESULTS = 10_000
 
 
 async def sweep(drain: Drain) -> None:
-    """Sweep until cancelled, and immediately when the engine is ready: producers wait for that."""
+    """Sweep until cancelled, and immediately when the engine is ready, as producers wait for it."""
     pause_s = min(SWEEP_S, drain.settings.lease_s / 8)
     due = asyncio.Event()
     drain.events.subscribe(EngineReady, lambda _: due.set())
@@ -33,7 +38,7 @@ async def sweep(drain: Drain) -> None:
             drain.outage.lost(error)
             continue
         drain.outage.over()
-        if count >= SWEEP_LIMIT:  # there may be more
+        if count >= SWEEP_LIMIT:  # there may be more expired leases
             due.set()
         if count > 0:
             drain.events.publish(Swept(count))
@@ -41,7 +46,7 @@ async def sweep(drain: Drain) -> None:
 
 
 async def retire_some(leases: Leases) -> int:
-    """End batches that are finished or being deleted; return how many results were handled."""
+    """Retire finished batches and continue deletes; return the number of their results."""
     count = 0
     for batch_id in await leases.batches_to_end(BATCHES):
         count += await _retire(leases, batch_id)
@@ -51,7 +56,7 @@ async def retire_some(leases: Leases) -> int:
 
 
 async def _retire(leases: Leases, batch_id: str) -> int:
-    """Set the expiry of one batch's keys, the index last, so that an interruption loses nothing."""
+    """Set the time to live of one batch's keys, the index last, so that a retry finds the rest."""
     ttl, life = leases.settings.result_ttl_ms, await leases.life_of(batch_id)
     count = start = 0
     while raws := await leases.index_chunks(batch_id, start, 2):
@@ -67,7 +72,7 @@ async def _retire(leases: Leases, batch_id: str) -> int:
 
 
 async def _delete(leases: Leases, batch_id: str) -> int:
-    """Continue an interrupted delete; return how many results were removed."""
+    """Continue an interrupted delete; return the number of results removed."""
     count, more = 0, 1
     while more and count < RESULTS:
         chunks = await leases.index_chunks(batch_id, 0, 1)

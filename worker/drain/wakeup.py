@@ -1,4 +1,4 @@
-"""Wakes the drain's loop: for changes in this process, and for messages in an empty queue."""
+"""Wakes the drain's loop after a change in this process, or for a message in an empty queue."""
 
 import asyncio
 import logging
@@ -13,18 +13,19 @@ from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
+#: Seconds of pause after Redis did not answer.
 REDIS_PAUSE_S = 0.25
-#: Seconds between two polls where Redis does not push.
+#: Seconds between two polls of a Redis that does not push.
 POLL_S = 0.25
-#: Seconds of polling until tracking is tried again: rights and servers change.
+#: Seconds of polling until CLIENT TRACKING is tried again: the user's ACL or the server may change.
 POLLING_S = 60.0
-#: Calls in a row that may find an old key without waiting; the next ones wait for POLL_S, so that
-#: a caller does not spin over messages that nobody takes.
+#: Calls in a row that may return for a key that was there before. Later ones pause for POLL_S
+#: first, so that a caller does not use a whole core while messages stay in the queue.
 QUICK_CALLS = 3
 
 
 class Wakeup:
-    """The event for which the loop waits when it has nothing to do."""
+    """The event for which the drain's loop waits when it has no work."""
 
     def __init__(self, wait_for_message: Callable[[], Awaitable[bool]]) -> None:
         self._wait_for_message = wait_for_message
@@ -33,15 +34,15 @@ class Wakeup:
         self.queue_empty = asyncio.Event()
 
     def poke(self) -> None:
-        """Let the loop check again."""
+        """Let the loop check for work again."""
         self._changed.set()
 
     def clear(self) -> None:
-        """Begin a check: only pokes from now on count."""
+        """Forget earlier pokes; the loop calls this before it checks for work."""
         self._changed.clear()
 
     async def wait(self, *, queue_empty: bool = False) -> None:
-        """Wait for a poke since `clear`; with an empty queue also for a message."""
+        """Wait for a poke after `clear`, and with an empty queue also for a message."""
         if queue_empty:
             self.queue_empty.set()
         await self._changed.wait()
@@ -59,14 +60,14 @@ class Wakeup:
 
 
 class Arrivals:
-    """Waits on its own connection until any of some keys exists; for one task.
+    """Waits on its own connection until one of `keys` exists; only one task may use it.
 
-    With CLIENT TRACKING (Redis 6.0, RESP3) Redis pushes a message when a key that the connection
-    has read is written, by whatever command or script; a missing key can only have been created.
+    With CLIENT TRACKING (Redis 6.0, RESP3) Redis pushes a message when any command or script writes
+    a key that this connection has read. If that key did not exist, it has been created.
     """
 
     def __init__(self, client: AsyncClient, keys: Sequence[str]) -> None:
-        """Prepare to watch `keys` in the Redis of `client`; nothing is connected yet."""
+        """Prepare to watch `keys` in the Redis of `client`, without a connection yet."""
         self._client = client
         self._keys = keys
         self._connection: Any = None
@@ -75,10 +76,10 @@ class Arrivals:
         self._in_vain = 0
 
     async def wait(self, timeout_s: float) -> bool:
-        """Return True once any key exists, False after `timeout_s` of none.
+        """Return True once a key exists, False if none exists after `timeout_s`.
 
         Raises:
-            StoreUnavailable: Redis cannot be asked; the next call connects anew.
+            StoreUnavailable: Redis does not answer; the next call connects again.
         """
         if self._in_vain >= QUICK_CALLS:
             await asyncio.sleep(POLL_S)
@@ -86,13 +87,13 @@ class Arrivals:
             if time.monotonic() < self._polls_until or not await self._track():
                 await asyncio.sleep(POLL_S)
                 return bool(await self._client.exists(*self._keys))
-            pushed = await self._connection.can_read()  # since the last call
-            # EXISTS finds keys written before it, a push reports those written after it.
+            pushed = await self._connection.can_read()  # a push since the last call
+            # EXISTS finds keys that were there before; a push reports keys written after EXISTS.
             found = await self._any()
             self._in_vain = self._in_vain + 1 if found and not pushed else 0
             if found:
                 return True
-            # Returns at a push, or after the time; the EXISTS then also tests the connection.
+            # Returns after a push or `timeout_s`; the EXISTS after it also tests the connection.
             await self._connection.read_response(timeout=timeout_s, push_request=True)
             return await self._any()
         except (exceptions.RedisError, OSError) as error:
@@ -104,7 +105,7 @@ class Arrivals:
         return bool(await self._connection.read_response())
 
     async def _track(self) -> bool:
-        """Connect, unless connected, with tracking on; return False if Redis refuses it."""
+        """Connect with CLIENT TRACKING, unless connected; return False if Redis refuses it."""
         if self._connection and self._connection.is_connected:
             return True
         pool: Any = self._client.connection_pool
@@ -132,7 +133,7 @@ class Arrivals:
         return True
 
     async def close(self) -> None:
-        """Close the connection; a later call of `wait` opens another."""
+        """Close the connection; a later call of `wait` opens a new one."""
         connection, self._connection = self._connection, None
         if connection:
             await connection.disconnect(nowait=True)
