@@ -1,1 +1,1 @@
-"""From the queue into the engine and back: leases, slots, commits, deaths."""
+"""The drain: takes requests from the queue, runs them in the engine, and writes their results."""

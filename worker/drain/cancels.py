@@ -48,12 +48,12 @@ class Cancels:
                 await pubsub.aclose()
 
     async def revoke(self, request_ids: list[str]) -> None:
-        """Revoke requests (Celery's word): abort those that run here, let POP drop the others."""
+        """Revoke requests (Celery's word): abort those that run here, let POP drop the rest."""
         await self._leases.revoke(request_ids, REVOKE_KEEP_S)
         self.abort(request_ids)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Abort the requests that run here; ignore the others."""
+        """Abort those of the requests that run in this worker."""
         self._in_flight.abort(self._running(set(request_ids)), "cancelled")
 
     async def _receive(self, pubsub: Any) -> None:

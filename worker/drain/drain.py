@@ -53,7 +53,7 @@ class Drain:
         self.wakeup = Wakeup(leases.wait_for_message)
         self.limits = AdmissionLimits()  # none before the engine is ready
         self._sequences = SequenceLimit(lambda: self.limits.slots_of_many, self.wakeup.poke)
-        #: The requests in flight whose preparation waits for that of others.
+        #: The requests in flight that wait for the preparation of earlier ones.
         self.preparing = PreparingRequests(self.wakeup.poke)
         self._serving = Serving(
             self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes

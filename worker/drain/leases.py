@@ -123,7 +123,7 @@ class Leases:
         await self.scripts.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
 
     async def done(self, endings: Sequence[Ending]) -> int:
-        """Commit endings; return how many results were written, the others existed.
+        """Commit endings; return how many results were written. Existing ones are kept.
 
         If Redis refuses a result, the request fails with that error.
         """

@@ -1,1 +1,1 @@
-"""The Celery process around the drain: boot step, control commands, status."""
+"""The worker's Celery process, which starts the drain and further front ends."""

@@ -1,4 +1,4 @@
-"""The Celery bootstep that runs the drain: one thread, one event loop, one engine."""
+"""The Celery bootstep that runs the drain in its own thread, with one event loop and engine."""
 
 from __future__ import annotations
 
@@ -38,24 +38,26 @@ from worker.telemetry.traces import traces
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: The name of the queue that Celery's consumer has, although it takes no messages from it.
 CONTROL_QUEUE = "warmq-control"
+#: The exit status of a worker whose drain has failed.
 EXIT_FATAL = 1
-#: New objects between two runs of Python's collector over the young ones: those of some hundred
-#: requests. Its default, 700, took a tenth of the worker's time (docs/decisions/0009).
+#: New objects, as some hundred requests make, between two runs of Python's garbage collector over
+#: young objects. Python's default, 700, took a tenth of the worker's time (docs/decisions/0009).
 YOUNG_OBJECTS = 10_000
-#: How long the process may take to end after its drain.
+#: Seconds that the process may take to end after its drain.
 LEAVE_S = 20.0
 
 _current: list[EngineStep] = []
 
 
 def current() -> EngineStep:
-    """Return this process' step, for control commands."""
+    """Return this process's step, for control commands."""
     return _current[0]
 
 
 class EngineStep(bootsteps.StartStopStep):
-    """Runs the drain in its own thread; Celery's consumer serves control commands only."""
+    """Runs the drain in its own thread; Celery's consumer only answers control commands."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -86,7 +88,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._failed = False
-        #: Whether Celery's task events are gathered; with `-E` from the start.
+        #: Whether the drain gathers Celery's task events; with `-E` it does from the start.
         self._watched = bool(worker.task_events)
         self._exit_timer = ExitTimer()
         self._loop_watch: LoopWatch | None = None
@@ -95,7 +97,7 @@ class EngineStep(bootsteps.StartStopStep):
     # -- Celery's side ----------------------------------------------------------
 
     def start(self, worker: Any) -> None:
-        """Start the drain's thread without waiting for the engine, so that `inspect ping` works."""
+        """Start the drain's thread; do not wait for the engine, so that `inspect ping` works."""
         gc.set_threshold(YOUNG_OBJECTS)
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         self._thread = threading.Thread(target=self._main, args=(worker,), name="drain")
@@ -103,20 +105,20 @@ class EngineStep(bootsteps.StartStopStep):
         self._begun.wait()
 
     def stop(self, worker: Any) -> None:
-        """Drain and wait for the thread; a second signal makes it hand back immediately."""
+        """Stop the drain and wait for its thread; a second signal hands requests back now."""
         if self._thread is not None:
             self._call("stop")
             self._thread.join()
-            if self._failed:  # Celery set the exit code to 0 at the signal
+            if self._failed:  # Celery has set the exit status to 0 at the signal
                 worker.exitcode = EXIT_FATAL
 
     def terminate(self, worker: Any) -> None:
-        """Hand everything back immediately."""
+        """Hand all requests back immediately."""
         self._call("hurry")
         self.stop(worker)
 
     def info(self, worker: Any) -> dict[str, Any]:
-        """Return what `celery inspect stats` shows of warmq."""
+        """Return warmq's part of the answer to `celery inspect stats`."""
         return {"warmq": self._stats()}
 
     def _on_signal(self, how: str = "", **_: Any) -> None:
@@ -130,7 +132,7 @@ class EngineStep(bootsteps.StartStopStep):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def in_flight(self) -> int:
-        """Return the requests in flight of all front ends."""
+        """Return the number of requests in flight in all front ends."""
         mine = len(self.drain.in_flight) if self.drain else 0
         return mine + summed(self.front_ends.reports(), "in_flight")
 
@@ -142,7 +144,7 @@ class EngineStep(bootsteps.StartStopStep):
         return sum(summed(counted, outcome) for outcome in OUTCOMES)
 
     def watch(self, on: bool) -> None:
-        """Make all front ends gather Celery's task events, or stop it. In any thread."""
+        """Make all front ends gather Celery's task events, or stop that; any thread may call."""
         if on == self._watched or self._loop is None or self._loop.is_closed():
             return
         self._watched = on
@@ -151,7 +153,7 @@ class EngineStep(bootsteps.StartStopStep):
             self._loop.call_soon_threadsafe(self.front_ends.watch, on)
 
     def task_events(self) -> list[TaskEvent]:
-        """Return the task events since the last call. In any thread."""
+        """Return the task events since the last call; any thread may call this."""
         mine = self._task_events.take() if self._task_events else []
         return mine + self.front_ends.task_events()
 
@@ -198,7 +200,7 @@ class EngineStep(bootsteps.StartStopStep):
     def _main(self, worker: Any) -> None:
         try:
             asyncio.run(self._run())
-        except BaseException as error:  # the process must not go on without its drain
+        except BaseException as error:  # a process without a drain must end
             self._failed = True
             _log_fatal(error)
             self._leave(worker)
@@ -223,19 +225,19 @@ class EngineStep(bootsteps.StartStopStep):
             ):
                 await run_drain(drain, [*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
-            self._exit_timer.within(LEAVE_S)  # something may hang and keep the loop from ending
+            self._exit_timer.within(LEAVE_S)  # a task or thread that hangs may keep the loop alive
             await leases.close()
 
     def _leave(self, worker: Any) -> None:
-        """Make the process exit non-zero, through Celery if it is already consuming."""
+        """Make the process exit with EXIT_FATAL, through Celery's loop if that already runs."""
         self._begun.set()
         if self.drain is not None:
             self.drain.lifecycle.stopped()
         celery_state.should_stop = EXIT_FATAL
         self._exit_timer.within(LEAVE_S)
         try:
-            worker.consumer.call_soon(lambda: None)  # wakes the hub, which sees should_stop
-        except AttributeError:  # not consuming yet
+            worker.consumer.call_soon(lambda: None)  # wakes Celery's loop, which reads should_stop
+        except AttributeError:  # Celery's loop does not run yet
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -244,6 +246,6 @@ def _log_fatal(error: BaseException) -> None:
         for inner in error.exceptions:
             _log_fatal(inner)
         return
-    # The message of a wrong setting is complete; anything else needs its traceback.
+    # These two errors' messages are complete; any other error needs its traceback.
     trace = None if isinstance(error, SettingsError | StoreUnavailable) else error
     log.critical("the drain ended: %s", error, exc_info=trace, extra={"action": "fatal"})

@@ -1,8 +1,8 @@
-"""WARMQ_REDIS_URL in Celery's form, for the connection of the control commands.
+"""Translates WARMQ_REDIS_URL into Celery's settings, for the connection of control commands.
 
-Celery and kombu write TLS, Sentinel and Unix sockets differently from redis-py, and show their
-settings: `inspect stats` would print the password in a Sentinel URL. So Celery gets the address
-only, and asks UrlCredentials for the password.
+URLs with TLS, Sentinel or a Unix socket have another form in Celery and kombu than in redis-py.
+Both also show their settings: `inspect stats` would print the password of a Sentinel URL. So Celery
+gets a URL without the password, and asks UrlCredentials for it.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _PROVIDER = "worker.process.broker.UrlCredentials"
 
 
 def celery_settings(url: str) -> dict[str, Any]:
-    """Return broker, result backend and their options."""
+    """Return Celery's settings of its broker and result backend for a URL."""
     if url.startswith("sentinel://"):
         return _sentinel(SentinelUrl.parse(url))
     parts = urlsplit(url)
@@ -34,7 +34,8 @@ def celery_settings(url: str) -> dict[str, Any]:
     if parts.scheme == "rediss":
         tls: dict[str, Any] = {"ssl_cert_reqs": "required"}
         tls |= {name: value for name, value in query.items() if name.startswith("ssl_")}
-        if (hostname := tls.get("ssl_check_hostname")) is not None:  # as redis-py's URL parser does
+        # The same values are false as in redis-py's URL parser.
+        if (hostname := tls.get("ssl_check_hostname")) is not None:
             no = ("0", "f", "false", "n", "no", "")
             tls["ssl_check_hostname"] = hostname.lower() not in no
         settings |= {"broker_use_ssl": tls, "redis_backend_use_ssl": dict(tls)}
@@ -44,7 +45,7 @@ def celery_settings(url: str) -> dict[str, Any]:
 def _sentinel(url: SentinelUrl) -> dict[str, Any]:
     provider = f"?{urlencode({'credential_provider': _PROVIDER})}" if url.password else ""
     hosts = [f"{host}:{port}/{url.db}" for host, port in url.addresses]
-    # Celery's Sentinel backend has no credential provider; it masks its URL wherever it shows it.
+    # Celery's Sentinel backend takes no credential provider, but masks the password in its URL.
     login = f"{quote(url.user, '')}:{quote(url.password, '')}@" if url.password else ""
     return {
         "broker_url": ";".join(f"sentinel://{host}{provider}" for host in hosts),
@@ -55,9 +56,9 @@ def _sentinel(url: SentinelUrl) -> dict[str, Any]:
 
 
 class UrlCredentials(redis.CredentialProvider):
-    """Gives Celery's connections the password, so that Celery has none to show."""
+    """Gives Celery's connections the password, so that no setting of Celery has it."""
 
     def get_credentials(self) -> tuple[str, str] | tuple[str]:
-        """Return user and password of the present WARMQ_REDIS_URL."""
+        """Return the user, if any, and the password of WARMQ_REDIS_URL."""
         user, password = credentials_of(load(Settings).redis_url.get_secret_value())
         return (user, password) if user else (password,)

@@ -1,14 +1,14 @@
-"""The Celery side of a worker: its consumer, its events, its control commands.
+"""Changes Celery's consumer, events and control commands for a worker whose drain takes requests.
 
-No task passes through Celery's consumer: the drain takes requests, and all other lists in Redis,
-such as another application's tasks, stay untouched. It serves control commands, and reconnects
-quietly; compare celery/worker/consumer/consumer.py of Celery 5.7.
+No task passes through Celery's consumer: the drain takes requests from their lists in Redis, and
+lists of other applications' tasks stay unread. The consumer answers control commands, and
+reconnects with fewer log lines than in celery/worker/consumer/consumer.py of Celery 5.7.
 
-For `-E` and `celery control enable_events` it also sends task events, which Flower and exporters
-read. They are gathered by the drain and further front ends (worker/telemetry), and sent in
-Celery's own thread, so that a slow Redis delays no request.
+With `-E`, or after `celery control enable_events`, the consumer also sends task events, which
+Flower and exporters read. The drain and further front ends gather the events (worker/telemetry).
+Celery's thread sends them, so that a slow Redis does not delay requests.
 
-`active` and `revoke` are answered for the drain, `stats` in bootstep.py. Commands that need
+`active` and `revoke` work on the drain's requests; bootstep.py answers `stats`. Commands that need
 Celery's own pool or queues are refused with a reason.
 """
 
@@ -30,26 +30,27 @@ from worker.process.bootstep import current
 from worker.telemetry.reports import as_task
 
 log = logging.getLogger(__name__)
-# kombu logs this each second, with a traceback, while Redis takes no writes.
+# Without this filter, kombu logs such a line each second, with a traceback, while Redis takes no
+# writes.
 logging.getLogger("kombu.transport.redis").addFilter(
     lambda record: not str(record.msg).startswith("maybe_refresh_binding_expiry")
 )
 
-#: First and longest pause between two connections, in seconds.
+#: Seconds of the first and of the longest pause between two connections.
 FIRST_S, LONGEST_S = 0.25, 2.0
-#: A connection that has lasted so long is good.
+#: Seconds that a connection must last to reset the number of failed ones.
 GOOD_S = 5.0
-#: Failed connections in a row before a warning. If Redis is unreachable, the drain warns instead.
+#: Failed connections in a row before a warning; during an outage of Redis the drain logs instead.
 WARN_AT = 5
 
 
 class ControlConsumer(Consumer):
-    """Celery's consumer without a queue, and without a log line for each reconnection."""
+    """Celery's consumer, which here consumes no queue and does not log each reconnection."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Survive what is not a message: Celery would end the process, so that one byte in the
-        # control commands' channel could stop every worker.
+        # These errors are raised for data that is not a message. Celery would end the process: one
+        # byte in the channel of the control commands could stop every worker.
         self.connection_errors: tuple[Any, ...] = (
             *self.conninfo.connection_errors, ValueError, TypeError, AttributeError, LookupError,
         )  # fmt: skip
@@ -57,18 +58,18 @@ class ControlConsumer(Consumer):
         self._failed, self._warned, self._good_at = 0, False, None
 
     def loop_args(self) -> Any:
-        """Return the arguments of Celery's loop, with a task consumer that consumes no queue."""
+        """Return the arguments of Celery's loop; its task consumer consumes no queue."""
         self.task_consumer.consume = lambda *_, **__: None
         return super().loop_args()
 
     def step(self) -> None:
-        """Pause before the next connection; Celery calls this to count its restarts."""
+        """Pause before the next connection; Celery calls this to count restarts."""
         self._failed += 1
         if self._failed > 1:
             time.sleep(min(LONGEST_S, FIRST_S * 2 ** min(self._failed, 10)))
 
     def on_connection_error_before_connected(self, exc: Exception) -> None:
-        """Note that there is no connection."""
+        """Note that no connection could be made."""
         self._lost(exc)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
@@ -81,7 +82,7 @@ class ControlConsumer(Consumer):
         self._lost(exc)
 
     def on_ready(self) -> None:
-        """Start to time this connection."""
+        """Start the GOOD_S of this connection."""
         super().on_ready()
         self._good_at = self.timer.call_after(GOOD_S, self._good)
 
@@ -106,23 +107,24 @@ class ControlConsumer(Consumer):
 
 # -- Celery's events -------------------------------------------------------------------
 
-#: Interval between two sends.
+#: Seconds between two sends of task events.
 EVERY_S = 0.5
-#: Most events in one message, of about 300 bytes each.
+#: Most events in one message; an event has about 300 bytes.
 IN_GROUP = 200
 
 
 class Dispatcher(EventDispatcher):
-    """Celery's dispatcher with the drain's requests in flight as `active` in heartbeats.
+    """Celery's event dispatcher, whose heartbeats have the requests in flight as `active`.
 
-    Its groups are larger than Celery's 24 events: an event costs 4 instead of 8 us of CPU.
+    One message has up to IN_GROUP events, not 24 as Celery's: an event then costs 4 us of CPU time
+    instead of 8.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"buffer_limit": IN_GROUP} | options)
 
     def send(self, type: str, *args: Any, **fields: Any) -> None:
-        """Send an event, or buffer it in its group."""
+        """Send an event, or buffer it for the next message."""
         if "active" in fields:
             fields["active"] = current().in_flight()
         super().send(type, *args, **fields)
@@ -138,11 +140,11 @@ class TaskEventsStep(bootsteps.StartStopStep):
         self._timer: Any = None
 
     def start(self, consumer: Any) -> None:
-        """Start with each connection of Celery's consumer."""
+        """Start the timer, after each connection of Celery's consumer."""
         self._timer = consumer.timer.call_repeatedly(EVERY_S, self._send, (consumer,))
 
     def stop(self, consumer: Any) -> None:
-        """Stop; the next connection sends the rest."""
+        """Stop the timer; events that are not sent are sent over the next connection."""
         if self._timer is not None:
             consumer.timer.cancel(self._timer)
             self._timer = None
@@ -159,11 +161,12 @@ class TaskEventsStep(bootsteps.StartStopStep):
 
 # -- Celery's control commands ----------------------------------------------------------
 
+#: Seconds that a control command waits for the drain's loop.
 REPLY_S = 5.0
 
 
 def active(state: Any, **_: Any) -> list[dict[str, Any]]:
-    """Return the requests in flight, as Celery lists tasks."""
+    """Return the requests in flight of all front ends, as Celery lists tasks."""
     step = current()
     if step.drain is None:
         return []
@@ -173,13 +176,13 @@ def active(state: Any, **_: Any) -> list[dict[str, Any]]:
 
 
 def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Cancel requests, running ones immediately, queued ones when a worker takes them.
+    """Cancel requests: running ones immediately, queued ones when a worker takes them.
 
-    Celery's own command would write the result itself, over an existing one, and without counting
-    it in its batch.
+    Celery's own command would write a result over an existing one, and would not count it in the
+    batch.
     """
     ids = [task_id] if isinstance(task_id, str) else list(task_id)
-    celery_state.revoked.update(ids)  # for `inspect revoked`
+    celery_state.revoked.update(ids)  # `inspect revoked` lists them
     step = current()
     if step.side_tasks is not None:
         step.front_ends.revoke(ids)
@@ -188,12 +191,12 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
 
 
 def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
-    """Cancel requests; the signal has no process to go to."""
+    """Cancel requests; the signal is ignored, as requests have no processes."""
     return revoke(state, task_id)
 
 
 def refused(state: Any, *_: Any, **__: Any) -> dict[str, str]:
-    """Refuse to consume a queue: Celery's own consumer would fail every task in it."""
+    """Refuse to consume a queue, because Celery's consumer would fail every task in it."""
     return {
         "error": "warmq workers do not consume Celery's queues: set WARMQ_QUEUE and "
         "WARMQ_SERVED_MODEL_NAME, and restart the worker"
@@ -201,7 +204,7 @@ def refused(state: Any, *_: Any, **__: Any) -> dict[str, str]:
 
 
 def no_headers(state: Any, *_: Any, **__: Any) -> dict[str, str]:
-    """Refuse to revoke by stamped headers: they are not read, so it would cancel nothing."""
+    """Refuse to revoke by stamped headers: warmq ignores them, so nothing would be cancelled."""
     return {"error": "warmq does not read stamped headers: revoke requests by their task ids"}
 
 

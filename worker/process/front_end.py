@@ -1,7 +1,8 @@
-"""The process of a further front end, started by the worker (front_ends.py).
+"""Runs the process of a further front end: a second drain in front of the worker's engine.
 
-It reads the worker's settings itself, and its orders from an inherited socket. If the worker dies,
-it hands back its requests and ends; before it is ready it has none, and ends immediately.
+The worker starts the process (front_ends.py). The process reads the worker's settings itself, and
+the worker's orders from an inherited socket. If the worker dies, the process hands back its
+requests and ends. Before it is ready it has no requests, and ends immediately.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two reports to the worker.
 REPORT_S = 1.0
 
 
 class FrontEndProcess:
-    """The drain of this process, under orders of the worker, to which it reports."""
+    """The drain of this process, which obeys the worker and sends it reports."""
 
     def __init__(
         self, order: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -71,7 +73,7 @@ class FrontEndProcess:
         self.drain.events.subscribe(EngineReady, self._begin)
 
     async def run(self) -> None:
-        """Drain until the worker stops this process, or ends."""
+        """Run requests until the worker stops this process, or ends."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         tasks = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
@@ -85,13 +87,13 @@ class FrontEndProcess:
             await self._leases.close()
 
     def _begin(self, _: EngineReady) -> None:
-        """Start to report; from now on, outlive the worker until everything is handed back."""
+        """Start to report; from now on, survive the worker's end until requests are handed back."""
         outlive_parent()
         threading.Thread(target=self._await_worker_end, name="worker's end", daemon=True).start()
         self._ready.set()
 
     def _await_worker_end(self) -> None:
-        """Limit the time after the worker's end, which a hanging loop does not notice."""
+        """Limit the time after the worker's end, also if this process's event loop hangs."""
         select.select([self._worker_pidfd], (), ())
         self._exit_timer.within(STOP_S)
 
@@ -117,7 +119,7 @@ class FrontEndProcess:
                 case "active":
                     found = [as_task(one, os.getpid()) for one in self.drain.in_flight]
                     self._send(to="active", answer=found)
-        self._hurry()  # the worker has ended
+        self._hurry()  # the socket is closed: the worker has ended
 
     def _stop(self) -> None:
         self._exit_timer.within(self.drain.settings.drain_timeout_s + STOP_S)
@@ -161,8 +163,8 @@ async def _main(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Run until stopped; exit with 0, or with 1 and the reason in the log."""
+    """Run until stopped; exit with 0, or with 1 after logging the reason."""
     gc.set_threshold(YOUNG_OBJECTS)
-    for ignored in (signal.SIGINT, signal.SIGQUIT):  # a terminal sends them to the worker, too
+    for ignored in (signal.SIGINT, signal.SIGQUIT):  # the worker gets them from a terminal, too
         signal.signal(ignored, signal.SIG_IGN)
     asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,11 +1,11 @@
-"""Further front ends of a worker: processes that drain the same queue into the same engine.
+"""Starts further front ends: processes that take requests of the same queue for the same engine.
 
-`FrontEnd` is the worker's side of one: a process, and a socket on which each message is a line of
-JSON; front_end.py is the other side.
+A `FrontEnd` has a process and the worker's end of a socket, on which each message is a line of
+JSON. The other end is in front_end.py.
 
-Celery and operators see one worker. Each front end is a drain with its own leases, so one that is
-killed costs its requests in flight, as a killed worker does, and is replaced. All live as long as
-their engine: when it dies, each hands back its requests and ends.
+Celery and operators see one worker. Each front end is a drain with its own leases. If one is
+killed, its requests in flight return to the queue, as those of a killed worker do, and another is
+started. When the engine dies, each front end hands back its requests and ends.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ from worker.telemetry.task_events import MOST_WAITING, TaskEvent, pop_all
 
 log = logging.getLogger(__name__)
 
+#: The program of a front end's process, for `python -c`.
 MAIN = "from worker.process.front_end import main; main()"
-#: Longest message in bytes: asyncio's 64 KiB are too few for 300 requests in flight.
+#: Most bytes of a message; asyncio's default of 64 KiB is too few for 300 requests in flight.
 LINE_BYTES = 2**28
-#: Timeout of an answer.
+#: Most seconds of waiting for an answer.
 ANSWER_S = 2.0
-#: Interval of the checks for reports; how long a suspended process may be silent before it is
-#: killed; when the silence of any other is logged. All are multiples of the first.
+#: Seconds, all multiples of CHECK_S: between two checks for reports (CHECK_S), without a report
+#: until a suspended process is killed (SILENT_S), and until a warning about any other (WARN_S).
 CHECK_S, SILENT_S, WARN_S = 1.0, 5.0, 15.0
-#: How long a process that is to pause may be silent: the run of suspects waits for it.
+#: Seconds without a report after which a process that must pause is killed, since suspects wait.
 PAUSE_S = 30.0
-#: How long front ends may take to hand back what they had in an engine that died or is ended.
+#: Seconds that front ends may take to hand back requests of an engine that died or is shut down.
 LEAVE_S = 10.0
-#: Overrides the last report of a front end that has ended.
+#: The fields that replace those of the last report of a front end that has ended.
 NOTHING_HELD = {"in_flight": 0, "oldest_s": 0.0, "limit": 0, "slots": 0}
 
 
 async def opened(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the streams of either end of the socket."""
+    """Return the streams of one end of a socket."""
     return await asyncio.open_connection(sock=connection, limit=LINE_BYTES)
 
 
 class FrontEnd:
-    """One process and the connection to it."""
+    """The process of one front end, and the connection to it."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number = number
         self.process = process
-        #: Its latest report (worker/telemetry/reports.py); empty until it is ready.
+        #: The process's latest report (worker/telemetry/reports.py); empty until it is ready.
         self.report: dict[str, Any] = {}
         self.task_events: deque[TaskEvent] = deque(maxlen=MOST_WAITING)
         self._writer: asyncio.StreamWriter
@@ -83,7 +84,7 @@ class FrontEnd:
             yield found
         finally:
             found.kill()
-            await listening  # to the end of its messages
+            await listening  # until all its messages are read
             found._writer.close()
 
     def send(self, **message: Any) -> None:
@@ -96,11 +97,11 @@ class FrontEnd:
             self.process.kill()
 
     def take_events(self) -> list[TaskEvent]:
-        """Return the task events since the last call. In any thread."""
+        """Return the task events since the last call; any thread may call this."""
         return pop_all(self.task_events)
 
     async def ask(self, what: str, within_s: float | None = ANSWER_S) -> Any:
-        """Ask for something and return the answer; None if the process has ended or is too slow."""
+        """Send the order `what`, and return the answer; None if none arrives within `within_s`."""
         if self._closed:
             return None
         answer = self._answers.get(what)
@@ -112,10 +113,10 @@ class FrontEnd:
                 return await asyncio.shield(answer)
 
     async def pause(self) -> None:
-        """Stop it from taking requests; return when none of its own is in flight.
+        """Let the process take no more requests; return when it has none in flight.
 
-        If it sends no report for PAUSE_S, it is killed, or left alone if it has never sent one:
-        then it holds nothing, and reads this message before it takes anything.
+        A process that sends no report for PAUSE_S is killed. One that has never sent a report has
+        no requests, and reads this order before it takes any: it is not killed.
         """
         seen = -1
         while seen != self._reports:
@@ -136,16 +137,17 @@ class FrontEnd:
         self.kill()
 
     async def ended(self) -> None:
-        """Wait until the process has ended; kill it once it has been suspended for SILENT_S.
+        """Wait until the process has ended; kill it if it is suspended for SILENT_S.
 
-        It reports every second. A process whose loop hangs ends by itself (loop_watch.py) and knows
-        the request that caused it; one that is suspended, as by SIGSTOP, cannot do either.
+        The process reports every second. One whose loop hangs is not killed: it ends by itself
+        (loop_watch.py), and knows the request that caused this. A suspended process, for example
+        after SIGSTOP, cannot.
         """
-        # One task for all checks: each call of process.wait would leave a future behind.
+        # One task serves all checks, because each call of process.wait() would keep a future.
         end = asyncio.create_task(self.process.wait())
         silent_s, reports = 0.0, -1
         try:
-            # Counts checks instead of seconds: this process may have been suspended as well.
+            # A sum of checks, not a clock's time, as this process may have been suspended as well.
             while not (await asyncio.wait([end], timeout=CHECK_S))[0]:
                 silent_s = silent_s + CHECK_S if reports == self._reports else 0.0
                 reports = self._reports
@@ -156,7 +158,7 @@ class FrontEnd:
     def _check_silence(self, silent_s: float) -> None:
         if silent_s >= SILENT_S and _is_suspended(self.process.pid):
             self._kill_hanging(f"it is suspended, and has sent no report for {silent_s:g} s")
-        elif silent_s == WARN_S and self.report:  # else it is still starting
+        elif silent_s == WARN_S and self.report:  # without a report it is still starting
             log.warning(
                 "front end %d has sent no report for %g s: its event loop hangs, or this machine "
                 "is overloaded",
@@ -182,71 +184,76 @@ class FrontEnd:
 
 
 def _is_suspended(pid: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a debugger."""
+    """Return whether a process is suspended, by SIGSTOP or a debugger."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
     return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 class FrontEndFailed(Exception):
-    """A front end could not be started; it has logged why."""
+    """A front end could not be started; its process has logged the reason."""
 
 
 class FrontEnds(EngineShare):
-    """All further front ends of one worker: `count` includes the one in this process."""
+    """The further front ends of one worker; `count` also counts the drain in this process."""
 
     def __init__(self, worker_id: str, count: int) -> None:
         super().__init__(0, count)
         self._worker_id = worker_id
-        #: The whole engine's; None before it has started.
+        #: The slots of the whole engine; None before it has started.
         self.max_num_seqs: int | None = None
         self._running: dict[int, FrontEnd] = {}
-        #: The last reports of those that have ended.
+        #: The last reports of front ends that have ended.
         self._ended: list[dict[str, Any]] = []
-        #: Counts missing from both, or present in both, would look like a restart in /metrics.
+        #: Guards the move of a report from `_running` to `_ended`: counts that were in neither or
+        #: in both would look like a restart in /metrics.
         self._moving = threading.Lock()
         self._keepers: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup
         self._loop: asyncio.AbstractEventLoop
-        #: The latest commands, for front ends that start later.
+        #: The latest orders, for front ends that start later.
         self._paused, self._watched, self._stopped_by = False, False, ""
-        #: Task events of those that have ended.
+        #: The task events of front ends that have ended.
         self._left: list[TaskEvent] = []
 
     def subscribe(self, events: Events) -> None:
-        """Stop them when the worker is stopped."""
+        """Stop the front ends when the worker stops."""
         events.subscribe(Stopping, lambda event: self._stop("stop" if event.within_s else "hurry"))
 
     async def run(self) -> None:
-        """Keep them running until cancelled; raise FrontEndFailed if one cannot be started."""
+        """Keep the front ends running until cancelled.
+
+        Raises:
+            FrontEndFailed: one cannot be started.
+        """
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return the latest report of each, the ended ones included. In any thread."""
+        """Return the last report of each front end, also of ended ones; any thread may call."""
         with self._moving:
             return [*self._ended, *(one.report for one in self._running.values() if one.report)]
 
     def revoke(self, request_ids: list[str]) -> None:
-        """Abort those of these requests that they run. In any thread."""
+        """Abort those of the requests that front ends run; any thread may call this."""
         for one in list(self._running.values()):
             self._loop.call_soon_threadsafe(partial(one.send, do="revoke", ids=request_ids))
 
     async def active(self) -> list[dict[str, Any]]:
-        """Return their requests in flight, as `inspect active` lists them."""
+        """Return the front ends' requests in flight, as `inspect active` lists them."""
         asked = (one.ask("active") for one in self._running.values())
         return [each for answer in await asyncio.gather(*asked) for each in answer or ()]
 
     def watch(self, on: bool) -> None:
-        """Make them gather Celery's task events, or stop it."""
+        """Make the front ends gather Celery's task events, or stop that."""
         self._watched = on
         self._send_all(do="watch", on=on)
 
     def task_events(self) -> list[TaskEvent]:
-        """Return their task events since the last call. In any thread."""
+        """Return the front ends' task events since the last call; any thread may call this."""
         with self._moving:
             found, self._left = self._left, []
             return found + [each for one in self._running.values() for each in one.take_events()]
@@ -258,12 +265,12 @@ class FrontEnds(EngineShare):
     # -- called by the drain ------------------------------------------------------
 
     def share(self, capacity: Capacity) -> Capacity:
-        """Return this process' share of the engine's capacity."""
+        """Return this process's share of the engine's capacity."""
         self.max_num_seqs = capacity.max_num_seqs
         return super().share(capacity)
 
     def begin(self, engine: Engine) -> None:
-        """Start them on an engine that has started, without waiting for them."""
+        """Start the front ends of an engine that has started; do not wait for them."""
         self._stopped_by = ""
         if self.count > 1:
             log.info(
@@ -278,7 +285,7 @@ class FrontEnds(EngineShare):
             keeper.add_done_callback(self._keepers.discard)
 
     async def end(self, *, died: bool) -> None:
-        """Make them leave the engine; kill those that do not in time."""
+        """Make the front ends leave the engine; kill those that take longer than LEAVE_S."""
         for how in ("died", "hurry") if died else ("hurry",):
             self._stop(how)
             if self._keepers:
@@ -292,17 +299,17 @@ class FrontEnds(EngineShare):
             await asyncio.wait(left)
 
     async def pause(self) -> None:
-        """Stop them from taking requests; return when none of theirs is in flight."""
+        """Let the front ends take no more requests; return when they have none in flight."""
         self._paused = True
         await asyncio.gather(*(one.pause() for one in self._running.values()))
 
     def resume(self) -> None:
-        """Let them take requests again."""
+        """Let the front ends take requests again."""
         self._paused = False
         self._send_all(do="resume")
 
     async def ended(self) -> None:
-        """Stop them, if nothing else has, and wait until all have ended."""
+        """Stop the front ends, if they are not stopping, and wait until all have ended."""
         if not self._stopped_by:
             self._stop("stop")
         if self._keepers:
@@ -312,10 +319,10 @@ class FrontEnds(EngineShare):
         self._stopped_by = how
         self._send_all(do=how)
 
-    # -- one of them --------------------------------------------------------------
+    # -- one front end ------------------------------------------------------------
 
     async def _keep(self, number: int, engine: Engine) -> None:
-        """Keep one running for as long as its engine does."""
+        """Keep one front end running until the engine has died or is stopped."""
         assert isinstance(engine, Attachable)  # noqa: S101 - the catalogue checks this
         while not self._stopped_by and not engine.dead():
             client = engine.new_client()
@@ -343,7 +350,7 @@ class FrontEnds(EngineShare):
             )
 
     async def _run_one(self, number: int, client: dict[str, Any]) -> FrontEnd:
-        """Run one to its end."""
+        """Start one front end, and wait until it has ended."""
         order = {
             "client": client, "number": number, "count": self.count, "worker": self._worker_id,
             "level": logging.root.level, "paused": self._paused, "watched": self._watched,
@@ -366,10 +373,10 @@ class FrontEnds(EngineShare):
 
 
 async def _client_aborted(engine: Attachable, client: dict[str, Any]) -> str:
-    """Abort a dead front end's requests in the engine; return the result in words."""
+    """Abort a dead front end's requests in the engine; return log text about the result."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return f"{await engine.abort_client(client)} requests were aborted in the engine"
-    except Exception as error:  # if the engine died as well, the drain notices
+    except Exception as error:  # the engine may have died, too, which the drain notices
         reason = str(error) or f"no answer in {ANSWER_S:.0f} s"
         return f"the engine did not confirm that it aborted its requests: {reason}"

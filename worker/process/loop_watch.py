@@ -1,13 +1,14 @@
-"""Ends a process whose event loop is blocked, from a thread.
+"""Ends a process whose event loop is blocked; a thread checks this.
 
-A blocked loop counts as a death, like an engine's, for the request that the loop was running. The
-rest is handed back uncounted, and the process exits with 1, to be restarted by its supervisor.
+The request that the loop was running counts a death, as if the engine had died with it. All
+requests are handed back, and the process exits with 1, to be restarted by systemd or Kubernetes.
 The engine's processes end with it.
 
-A call that keeps the interpreter's lock blocks this thread, too. In that case a kernel timer,
-reset at each check, expires: its signal writes every thread's stack and ends the process without
-Python. It counts the process' CPU time, so a suspended process survives. Nothing is handed back
-then: the leases expire, and SWEEP counts the deaths.
+A call that keeps Python's global interpreter lock blocks the checking thread, too. Then a timer of
+the kernel expires, which each check sets again: its signal writes the stacks of all threads and
+ends the process without running Python code. The timer counts the process's CPU time, so a
+suspended process survives. In this case no request is handed back: their leases expire, and SWEEP
+counts the deaths.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from worker.drain.leases import Leases
 
 log = logging.getLogger(__name__)
 
+#: The exit status of a process whose loop was blocked.
 EXIT_STALLED = 1
-#: The least limit, as WARMQ_STALL_TIMEOUT_S may be shorter for engines: imports, and machines with
-#: more work than cores, block a loop for so long.
+#: Least seconds that a loop may be blocked. WARMQ_STALL_TIMEOUT_S may be less, for engines, but
+#: imports can block a loop for seconds, and so can a machine with more work than cores.
 LEAST_S = 5.0
-#: The limit once the worker is stopping.
+#: Most seconds that a loop may be blocked while the worker stops.
 STOPPING_S = 10.0
-#: How long the hand-back to Redis may take; else the leases expire.
+#: Most seconds for handing requests back; after that their leases expire.
 RELEASE_S = 5.0
+#: The file descriptor of stderr.
 _STDERR = 2
 
 
 class LoopWatch:
-    """Watches the loop of a drain; a context manager, entered on that loop.
+    """Watches the event loop of a drain; a context manager, entered in that loop.
 
-    Time is counted in checks, not read from a clock: a process that was suspended made no checks
-    either.
+    The time is a sum of pauses between checks, not that of a clock: the time in which the process
+    is suspended does not count.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -74,7 +77,7 @@ class LoopWatch:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def stop_asked(self) -> None:
-        """Apply the shorter limit: the process is stopping. In any thread."""
+        """Apply the limit of a process that stops; any thread may call this."""
         self._stopping = True
 
     def _turn(self) -> None:
@@ -95,7 +98,7 @@ class LoopWatch:
                 self._end(limit_s)
 
     def _end(self, limit_s: float) -> None:
-        """Log the loop's stack, hand everything back, and exit."""
+        """Log the loop's stack, hand all requests back, and exit."""
         task = asyncio.current_task(self._loop)
         running: list[Running] = list(self._drain.in_flight)
         culprits = [one.delivery for one in running if one.task is not None and one.task is task]
@@ -128,10 +131,10 @@ class LoopWatch:
             os._exit(EXIT_STALLED)
 
     async def _release(self, deliveries: list[Delivery], culprits: frozenset[str]) -> None:
-        """Hand back in time, over this thread's own connection.
+        """Hand requests back within RELEASE_S, over a connection of this thread.
 
-        If no request is known as the cause, nothing is handed back: SWEEP then counts a death for
-        everything in the engine, and suspects run separately.
+        If no request is known as the cause, none is handed back: SWEEP then counts a death for all
+        requests in the engine, so that they become suspects, which run apart.
         """
         if not culprits:
             return

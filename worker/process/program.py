@@ -1,6 +1,7 @@
-"""Celery's worker program, changed: options, banner, signals, standard streams.
+"""Changes Celery's worker program: its options, banner, signals and standard streams.
 
-Set as the app's `Worker` (worker/app.py); compare celery/apps/worker.py of Celery 5.7.
+worker/app.py sets `Program` as the app's `Worker`, in place of the class in celery/apps/worker.py
+of Celery 5.7.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: Celery's exit status by the signal that begins the stop (docs/how-to/operations.md).
+#: The exit status by the signal that begins the stop, as Celery's (docs/how-to/operations.md).
 _STOPS = {"SIGTERM": EX_OK, "SIGINT": EX_FAILURE, "SIGQUIT": EX_OK}
 
 
 def set_option_defaults() -> None:
-    """Change defaults of `celery worker`'s options: log level INFO, and a unique node name.
+    """Set defaults of `celery worker`'s options: log level INFO, and a unique node name.
 
-    Two containers that share a host's name may have the same process id.
+    A process id would not be unique: two containers with the same host name may have the same.
     """
     defaults = {
         "loglevel": "INFO",
@@ -62,19 +63,19 @@ def log_as_json() -> None:
 
 
 class Program(Worker):
-    """Celery's worker with our banner and fewer lines when it is stopped."""
+    """Celery's worker with warmq's banner, and fewer log lines while it stops."""
 
     def on_before_init(self, **options: Any) -> None:
-        """Prepare as Celery does, with a printable node name and without its warning about root."""
-        # The warning is about pickled messages, and the app accepts JSON only.
+        """Prepare as Celery does, but with a printable node name, and no warning about root."""
+        # Celery warns root of pickled messages, but this app accepts only JSON.
         warnings.simplefilter("ignore", SecurityWarning)
         reap_inherited()
-        # The name becomes a queue's name, and is shown in the log and to producers.
+        # The node name becomes part of a queue's name, and is shown in the log and to producers.
         self.hostname: str = _printable(str(self.hostname))
         super().on_before_init(**options)
 
     def emit_banner(self) -> None:
-        """Print the banner, or log it where logs are JSON."""
+        """Print the banner; with WARMQ_LOG_FORMAT=json log it."""
         settings = current().settings
         text = banner(settings, str(self.hostname))
         if settings.log_format == "json":
@@ -83,25 +84,26 @@ class Program(Worker):
             write_once(text)
 
     def set_process_status(self, info: str) -> Any:
-        """Set Celery's process title, made printable."""
+        """Set Celery's process title, with printable characters only."""
         words = _printable(platforms.strargv(sys.argv))
         return platforms.set_mp_process_title(
             "celeryd", info=f"{info} ({words})", hostname=self.hostname
         )
 
     def on_consumer_ready(self, consumer: Any) -> None:
-        """Skip Celery's `ready` line: control commands are ready, the engine may not be."""
+        """Send Celery's signal without its `ready` line, as the engine may not be ready yet."""
         signals.worker_ready.send(sender=consumer)
 
     def install_platform_tweaks(self, worker: Any) -> None:
-        """Install Celery's signal handlers, except those for stops and restart.
+        """Install Celery's signal handlers, but own ones for stops and for the restart.
 
-        The drain logs the stop. The restart's line may not be writable.
+        The drain logs the stop, so these print no line. The line of the restart is written in a way
+        that survives a full disk.
         """
         super().install_platform_tweaks(worker)
         for name in _STOPS:
             signal.signal(signal.Signals[name], self._stop_asked)
-        if callable(signal.getsignal(signal.SIGHUP)):  # Celery leaves it alone in a terminal
+        if callable(signal.getsignal(signal.SIGHUP)):  # in a terminal Celery sets no handler
             signal.signal(signal.SIGHUP, self._restart_asked)
 
     def _stop_asked(self, number: int, _: FrameType | None) -> None:
@@ -125,11 +127,11 @@ class Program(Worker):
 
 
 def reap_inherited() -> None:
-    """Wait, in threads, for children that this process had before it became this program.
+    """Wait, in threads, for the child processes of the program that this process was before.
 
     After SIGHUP these are the previous engine's processes, which would stay as zombies.
     """
-    with suppress(OSError):  # not every kernel has the file
+    with suppress(OSError):  # not every kernel has this file
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             threading.Thread(target=_reap, args=(int(pid),), daemon=True).start()
 
@@ -140,13 +142,13 @@ def _reap(pid: int) -> None:
 
 
 def _printable(text: str) -> str:
-    """Replace what is not printable; this host's text need not be UTF-8 or fit the locale."""
+    """Replace characters that cannot be printed, among them bytes that are not UTF-8."""
     decoded = os.fsencode(text).decode("utf-8", "replace")
     return "".join(letter if letter.isprintable() else "?" for letter in decoded)
 
 
 def banner(settings: WorkerSettings, name: str) -> str:
-    """Return the text that a worker shows when it starts."""
+    """Return the text that a worker prints when it starts."""
     rows = {
         "worker": f"{name}, process {os.getpid()}",
         "engine": settings.engine,
@@ -164,15 +166,15 @@ def banner(settings: WorkerSettings, name: str) -> str:
     return "\n".join(lines)
 
 
-# -- the standard streams, which the parent process may have closed --------------------
+# -- the standard streams, which the parent process may have closed -------------------
 
 
 def open_streams() -> None:
     """Open those of stdin, stdout and stderr that are closed.
 
-    A closed stderr becomes stdout, so that a failed start can print its reason; the rest becomes
-    /dev/null. Otherwise the next socket would get stderr's number, and what vLLM or faulthandler
-    write would be sent to Redis.
+    A closed stderr becomes a copy of stdout, so that a failed start can print its reason. A closed
+    stdin or stdout becomes /dev/null. If stderr stayed closed, the next socket would get its number,
+    and the text that vLLM or faulthandler write to stderr would be sent to Redis.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
@@ -198,9 +200,9 @@ def _is_open(number: int) -> bool:
 
 
 def write_once(text: str) -> None:
-    """Write a line to stdout, unbuffered; it is lost if that fails, as on a full disk.
+    """Write a line to stdout without a buffer; ignore errors, for example of a full disk.
 
-    Flushing a buffer at exit could change the exit status.
+    A buffer that cannot be flushed at exit would change the exit status.
     """
     stream = sys.__stdout__
     if stream is None:

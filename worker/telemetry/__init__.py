@@ -1,1 +1,1 @@
-"""What operators see of a worker: subscribers of the drain's events, and readers of its counts."""
+"""A worker's metrics, traces and task events, made from the drain's events and counts."""

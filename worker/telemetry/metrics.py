@@ -1,6 +1,6 @@
-"""The worker's Prometheus page, computed at each scrape without asking Redis.
+"""Serves the worker's /metrics for Prometheus, computed at each scrape without Redis.
 
-The gateway exports what is in Redis, once for all workers.
+Metrics of data in Redis are not here: the gateway exports them, once for all workers.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
 from worker.telemetry.reports import EventTotals, Report, counts_of, report_of, summed, totals_of
 
+#: A function that returns the reports (worker/telemetry/reports.py) of further front ends.
 Reports = Callable[[], Sequence[Report]]
-#: Each sample's suffix, its labels beyond `queue` and `model`, and its value.
+#: Samples of one series: suffix, labels in addition to `queue` and `model`, and value.
 Samples = Iterable[tuple[str, dict[str, str], float]]
 
-#: Series, help text, and the name in a report's `counts`.
+#: The series of a report's `counts`: the series' name, its help text, and the field of `counts`.
 COUNTS = (
     ("requests_leased", "Requests taken from the queue", "popped"),
     ("requests_handed_back", "Requests put back into the queue", "handed_back"),
     ("prompt_tokens", "Tokens of prompts", "prompt_tokens"),
     ("completion_tokens", "Tokens written", "completion_tokens"),
 )
-#: The same of fields that are summed over the reports.
+#: The series of a report's other fields: the series' name, its help text, and the field.
 SUMS = (
     ("cached_prompt_tokens", "Tokens of prompts found in the prefix cache", "cached_tokens"),
     ("redis_errors", "Calls of scripts that Redis did not answer, or refused", "redis_errors"),
 )
-#: The same of a report's event totals.
+#: The series of a report's `happenings`: the series' name, its help text, and the field.
 TOTALS = (
     ("redeliveries", "Requests taken that had been delivered before", "redelivered"),
     ("leases_lost", "Leases that other workers took over", "leases_lost"),
@@ -54,7 +55,7 @@ TOTALS = (
     ("engine_deaths", "Engines that died", "engine_deaths"),
     ("redis_outages", "Times that Redis became unreachable", "redis_outages"),
 )
-#: The same of histograms in the event totals.
+#: The histograms of a report's `durations`: the series' name, its help text, and the field.
 DURATIONS = (
     ("request_engine", "Time in the engine, from its start to its answer", "engine"),
     ("request_queued", "Time from a batch's creation until a request was taken", "queued"),
@@ -63,9 +64,9 @@ DURATIONS = (
 
 
 class WorkerMetrics(Collector):
-    """All series of a worker, with the labels `queue` and `model`.
+    """Collects all series of a worker, with the labels `queue` and `model`.
 
-    `peers` returns the reports of its other front ends.
+    `peers` returns the reports of the worker's further front ends.
     """
 
     def __init__(self, drain: Drain, peers: Reports) -> None:
@@ -136,31 +137,31 @@ class WorkerMetrics(Collector):
             yield self._family(CounterMetricFamily(name, text), values)
 
 
-#: vLLM writes its series, whose names begin so, into the library's global registry.
+#: The first characters of the names of vLLM's series, in prometheus_client's global registry.
 VLLM = "vllm:"
-#: With one of these, the library keeps vLLM's values in files of each process for another server
-#: to gather: they are never removed, a missing folder fails the engine's start, and each token is
-#: written through a mapping.
+#: The environment variables with which prometheus_client keeps values in files of each process.
+#: These files are never removed, and each token is written to them. If the folder is missing, the
+#: engine cannot start.
 FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 
 
 class VllmSeries(Collector):
-    """vLLM's own series, if its engine runs in this process."""
+    """Collects vLLM's own series, if vLLM runs in this process."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them with their present values."""
+        """Yield vLLM's series with their present values."""
         if "vllm" in sys.modules:
             yield from (found for found in REGISTRY.collect() if found.name.startswith(VLLM))
 
 
 @contextmanager
 def metrics_page(drain: Drain, peers: Reports) -> Iterator[None]:
-    """Serve the page inside the block from its own thread; do nothing without `metrics_port`.
+    """Serve /metrics from its own thread while in the context, if WARMQ_METRICS_PORT is set.
 
     `peers` returns the reports of further front ends.
 
     Raises:
-        SettingsError: the port is not available, or the environment requests files.
+        SettingsError: the port is not available, or a variable of FILES is set.
     """
     address = drain.settings.metrics_address
     if address is None:

@@ -1,4 +1,4 @@
-"""Reports of drains: what one drain holds and has counted, and the sums over all front ends.
+"""Makes reports of a drain's requests in flight and counts, and adds those of all front ends.
 
 Further front ends send their reports to the worker as JSON (worker/process/front_end.py).
 """
@@ -25,18 +25,20 @@ from worker.drain.events import (
 from worker.drain.in_flight import Running
 from worker.drain.scripts import SCRIPTS
 
+#: The numbers of one front end, as JSON values; report_of() returns the fields.
 Report = dict[str, Any]
 
-#: Counted by every front end although it happened once: the maximum holds for all.
+#: The totals of events that every front end counts although they happen once in a worker: the
+#: worker's total is the maximum of its front ends' totals.
 HAPPENS_ONCE = ("engine_starts", "engine_deaths", "ready_s", "redis_outages")
 
 
 class EventTotals:
     """Counts a drain's events.
 
-    `durations`: seconds in the engine, queued, and the whole; the latter two only of batches'
-    requests, from the batch's creation. `happenings`: totals, and `ready_s`, the duration of the
-    latest engine start.
+    `durations` has histograms of seconds: `engine` in the engine, `queued` from a batch's creation
+    until a request was taken, and `whole` from there to its result. The latter two are of requests
+    in batches only. `happenings` has totals, and `ready_s`, the seconds of the latest engine start.
     """
 
     def __init__(self, events: Events) -> None:
@@ -75,7 +77,7 @@ class EventTotals:
         self.happenings["ready_s"] = event.seconds
 
     def as_json(self) -> Report:
-        """Return histograms (`counts` by bucket, `total`) and totals, each by name."""
+        """Return `durations` (a histogram's `counts` by bucket, and `total`) and `happenings`."""
         return {
             "durations": {
                 name: {"counts": list(of.counts), "total": of.total}
@@ -86,7 +88,7 @@ class EventTotals:
 
 
 def report_of(drain: Drain, totals: EventTotals | None = None) -> Report:
-    """Return a drain's report as JSON values."""
+    """Return the report of a drain, with the event totals if they are given."""
     report = {
         "in_flight": len(drain.in_flight),
         "oldest_s": drain.in_flight.oldest_s(),
@@ -101,7 +103,7 @@ def report_of(drain: Drain, totals: EventTotals | None = None) -> Report:
 
 
 def as_task(running: Running, process: int) -> dict[str, Any]:
-    """Return a request as `celery inspect active` lists tasks, without the worker's name."""
+    """Return a request in flight as `celery inspect active` lists it, without `hostname`."""
     delivery = running.delivery
     return {
         "id": delivery.request_id,
@@ -119,13 +121,13 @@ def summed(reports: Iterable[Report], name: str) -> int:
 
 
 def counts_of(reports: Sequence[Report]) -> dict[str, int]:
-    """Return the sum of the reports' `counts`; there is at least one report."""
+    """Return the sum of the reports' `counts`; at least one report must be given."""
     counts = [each["counts"] for each in reports]
     return {name: summed(counts, name) for name in counts[0]}
 
 
 def totals_of(reports: Sequence[Report]) -> Report:
-    """Return the sum of the reports' event totals, in the form of one."""
+    """Return the sum of the reports' event totals, with the fields of EventTotals.as_json()."""
     seen = [each["seen"] for each in reports if "seen" in each]
     durations = {}
     for name in seen[0]["durations"]:

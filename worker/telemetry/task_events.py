@@ -1,7 +1,7 @@
-"""Celery's task events of a drain's requests, for Flower and celery-exporter.
+"""Makes Celery's task events of a drain's requests, for Flower and celery-exporter.
 
-docs/reference/observing.md describes them. While nobody reads them, nothing is subscribed. No event
-contains a prompt or an answer.
+docs/reference/observing.md describes the events. They are made only while they are switched on
+(`celery worker -E`). No event contains a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from contract.results import error_of
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, Events, HandedBack, Leased, LeasesLost, Started
 
-#: An event's `type` and fields, as JSON values.
+#: The `type` and the other fields of an event, as JSON values.
 TaskEvent = dict[str, Any]
 
-#: Most unsent events; beyond that the oldest are dropped.
+#: Most events that wait to be sent; with more the oldest are dropped.
 MOST_WAITING = 10_000
-#: Most requests a second that have events: more make Flower the busiest reader of Redis.
+#: Most requests a second that have events; with more, Flower would be Redis's busiest client.
 REQUESTS_PER_S = 50.0
-#: Seconds of that rate that may come as one burst.
+#: Seconds of that rate whose requests may come at once.
 BURST_S = 10.0
-#: Most characters of an event's text.
+#: Most characters of a text in an event.
 CHARACTERS = 200
-#: An exception as Celery's workers write it: celery-exporter takes its label from the name.
+#: The exception of `task-retried` as Celery's workers write it; celery-exporter has its name as a
+#: label.
 _RETRIED = "Retry('handed back to the queue')"
 
 
 class TaskEvents:
-    """Gathers task events of at most `most_per_s` requests a second, and a burst of BURST_S.
+    """Gathers task events of at most `most_per_s` requests a second; a burst may be larger.
 
-    A request has all its events or none: none if it was taken before they were switched on, and no
-    more once another worker has it.
+    A burst has at most the requests of BURST_S seconds. A request has all its events or none: none
+    if it was taken while the events were switched off, and no more after its lease was lost.
     """
 
     def __init__(self, events: Events, most_per_s: float = REQUESTS_PER_S) -> None:
@@ -46,7 +47,7 @@ class TaskEvents:
         self._on = False
 
     def switch(self, on: bool) -> None:
-        """Start or stop gathering. On the drain's loop."""
+        """Start or stop gathering; must be called in the drain's event loop."""
         if on == self._on:
             return
         self._on = on
@@ -59,7 +60,7 @@ class TaskEvents:
         self._shown.clear()
 
     def take(self) -> list[TaskEvent]:
-        """Return the events since the last call. In any thread."""
+        """Return the events since the last call; any thread may call this."""
         return pop_all(self._waiting)
 
     def _leased(self, event: Leased) -> None:
@@ -102,7 +103,7 @@ class TaskEvents:
 
 
 def pop_all(waiting: deque[TaskEvent]) -> list[TaskEvent]:
-    """Empty a deque that another thread appends to, and return its content."""
+    """Remove and return all items of a deque to which another thread may append."""
     return [waiting.popleft() for _ in range(len(waiting))]
 
 

@@ -1,8 +1,8 @@
-"""Spans of requests that are sampled or fail, from their lease to their result in Redis.
+"""Records OpenTelemetry spans of requests, from their lease to their result in Redis.
 
-A single request continues the trace in its message, which a Celery client with OpenTelemetry or
-the gateway wrote. A batch's request has its own trace, linked to the batch's: no tool can show a
-million children of one span.
+Requests that are sampled or fail have a span. A single request continues the trace in its message,
+which a Celery client with OpenTelemetry or the gateway wrote. A batch's request has its own trace,
+with a link to the batch's span, because no tool can show a million children of one span.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
 
-#: Outcomes whose spans are exported even if not sampled.
+#: The outcomes of requests whose spans are recorded even if they are not sampled.
 FAILURES = ("failed", "expired")
-#: OpenTelemetry's names of operations, by url.
+#: OpenTelemetry's `gen_ai.operation.name` by the request's url.
 OPERATIONS = {
     CHAT_URL: "chat",
     MESSAGES_URL: "chat",
@@ -40,7 +40,8 @@ OPERATIONS = {
     COMPLETION_URL: "text_completion",
     EMBEDDINGS_URL: "embeddings",
 }
-#: The same by the answer's `object`: a Celery client's message has no url.
+#: OpenTelemetry's `gen_ai.operation.name` by the answer's `object`, for a Celery client's message,
+#: which need not have a url.
 OPERATIONS_OF_ANSWERS = {"chat.completion": "chat", "text_completion": "text_completion"}
 
 
@@ -51,7 +52,7 @@ class Traces:
         self._tracer = tracer
         self._drain = drain
         self._queue = drain.settings.queue_to_drain
-        #: Contexts and start times of sampled requests, by lease.
+        #: The span contexts and start times of sampled requests, by lease.
         self._open: dict[str, tuple[SpanContext, int]] = {}
         drain.events.subscribe(Leased, self._leased)
         drain.events.subscribe(Committed, self._committed)
@@ -61,7 +62,7 @@ class Traces:
     def _leased(self, event: Leased) -> None:
         began = now()
         for delivery in event.deliveries:
-            # Most are a batch's and not sampled: no context is created for them.
+            # Most requests are in a batch and not sampled: they need no context.
             if delivery.batch and not self._tracer.samples(delivery.request_id):
                 continue
             context = _context(self._tracer, delivery)
@@ -145,14 +146,14 @@ def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
     asked_by = _named(delivery)
     if asked_by is not None and not delivery.batch:
         return asked_by.child()
-    # A batch whose maker does not want it traced has no traced requests either.
+    # If the batch's span is not sampled, the spans of its requests are not, either.
     sampled = tracer.samples(delivery.request_id) and (asked_by is None or asked_by.sampled)
-    # All attempts at a request are in one trace.
+    # The same name for all attempts at a request: their spans are in one trace.
     return root_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
 
 
 def _named(delivery: Delivery) -> SpanContext | None:
-    """Return the context in the message: the caller's, or the batch's."""
+    """Return the span context in the message: the caller's, or that of the batch."""
     headers = delivery.headers
     return read_context(headers.get("traceparent"), headers.get("tracestate"))
 
@@ -187,10 +188,10 @@ def _error(ending: Ending) -> str:
 
 @contextmanager
 def traces(drain: Drain) -> Iterator[None]:
-    """Trace a drain's requests inside the block, if the setting `traces` is given.
+    """Record spans of a drain's requests while in the context, if WARMQ_TRACES is set.
 
     Raises:
-        SettingsError: OpenTelemetry's packages are missing, or its variables are wrong.
+        SettingsError: OpenTelemetry's packages are missing, or its environment variables are wrong.
     """
     with tracing(drain.settings.traces, "warmq-worker") as tracer:
         if tracer is not None:
