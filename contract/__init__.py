@@ -1,5 +1,6 @@
-"""What worker, producer and gateway have agreed on, and nothing else.
+"""The code that worker, producer and gateway share.
 
-Worker and producer never import each other. Schemas, error codes, key names, the message
-envelope, the scripts that several of them run and the store that runs those live here.
+Worker and producer never import each other. This package has the formats of messages and results,
+the error codes, the names of Redis keys, and access to Redis with the Lua scripts that several of
+them run.
 """

@@ -1,4 +1,4 @@
-"""The state of one batch, as its Redis hash holds it."""
+"""Reads the state of one batch from the fields of its hash in Redis."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,33 +11,36 @@ from contract.results import OUTCOMES
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A snapshot of a batch. Times are ms of Redis time, counts are requests."""
+    """The state of a batch when it was read; times are Redis's in ms, counts are of requests."""
 
     id: str
     fields: dict[str, str]
 
     def number(self, name: str) -> int:
-        """Return a counter, 0 if it was never touched."""
+        """Return a counter, 0 if the hash does not have it."""
         return int(self.fields.get(name) or 0)
 
     @property
     def created(self) -> str:
-        """The creation time in ms, as in the messages of this batch."""
+        """The creation time in ms since 1970, as text, as in the messages of this batch."""
         return self.fields["created_at"]
 
     @property
     def life(self) -> str:
-        """The random mark of this batch and its messages; '' in a batch of 0.1.0."""
+        """A random text made with the batch, also in its messages; '' in a batch of 0.1.0.
+
+        A batch that is deleted and made again with the same id has another `life`.
+        """
         return self.fields.get("life", "")
 
     @property
     def protocol(self) -> int:
-        """The protocol (contract/version.py) of the producer that queued it."""
+        """The protocol (contract/version.py) of the producer that queued the batch."""
         return self.number("v") or 1
 
     @property
     def tenant(self) -> str:
-        """The tenant of its requests."""
+        """The tenant of the batch's requests."""
         return self.fields.get("tenant", DEFAULT_TENANT)
 
     @property
@@ -47,50 +50,50 @@ class Batch:
 
     @property
     def planned(self) -> bool:
-        """Whether its messages come after all its lines, in the order of a plan."""
+        """Whether the messages are queued after all lines are known, in a planned order."""
         return "planned" in self.fields
 
     @property
     def finished(self) -> bool:
-        """Whether every line has its terminal result."""
+        """Whether every line has its result."""
         return "finished_at" in self.fields
 
     @property
     def written(self) -> frozenset[str]:
-        """Marks of the files that its results were written to last."""
+        """The fingerprints of the files to which the results were written last."""
         return frozenset(self.fields.get("written", "").split())
 
     @property
     def dedupe(self) -> bool:
-        """Whether lines with the same repeatable body run once in it."""
+        """Whether lines with the same body are computed once (`submit --dedupe`)."""
         return "identical" in self.fields
 
     @property
     def expected(self) -> dict[str, Any] | None:
-        """Its submit's estimate: prompt_tokens, completion_tokens, seconds; None without one."""
+        """The estimate made at submit: prompt_tokens, completion_tokens, seconds; or None."""
         raw = self.fields.get("expected")
         return orjson.loads(raw) if raw else None
 
     @property
     def expected_s(self) -> float | None:
-        """Its submit's estimate of its duration; None where no worker had measured."""
+        """The seconds that submit estimated; None if no worker had measured its speed then."""
         seconds = (self.expected or {}).get("seconds")
         return float(seconds) if isinstance(seconds, int | float) else None
 
     @property
     def seconds(self) -> float | None:
-        """Its duration, from creation to the last request's end; None while unfinished."""
+        """The seconds from the creation to the last request's end; None while unfinished."""
         ended = self.fields.get("finished_at")
         return (int(ended) - int(self.created)) / 1000 if ended else None
 
     @property
     def terminal(self) -> int:
-        """How many requests have a terminal result."""
+        """The number of requests that have a result."""
         return sum(self.number(name) for name in OUTCOMES)
 
     @property
     def status(self) -> str:
-        """OpenAI's word for the state, or `deleting`."""
+        """OpenAI's status of the batch, or `deleting`."""
         if "deleting" in self.fields:
             return "deleting"
         if "cancelling" in self.fields:
@@ -99,7 +102,7 @@ class Batch:
             return "validating"
         if not self.finished:
             return "in_progress"
-        valid = self.number("valid")  # bad lines have no deadline: they were rejected
+        valid = self.number("valid")  # without the rejected lines, which cannot expire
         if valid == 0:
             return "failed"
         return "expired" if self.number("expired") == valid else "completed"

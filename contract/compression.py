@@ -1,4 +1,4 @@
-"""Inflates bodies that a Celery client has compressed (option `compression`), within a limit."""
+"""Decompresses bodies that a Celery client has compressed (option `compression`)."""
 
 import base64
 import bz2
@@ -10,9 +10,9 @@ from typing import Any
 from contract.errors import RequestRejected
 from contract.openai.decode import printable
 
-#: Memory of liblzma; its strongest preset takes 65 MiB.
+#: Most bytes of memory for liblzma; its strongest preset takes 65 MiB.
 _LZMA_BYTES = 96 * 2**20
-#: kombu's names in the header `compression`; zlib writes what kombu calls gzip.
+#: The decompressors by kombu's name in the header `compression`; kombu's gzip is zlib's format.
 _KINDS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 32),
     "application/x-bz2": bz2.BZ2Decompressor,
@@ -21,10 +21,11 @@ _KINDS: dict[str, Callable[[], Any]] = {
 
 
 def inflated(body: str, kind: object, max_bytes: int) -> bytes:
-    """Return the inflated text of a compressed body in base64.
+    """Return the decompressed text of a body, which is in base64.
 
     Raises:
-        RequestRejected: it has more than `max_bytes`, is damaged, or of an unknown kind.
+        RequestRejected: the text has more than `max_bytes`, the data are damaged, or `kind` is
+            unknown.
     """
     make = _KINDS.get(kind) if isinstance(kind, str) else None
     if make is None:

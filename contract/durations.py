@@ -1,4 +1,4 @@
-"""Durations as users write them: 90s, 2h, 1d12h."""
+"""Reads durations as users write them: 90s, 2h, 1d12h."""
 
 import re
 
@@ -8,7 +8,10 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds of a duration, None for any other text; bound a stranger's text first."""
+    """Return the seconds of a duration, None for any other text.
+
+    The caller must limit the length of a text that it does not trust.
+    """
     if not _DURATION.fullmatch(text):
         return None
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))

@@ -1,8 +1,8 @@
-"""Errors by who must act; their codes are stable (docs/reference/errors.md describes each)."""
+"""Defines warmq's errors, by who must act; docs/reference/errors.md describes their stable codes."""
 
 from typing import Literal
 
-#: Remedies that each user interface words in its own terms.
+#: Names of remedies for which each user interface has its own text.
 Remedy = Literal[
     "collect_earlier", "follow_results", "name_error_file", "new_batch_id", "other_tokenizer",
     "read_new_batch", "report", "resume_submit", "same_options", "submit_again",
@@ -11,10 +11,10 @@ Remedy = Literal[
 
 
 class WarmqError(Exception):
-    """Base of every error that warmq raises on purpose.
+    """The base class of every error that warmq raises on purpose.
 
-    `message` states the problem, and the remedy unless `remedy` is set: then the user interface
-    words it, with the `facts` that it names.
+    `message` states the problem and the remedy. If `remedy` is set, the message has no remedy: the
+    user interface adds its text for it, with `facts` filled in.
     """
 
     code = "internal_error"
@@ -30,7 +30,7 @@ class WarmqError(Exception):
 
 
 class RequestRejected(WarmqError):
-    """The request is wrong, and its author must change it; never retried."""
+    """The request is wrong and its author must change it; it is never retried."""
 
     code = "invalid_request"
 
@@ -48,20 +48,20 @@ class RequestRejected(WarmqError):
 
 
 def bad_field(field: str, problem: str, code: str | None = None) -> RequestRejected:
-    """Return the error for a field of a request, whose name may begin with `body.`."""
+    """Return the error about a request's field; its name may begin with `body.`."""
     return RequestRejected(f"field {field}: {problem}", code=code, field=field)
 
 
 class RequestFailed(WarmqError):
-    """This attempt failed while the engine lives: a retry may help."""
+    """The attempt failed, but the engine still runs: a retry may help."""
 
     code = "request_failed"
 
 
 class EngineDead(WarmqError):
-    """The engine cannot run anything: the worker rebuilds it or exits.
+    """The engine can run no requests: the worker rebuilds it or exits.
 
-    `inside`: the request was inside the engine when it died, and may have been the cause.
+    `inside`: the request was in the engine when the engine died, and may have been the cause.
     """
 
     code = "engine_dead"
@@ -72,42 +72,42 @@ class EngineDead(WarmqError):
 
 
 class StoreUnavailable(WarmqError):
-    """Redis cannot be reached or refuses: the operator must act, results are kept."""
+    """Redis cannot be reached or refuses commands: the operator must act; results are kept."""
 
     code = "store_unavailable"
 
 
 class StoreUnreachable(StoreUnavailable):
-    """There is no connection to Redis, or it broke: sent commands may have run."""
+    """No connection to Redis can be made, or one broke: commands already sent may have run."""
 
 
 class StoreFull(StoreUnavailable):
-    """Redis has no memory for this write: it fits once results are collected."""
+    """Redis has no memory for this write; it has some again once results are collected."""
 
 
 class StoreRefused(StoreUnavailable):
-    """Redis refuses this write whenever it is sent: a retry does not help."""
+    """Redis refuses this write whenever it is sent, so a retry does not help."""
 
     code = "result_refused"
 
 
 class StoreForbidden(StoreUnavailable):
-    """Redis' user lacks permission for this command or key: its administrator must give it."""
+    """The Redis user may not call this command or use this key: Redis's operator must allow it."""
 
 
 class ProtocolMismatch(WarmqError):
-    """Another version of warmq uses this Redis, and the two do not understand each other."""
+    """Data in Redis was written by a version of warmq that this version cannot read."""
 
     code = "protocol_mismatch"
 
 
 class BatchConflict(WarmqError):
-    """The batch exists in a state that forbids the call."""
+    """The batch is in a state that does not allow the call."""
 
     code = "batch_conflict"
 
 
 class ExtraMissing(WarmqError):
-    """A needed package is not installed; the message names the extra that brings it."""
+    """A needed package is not installed; the message names warmq's extra that installs it."""
 
     code = "extra_missing"

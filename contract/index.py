@@ -1,4 +1,4 @@
-"""A batch's index: its lines, in chunks as they were queued."""
+"""Reads and writes a batch's index: its lines, in the chunks in which they were queued."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import orjson
 
 from contract import naming
 
-#: A line's number, its custom_id, and whether its request id is derived from the number. A
-#: follower (`submit --dedupe`) has a fourth part, its leader's request id: it has no message, and
-#: its leader's result answers it.
+#: One line: its number, its custom_id, and whether its request id is made from the number. With
+#: `submit --dedupe` a line with the same body as an earlier one is a follower of that line, its
+#: leader. It has the leader's request id as a fourth part, has no message, and gets the leader's
+#: result.
 IndexEntry = tuple[int, str, bool] | tuple[int, str, bool, str]
 
 
@@ -23,14 +24,14 @@ def entry_request_id(batch_id: str, entry: IndexEntry) -> str:
 
 
 def leader_of(entry: IndexEntry) -> str:
-    """Return the request id of a follower's leader, '' for a line that is no follower."""
+    """Return the request id of a follower's leader, '' for a line that is not a follower."""
     return entry[3] if len(entry) == 4 else ""
 
 
 def read_ending(text: str) -> tuple[str, range]:
-    """Return the request id and follower numbers of an entry in the list of finished requests.
+    """Return the request id and the numbers of followers in an entry of a batch's `finished` list.
 
-    No numbers: the ending is the request's own, not its followers'.
+    Without numbers the entry is about the request; with numbers about these of its followers.
     """
     request_id, *numbers = text.split("\0")
     first, last = map(int, numbers) if numbers else (1, 0)
@@ -38,24 +39,27 @@ def read_ending(text: str) -> tuple[str, range]:
 
 
 class IndexChunk(NamedTuple):
-    """The lines of one ENQUEUE, up to physical line `cursor` with rolling `digest` (hex)."""
+    """The lines of one ENQUEUE.
+
+    `cursor` is the number of the last physical line, `digest` the hash of all lines up to it (hex).
+    """
 
     cursor: int
     digest: str
     entries: list[IndexEntry]
 
     def dump(self) -> bytes:
-        """Return the stored form."""
+        """Return the chunk as Redis has it, in JSON."""
         return orjson.dumps([self.cursor, self.digest, self.entries])
 
     @classmethod
     def load(cls, raw: bytes) -> IndexChunk:
-        """Read the stored form."""
+        """Read a chunk as Redis has it."""
         cursor, digest, entries = orjson.loads(raw)
         return cls(cursor, digest, [tuple(entry) for entry in entries])
 
     def request_ids(self, batch_id: str) -> list[str]:
-        """Return the request ids in line order."""
+        """Return the request ids of the lines, in the lines' order."""
         return [
             naming.line_request_id(batch_id, e[0]) if e[2] else naming.request_id(batch_id, e[1])
             for e in self.entries

@@ -1,4 +1,4 @@
-"""Log lines as JSON (WARMQ_LOG_FORMAT=json); docs/reference/observing.md lists the fields."""
+"""Writes log lines as JSON (WARMQ_LOG_FORMAT=json); docs/reference/observing.md lists the fields."""
 
 import datetime as dt
 import logging
@@ -8,22 +8,22 @@ from types import MappingProxyType
 
 import orjson
 
-#: Further fields of a line, given to the logger as `extra`.
+#: The names of further fields of a line, which a logger gets as `extra`.
 FIELDS = ("action", "request_id", "batch_id", "trace_id")
-#: The FIELDS of this thread or task.
+#: The values of FIELDS for all lines of this thread or task.
 _CONTEXT: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=MappingProxyType({}))
 
 
 def set_log_fields(**fields: str) -> None:
-    """Add these of FIELDS to each line of this thread or task from now on."""
+    """Add these fields, named in FIELDS, to each line of this thread or task from now on."""
     _CONTEXT.set({**_CONTEXT.get(), **fields})
 
 
 class JsonLines(logging.Formatter):
-    """Writes time (UTC), level, logger, process, message, FIELDS and a traceback as one line."""
+    """Writes a log record as one JSON line: time (UTC), level, message, FIELDS and more."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its break."""
+        """Return the line, without a line break at its end."""
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)
         line = {
             "time": at.isoformat(timespec="milliseconds"),
@@ -42,18 +42,18 @@ class JsonLines(logging.Formatter):
 
 
 def as_json(handlers: Iterable[logging.Handler]) -> None:
-    """Let these handlers write JSON lines from now on."""
+    """Make these handlers write JSON lines from now on."""
     for handler in handlers:
         handler.setFormatter(JsonLines())
 
 
 def set_up(log_format: str, text: str, level: int = logging.INFO) -> None:
-    """Log to stderr from now on: as JSON, or in the format `text`."""
+    """Log to stderr from now on: as JSON if `log_format` is json, else in the format `text`."""
     logging.basicConfig(level=level, format=text)
     if log_format == "json":
         as_json(logging.root.handlers)
 
 
 def _text(text: str) -> str:
-    """Return text that can be JSON: half of a surrogate pair cannot."""
+    """Return the text with half surrogate pairs replaced, which JSON cannot have."""
     return text.encode(errors="replace").decode()

@@ -1,7 +1,7 @@
-"""The Celery protocol-2 envelope: written by the producer, read by the worker.
+"""Writes and reads messages in Redis: Celery's protocol 2, as producers send and workers read.
 
-kombu's own encoder costs 26-430 us a message, this one 2 us; tests/integration compares both. The
-body is plain text (`body_encoding: utf-8`): 5 % smaller in Redis than base64, and readable there.
+kombu's encoder takes 26 to 430 us a message, this one 2; tests/integration compares both. The body
+is plain text (`body_encoding: utf-8`), which is 5 % smaller than base64, and readable in Redis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contract.openai.decode import decode, printable
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
-#: Between the body and the request id.
+#: The text between a message's body and its request id.
 _HEAD = (
     b',"content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",'
     b'"task":"' + TASK_NAME.encode() + b'","argsrepr":"","kwargsrepr":"","origin":"warmq",'
@@ -32,7 +32,7 @@ _HEAD = (
 
 
 class MessageWriter:
-    """Writes the messages of one batch; everything constant is encoded once."""
+    """Writes the messages of one batch; the text that all have in common is encoded once."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class MessageWriter:
         deadline: float | None = None,
         trace: str = "",
     ) -> None:
-        """Prepare; `trace` is the batch's traceparent, to which its requests' traces are linked."""
+        """Prepare; `trace` is the batch's traceparent, to which traces of its requests link."""
         traced = b',"traceparent":' + orjson.dumps(trace) if trace else b""
         self._tail = (
             b',"batch":' + orjson.dumps(batch_id) + b',"created":"%d"' % created
@@ -60,8 +60,9 @@ class MessageWriter:
         self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes,
         sequences: int = 1,
     ) -> bytes:  # fmt: skip
-        """Return one message; `body` is the request body's JSON, run as that many `sequences`."""
-        many = b'"sequences":%d,' % sequences if sequences > 1 else b""  # else POP need not decode
+        """Return one message; `body` is the request body as JSON, run as `sequences` sequences."""
+        # Without this field POP need not decode the message.
+        many = b'"sequences":%d,' % sequences if sequences > 1 else b""
         text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
         rid = request_id.encode()
         return b"".join((
@@ -88,10 +89,10 @@ def write_online(
 ) -> bytes:
     """Return the message of an online request, which has no batch.
 
-    `body` is the request body's JSON, `deadline` in seconds since the epoch, `keep_ms` how long the
-    result is kept. `listener` receives the text while it runs (contract/streaming.py). `sequences`
-    is from contract/openai/amounts.py. `trace` are the headers by which the worker continues its
-    trace.
+    `body` is the request body as JSON. `deadline` is in seconds since 1970. `keep_ms` is the
+    result's time to live. The process `listener` receives the text while the request runs
+    (contract/streaming.py). `sequences` comes from contract/openai/amounts.py. `trace` has the W3C
+    headers of the trace that the worker continues.
     """
     text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
     ours = {"url": url, "tenant": tenant, "deadline": deadline, "keep_ms": keep_ms, "v": 1}
@@ -114,12 +115,13 @@ def write_online(
 class Delivery:
     """One hand-over of a message to this worker.
 
-    `created` is the batch's creation time in ms as text, `life` its random mark, `content` a hash
-    of the message's body, `size` its bytes. `deadline` is in seconds since the epoch. `returns` and
-    `deaths` count earlier deliveries of the same request that were handed back, and that died. Of a
-    request without a batch, `keep_ms` is how long its result is kept (None: the default) and
-    `listener` who receives its text while it runs. `trace` are the headers by which the engine
-    continues its trace; None: it is not traced. `tenant` comes from the list it was taken from.
+    `created` is the batch's creation time in ms as text, and `life` the random text made then.
+    `content` is a hash of the message's body, `size` the message's bytes. `deadline` is in seconds
+    since 1970. `returns` counts the request's earlier deliveries, `deaths` those in which it was in
+    an engine that died. A request without a batch may have `keep_ms`, its result's time to live
+    (None: the default), and `listener`, the process that receives its text while it runs. `trace`
+    has the W3C headers of the trace that the engine continues; None: the request is not traced.
+    `tenant` is in the name of the list from which the message was taken.
     """
 
     lease: str
@@ -150,7 +152,7 @@ class Delivery:
         return self.returns + 1
 
     def same_request(self, other: Delivery) -> bool:
-        """Return whether both deliver one request: of one batch life, with one body."""
+        """Return whether `other` delivers the same request: the same id, batch life and body."""
         return (self.request_id, self.batch, self.life, self.content) == (
             other.request_id,
             other.batch,
@@ -160,10 +162,10 @@ class Delivery:
 
 
 def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> Delivery:
-    """Decode the envelope of a message that POP has already found well formed.
+    """Decode a message, except its body; POP has already checked the message's form.
 
     Raises:
-        RequestRejected: Python's decoder, stricter than POP's, refuses it.
+        RequestRejected: Python's JSON decoder, which is stricter than Lua's, refuses the message.
     """
     try:
         message = decode(raw)
@@ -188,7 +190,7 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             returns=returns,
             deaths=deaths,
             size=len(raw),
-            # Most messages have neither, and are read thousands of times a second.
+            # Faster for most messages, which have neither; thousands are read in a second.
             keep_ms=_integer(ours["keep_ms"]) if "keep_ms" in ours else None,
             listener=_listener(ours["listener"]) if "listener" in ours else "",
         )
@@ -214,7 +216,7 @@ def _deadline(ours: object, expires: object) -> float | None:
     numbers = (n for n in (ours, expires) if isinstance(n, int | float))
     times: list[float] = [n for n in numbers if not isinstance(n, bool)]
     if isinstance(expires, str):
-        with suppress(ValueError):  # not a time: it is ignored
+        with suppress(ValueError):  # a text that is not a time is ignored
             when = dt.datetime.fromisoformat(expires)
             times.append(when.replace(tzinfo=when.tzinfo or dt.UTC).timestamp())
     return min(times, default=None)
@@ -224,7 +226,7 @@ def read_body(delivery: Delivery) -> dict[str, Any]:
     """Return the request body of a delivery.
 
     Raises:
-        RequestRejected: the content is not JSON, or has Celery options that warmq does not honour.
+        RequestRejected: the body is not JSON, or has Celery options that warmq does not support.
     """
     if delivery.task != TASK_NAME:
         raise RequestRejected(
@@ -249,7 +251,7 @@ def read_body(delivery: Delivery) -> dict[str, Any]:
 
 
 def inflate(delivery: Delivery, max_bytes: int) -> None:
-    """Replace a compressed body by its inflated text; raises RequestRejected as `inflated` does."""
+    """Decompress a delivery's body; raises RequestRejected as `inflated` does."""
     text = inflated(delivery.message["body"], delivery.headers["compression"], max_bytes)
     delivery.message |= {"body": text, "properties": {}}
 

@@ -1,18 +1,18 @@
-"""Addresses of the public Internet, to which alone strangers' URLs may lead."""
+"""Checks whether an IP address is public: URLs of strangers may lead to public ones only."""
 
 import ipaddress
 
-#: NAT64 (RFC 6052): the last 32 bits are an IPv4 address.
+#: The network of NAT64 (RFC 6052), whose addresses end with the 32 bits of an IPv4 address.
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-#: Not of the public Internet, though Python calls them global: IPv4-compatible, local-use NAT64
-#: (RFC 8215), site-local, IETF's own, and the anycast address of 6to4 relays.
+#: Networks that are not public although `is_global` is true in Python: IPv4-compatible, local NAT64
+#: (RFC 8215), site-local, the IETF's protocol assignments, and 6to4 relays.
 _NOT_PUBLIC = tuple(map(ipaddress.ip_network, (
     "::/96", "64:ff9b:1::/48", "fec0::/10", "192.0.0.0/24", "192.88.99.0/24",
 )))  # fmt: skip
 
 
 def is_public(host: str) -> bool:
-    """Return whether an IP address is public, also one that IPv6 wraps."""
+    """Return whether an IP address is public; of an IPv6 address with an IPv4 one, check that."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:

@@ -1,4 +1,4 @@
-"""Terminal results: Celery's meta as it is stored, OpenAI's line as users read it."""
+"""Writes and reads final results: as Celery's meta in Redis, and as OpenAI's batch output line."""
 
 import datetime as dt
 from typing import Annotated, Any, Literal, NamedTuple
@@ -9,10 +9,11 @@ import orjson
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery
 
-#: Outcomes as the batch counters name them.
+#: The outcomes of requests; a batch's counters have these names.
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
-#: Ends of lines to `str.splitlines`, hence to the SDK's `iter_lines`; JSON allows them in texts.
+#: Characters, with their JSON escapes, that JSON allows in a text, but at which `str.splitlines`
+#: ends a line, and so OpenAI's SDK (`iter_lines`).
 _SEPARATORS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
     (b"\xe2\x80\xa9", b"\\u2029"),
@@ -21,7 +22,7 @@ _SEPARATORS = (
 
 
 def one_line(text: bytes) -> bytes:
-    """Return JSON with its line separators escaped."""
+    """Return JSON with the characters of _SEPARATORS escaped."""
     if not text.isascii():
         for letter, escaped in _SEPARATORS:
             text = text.replace(letter, escaped)
@@ -29,7 +30,7 @@ def one_line(text: bytes) -> bytes:
 
 
 def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]) -> bytes:
-    """Return the stored form of a success; `body` is the response's JSON, spliced in as it is."""
+    """Return Celery's meta of a success; `body`, the response as JSON, is inserted unchanged."""
     rid = orjson.dumps(delivery.request_id)
     return b"".join((
         b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":',
@@ -48,9 +49,10 @@ def failure_meta(
     timing: dict[str, float | int] | None = None,
     revoked: bool = False,
 ) -> bytes:
-    """Return the stored form of a failure, or of a revocation (cancelled, expired).
+    """Return Celery's meta of a failure; `revoked`: the request was cancelled or has expired.
 
-    `exc_module` is null: a Celery client without warmq then gets an exception of that name.
+    `exc_module` of a failure is null. A Celery client without warmq's code then gets an exception
+    whose class has the name in `exc_type`.
     """
     shown: dict[str, Any] = {"code": error.code, "message": error.message}
     if isinstance(error, RequestRejected) and error.field:
@@ -79,14 +81,18 @@ def _warmq(
 
 
 class ResultLine(NamedTuple):
-    """One output line; `failed`: it belongs in the error file, `rejected`: its request is wrong."""
+    """One output line of a batch.
+
+    `failed`: the line belongs in the error file. `rejected`: its request is wrong.
+    """
 
     json: bytes
     failed: bool
     rejected: bool = False
 
 
-#: A line's number, from 1, within what every JSON reader can hold.
+#: A line's number, below the highest integer that every JSON reader can read. Lines are counted
+#: from 1; a stored 0 is accepted, too.
 _Line = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
@@ -98,7 +104,7 @@ class _Error(msgspec.Struct):
 
 
 class _Ours(msgspec.Struct):
-    """The used fields of `warmq` in a result."""
+    """The fields of a result's `warmq` that are read."""
 
     error: _Error | None = None
     timing: dict[str, float] | None = None
@@ -107,14 +113,14 @@ class _Ours(msgspec.Struct):
 
 
 def read_meta(raw: bytes) -> dict[str, Any]:
-    """Decode a stored or published result; a value of another program reads as a failure.
+    """Decode a stored or published result; another program's value becomes a failure.
 
-    Whatever it was, `status` is a text, and `warmq` and each of its fields is None or as
-    `success_meta` and `failure_meta` write it.
+    In the returned meta `status` is a text. `warmq` and each of its fields are None or have the
+    types that `success_meta` and `failure_meta` write.
     """
     try:
         meta = orjson.loads(raw)
-        orjson.dumps(meta)  # which refuses what is nested deeper than 254 levels
+        orjson.dumps(meta)  # raises for a value nested deeper than 254 levels
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         meta = None
     if not (isinstance(meta, dict) and isinstance(meta.get("status"), str)):
@@ -141,7 +147,7 @@ def _is_ours(parts: dict[str, Any]) -> bool:
 
 
 def outcome_of(meta: dict[str, Any]) -> str:
-    """Return the counter of a result that `read_meta` returned."""
+    """Return the outcome of a result that `read_meta` returned."""
     if meta["status"] == "SUCCESS":
         return "completed"
     code = ((meta.get("warmq") or {}).get("error") or {}).get("code")
@@ -165,22 +171,22 @@ class _Success(msgspec.Struct):
 _decode_success = msgspec.json.Decoder(_Success).decode
 
 
-#: RecursionError: JSON nested deeper than Python's stack.
+#: The errors of decoding a result; RecursionError is raised for JSON that is nested too deeply.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def body_of(raw: bytes) -> bytes | None:
-    """Return the response's JSON in a stored success, not decoded; None for any other result."""
+    """Return the response as JSON from a stored success; None for any other result."""
     try:
         body = bytes(_decode_success(raw).result)
-        body.decode()  # msgspec does not check the values it passes over
+        body.decode()  # msgspec does not check whether a Raw value is UTF-8
     except _UNREADABLE:
         return None
     return body
 
 
 def error_of(raw: bytes) -> WarmqError:
-    """Return the error in a stored result that is no success."""
+    """Return the error in a stored result that is not a success."""
     meta = read_meta(raw)
     result, error = meta.get("result"), _error_in(meta)
     message, code = str(error.get("message")), str(error.get("code"))
@@ -205,11 +211,11 @@ def _plain_line(
     line: int | None = None,
     leader: str = "",
 ) -> ResultLine | None:
-    """Return a success's line without decoding its body; None for another result."""
+    """Return the output line of a success without decoding its body; None for other results."""
     try:
         meta = _decode_success(raw)
         body, ours, rid = bytes(meta.result), meta.warmq, request_id.encode()
-        body.decode()  # msgspec does not check the values it passes over
+        body.decode()  # msgspec does not check whether a Raw value is UTF-8
     except _UNREADABLE:
         return None
     ran = leader.encode() if leader else rid
@@ -230,16 +236,18 @@ def _plain_line(
 def result_line(
     request_id: str, custom_id: str, line: int, raw: bytes | None, leader: str = ""
 ) -> ResultLine:
-    """Return OpenAI's output line for a stored result, or an expired one (None).
+    """Return OpenAI's output line for a stored result.
 
-    With `leader`, a request id, the result is that request's, and the line has `same_as`.
+    If `raw` is None, the result has expired, and the line is an error. `leader` is the id of the
+    request whose result this is, if the line has the same body as that request's (`submit
+    --dedupe`); the line then has `same_as`.
     """
     plain = _plain_line(request_id, raw, custom_id, line, leader) if raw is not None else None
     return plain or _any_line(request_id, custom_id, line, raw, leader)
 
 
 def stored_line(request_id: str, raw: bytes) -> ResultLine | None:
-    """Return the line with the result's own custom_id and number; None if it has none."""
+    """Return the output line with the custom_id and line number in the result, or None."""
     if plain := _plain_line(request_id, raw):
         return plain
     ours = read_meta(raw).get("warmq") or {}

@@ -1,12 +1,12 @@
-"""Names of settings: a misspelt name is refused instead of ignored.
+"""Checks names of settings: a misspelt name is refused instead of ignored.
 
-One environment, `.env` or `warmq.toml` may serve producers, workers and gateways, so each side
-knows the names of all. It does not import the code of another side: the names are listed here, and
-a test compares them with the settings classes.
+One environment, `.env` or `warmq.toml` may serve producers, workers and gateways, so each of them
+must know all names. None imports the code of another, so the names are listed here; a test compares
+them with the settings classes.
 
 A producer does not know the settings of engines from other distributions. So only a worker, which
-knows every setting of its engine, refuses a name that resembles no known one. Names that begin
-with an installed engine's name are never refused.
+knows every setting of its engine, refuses a name that is not similar to a known one. Names that
+begin with an installed engine's name are never refused.
 """
 
 import re
@@ -15,11 +15,12 @@ from importlib.metadata import entry_points
 
 from contract.naming import nearest
 
+#: The first characters of the names of settings in the environment.
 PREFIX = "WARMQ_"
 #: The group of entry points in which other distributions name their engines.
 ENGINE_GROUP = "warmq.engines"
 
-#: Read by workers only: every setting of this repository's engines.
+#: The settings that only workers read, among them all of this repository's engines.
 WORKER_SETTINGS = frozenset(
     """
     engine model served_model_name default_max_tokens look_ahead
@@ -30,7 +31,7 @@ WORKER_SETTINGS = frozenset(
     simulated_slots simulated_latency_s simulated_tests
 """.split()
 )
-#: Read by gateways only.
+#: The settings that only gateways read.
 GATEWAY_SETTINGS = frozenset(
     """
     gateway_host gateway_port gateway_store gateway_max_file_bytes
@@ -38,11 +39,11 @@ GATEWAY_SETTINGS = frozenset(
     gateway_private_webhooks
 """.split()
 )
-#: Read by workers and gateways, each with its own default.
+#: The settings that workers and gateways read, with different defaults.
 WORKER_AND_GATEWAY_SETTINGS = frozenset({"drain_timeout_s"})
 _FIXED = "is fixed now; remove it"
 _OF_TESTS = "set it in WARMQ_SIMULATED_TESTS, one JSON object"
-#: Settings of 0.2.0 that were removed, each with its replacement.
+#: Removed settings of 0.2.0, each with text that names its replacement.
 REMOVED_SETTINGS = {
     "pop_bytes": f"a POP takes 2 MiB, which {_FIXED}",
     "max_in_flight": "a worker takes max_num_seqs + WARMQ_LOOK_AHEAD; set --max-num-seqs in "
@@ -63,21 +64,23 @@ REMOVED_SETTINGS = {
     "gateway_carries": "set WARMQ_GATEWAY_BATCH_RUNNER, its new name",
     "gateway_connections": "a gateway takes 20,000 connections, or as many as `ulimit -n` allows",
 }
-#: Variables that are not settings: the TOML file's name, what a worker passes to its engine's
-#: processes, and what fills in the files of compose/.
+#: Variables that are not settings: the TOML file's name, those that a worker passes to its engine's
+#: processes, and those that the files of compose/ use.
 OTHER_VARIABLES = frozenset(
     """
     config engine_errors ask_first_s
     redis_password models_folder model_folder compiled compiled_out originals
 """.split()
 )
-#: Variables for the tests of this repository begin so.
+#: The first characters of variables for the tests of this repository.
 TEST_PREFIX = "test_"
-#: Kubernetes sets these for each Service: warmq-redis gives WARMQ_REDIS_SERVICE_HOST.
+#: Names of variables that Kubernetes sets for each Service, for example
+#: WARMQ_REDIS_SERVICE_HOST for a Service warmq-redis.
 SERVICE_LINK = re.compile(r"(.+_)?(service_(host|port(_.+)?)|port_\d+_(tcp|udp|sctp)(_[a-z]+)?)")
-#: A person could have set this name of a Service link; the value of a link is an address.
+#: Another name that Kubernetes sets for a Service. A person may have set it, too; then its value is
+#: not an address of the second form.
 SERVICE_PORT, SERVICE_ADDRESS = re.compile(r"(.+_)?port"), re.compile(r"(tcp|udp|sctp)://")
-#: The least similarity (difflib's ratio) of a name that is suggested.
+#: The least ratio of difflib between a wrong name and the name that a message suggests.
 SIMILARITY = 0.7
 
 
@@ -87,9 +90,9 @@ def misspelt_variables(
     """Yield a message for each variable that would be ignored.
 
     Args:
-        given: values by lower-case name; only those with our prefix count, and only non-empty ones.
-        known: this side's settings, without the prefix.
-        all_known: also refuse names that resemble no known one.
+        given: values by lower-case name; only names with PREFIX and a non-empty value count.
+        known: the settings of the calling program, without PREFIX.
+        all_known: also refuse names that are not similar to a known one.
     """
     for variable, value in sorted(given.items()):
         name = variable.lower().removeprefix(PREFIX.lower())
@@ -120,9 +123,9 @@ def misspelt_keys(
 
 
 def _suggestion(name: str, known: Collection[str], *, all_known: bool) -> str | None:
-    """Return the known name most similar to a wrong one, '' for none; None if the name is right.
+    """Return None if a name is right, else the most similar known name, '' if none is similar.
 
-    Unless `all_known`, a name that resembles no known one is right.
+    Unless `all_known`, a name that is not similar to a known one is right.
     """
     if name in REMOVED_SETTINGS:
         return ""

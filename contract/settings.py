@@ -1,7 +1,8 @@
-"""Settings that both sides share: environment `WARMQ_*`, `.env`, or `warmq.toml`.
+"""Reads settings, and defines those that worker, producer and gateway share.
 
-Precedence: environment, `.env`, the TOML file (WARMQ_CONFIG, default `warmq.toml` in the working
-directory), the defaults below. Unknown names are refused (setting_names.py).
+A setting is taken from the first place that has it: the environment (`WARMQ_*`), `.env`, the TOML
+file (WARMQ_CONFIG, default `warmq.toml` in the working directory), the default below. Unknown names
+are refused (setting_names.py).
 """
 
 import os
@@ -25,14 +26,14 @@ from contract.setting_names import misspelt_keys, misspelt_variables
 
 S = TypeVar("S", bound="SourcedSettings")
 
-#: The longest string that Redis stores; no line can be longer.
+#: Bytes of the longest string that Redis stores; a line cannot be longer.
 LONGEST_LINE = 512 * 2**20
-#: Prefixes of other keys of warmq and Celery.
+#: The first characters of other keys of warmq and Celery, with which no queue's name may begin.
 _RESERVED = ("warmq:", "warmq-control", RESULT_PREFIX, "_kombu")
 
 
 def printable(text: str) -> str:
-    """Return the text; ValueError for control characters, line breaks and unusual spaces."""
+    """Return the text; raise ValueError if it has control characters or line breaks."""
     if not text.isprintable():
         raise ValueError("must have printable characters only, on one line")
     return text
@@ -51,12 +52,12 @@ RedisUrl = Annotated[SecretStr, AfterValidator(redis_url)]
 Seconds = Annotated[float, Field(allow_inf_nan=False, le=LONGEST_S)]
 Count = Annotated[int, Field(le=1_000_000)]
 Bytes = Annotated[int, Field(ge=1, le=2**40)]
-#: A name, address or path.
+#: The type of settings that are a name, an address or a path.
 Text = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
 
 
 class SettingsError(WarmqError):
-    """A setting is wrong; the message names it, its allowed values and its default."""
+    """A setting is wrong; the message names the setting, its allowed values and its default."""
 
     code = "bad_setting"
 
@@ -76,7 +77,7 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
 def _misspelt(
     cls: "type[SourcedSettings]", env: object, dotenv: object, toml: TomlConfigSettingsSource
 ) -> Iterator[str]:
-    """Yield a message for every name in the three places that would be ignored."""
+    """Yield a message for each name in environment, .env or TOML file that would be ignored."""
     known = cls.model_fields.keys() | Settings.model_fields.keys()
     every = cls.refuses_unknown_names
     yield from misspelt_variables(_variables(env), known, all_known=every)
@@ -94,10 +95,11 @@ def _variables(source: object) -> Mapping[str, str | None]:
 
 
 class SourcedSettings(BaseSettings):
-    """Settings that are read from the places above."""
+    """The base class of settings, which reads them from the places above."""
 
-    #: Whether names at all places are checked, and whether those that resemble none are refused.
+    #: Whether names in all places are checked.
     checks_names: ClassVar[bool] = True
+    #: Whether also names are refused that are not similar to a known name.
     refuses_unknown_names: ClassVar[bool] = False
 
     model_config = SettingsConfigDict(
@@ -114,7 +116,7 @@ class SourcedSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Add the TOML file after environment and .env."""
+        """Return the places of settings, first to last; check the names in them."""
         toml = _toml(settings_cls)
         if cls.checks_names:
             lines = [*_misspelt(cls, env_settings, dotenv_settings, toml)]
@@ -124,7 +126,7 @@ class SourcedSettings(BaseSettings):
 
 
 class Settings(SourcedSettings):
-    """Settings that producer and worker must agree on."""
+    """The settings that worker, producer and gateway share."""
 
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis (broker, leases, results)"
@@ -156,19 +158,19 @@ class Settings(SourcedSettings):
 
     @property
     def result_ttl_ms(self) -> int:
-        """`result_ttl_s` in ms, for Redis."""
+        """The setting `result_ttl_s` in milliseconds, as the Lua scripts take it."""
         return int(self.result_ttl_s * 1000)
 
 
 def load(cls: type[S], **overrides: Any) -> S:
-    """Read settings of a class.
+    """Read the settings of a class.
 
     Raises:
-        SettingsError: naming every wrong variable, its problem and its default.
+        SettingsError: settings are wrong; the message names each, its problem and its default.
     """
     try:
         return cls(**overrides)
-    except (OSError, UnicodeError) as error:  # of .env; _toml handles its own
+    except (OSError, UnicodeError) as error:  # .env's; _toml handles those of the TOML file
         raise SettingsError(f".env cannot be read: {error}; fix or remove it") from None
     except ValidationError as error:
         problems = error.errors(include_input=False, include_url=False)
@@ -177,7 +179,7 @@ def load(cls: type[S], **overrides: Any) -> S:
 
 def _problem(cls: type[SourcedSettings], problem: Mapping[str, Any]) -> str:
     text = problem["msg"].removeprefix("Value error, ")
-    if not problem["loc"]:  # about several settings, which the message names
+    if not problem["loc"]:  # a problem of several settings, whose message names them
         return str(text)
     name, *inside = map(str, problem["loc"])
     text = ": ".join([f"WARMQ_{name.upper()}", *inside, text])
@@ -185,19 +187,19 @@ def _problem(cls: type[SourcedSettings], problem: Mapping[str, Any]) -> str:
         return text
     default = field.default
     if isinstance(default, SecretStr):
-        default = default.get_secret_value()  # a default is not secret
+        default = default.get_secret_value()  # the default is public
     shown = default if isinstance(default, str | int | float) and default != "" else "none"
     return f"{text} ({field.description}; default {shown})"
 
 
 def origins(cls: type[SourcedSettings]) -> dict[str, str]:
-    """Return the origin of each given setting: environment, .env or the TOML file."""
+    """Return the place of each setting that is set: environment, .env or the TOML file."""
     toml = _toml(cls)
     places: tuple[tuple[str, PydanticBaseSettingsSource], ...] = (
         (str(toml.toml_file_path), toml),
         (".env", DotEnvSettingsSource(cls)),
         ("environment", EnvSettingsSource(cls)),
-    )  # by precedence, the highest last
+    )  # the last place that has a setting counts
     return {
         name: place for place, source in places for name in source() if name in cls.model_fields
     }

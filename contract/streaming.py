@@ -1,10 +1,11 @@
-"""The text of running requests, published by a worker and read by listeners.
+"""Encodes and receives running text: the text of requests while they run, over Redis's pub/sub.
 
-A listener is a process with one channel, `warmq:text:<name>`. Each publication is a JSON list of
-pieces (`Piece`) with their positions. A gateway names itself in its requests' messages
-(`headers.warmq.listener`); other listeners, and one that was disconnected or misses a piece,
-publish a subscription on `warmq:listen` (`listen_request`) and get the texts from their start.
-Redis keeps nothing: the result, published on Celery's channel, has the whole text and is the end.
+Workers publish it; a listener is a process that reads it on its own channel, `warmq:text:<name>`.
+Each publication is a JSON list of pieces (`Piece`) with their positions. A gateway is named as the
+listener in its requests' messages (`headers.warmq.listener`). Any other listener publishes a
+subscription (`listen_request`) on `warmq:listen`, and gets the texts from their beginning. So does
+a listener that was disconnected or misses a piece. Redis keeps no text: the result, published on
+Celery's channel, ends the text and has all of it.
 """
 
 import secrets
@@ -20,16 +21,16 @@ from contract import naming
 from contract.errors import StoreUnavailable, StoreUnreachable
 from contract.results import outcome_of, read_meta
 
-#: Seconds for which a worker keeps a subscription to a request that it does not run.
+#: Seconds that a worker keeps a subscription to a request that it does not run.
 LISTEN_S = 15.0
-#: A listener subscribes again after SILENT_S without news of a request, and every MISSED_S while it
-#: misses a piece. A connection that is silent for SILENT_S gets a PING, and is given up after as
-#: long again.
+#: Seconds until a listener subscribes again: SILENT_S without a piece of a request, MISSED_S while
+#: a piece is missing. A connection without any message for SILENT_S gets a PING, and is closed
+#: if no answer comes within SILENT_S.
 SILENT_S, MISSED_S = LISTEN_S / 3, 1.0
 
 
 class Piece(NamedTuple):
-    """A piece of one choice's text, at position `at`; a rerun has a higher `attempt`."""
+    """A piece of the text of one choice, at position `at`; a rerun has a higher `attempt`."""
 
     request_id: str
     attempt: int
@@ -43,7 +44,7 @@ _decode_pieces = msgspec.json.Decoder(list[Piece]).decode
 
 
 def encode_pieces(pieces: Iterable[Piece]) -> bytes:
-    """Return the publication of these pieces."""
+    """Return the pieces as one publication, a JSON list."""
     return _encode(list(pieces))
 
 
@@ -51,7 +52,7 @@ def decode_pieces(data: bytes) -> list[Piece]:
     """Return the pieces of one publication.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `data` is not a publication.
     """
     try:
         return _decode_pieces(data)
@@ -60,16 +61,17 @@ def decode_pieces(data: bytes) -> list[Piece]:
 
 
 def listen_request(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
-    """Return a subscription to these texts, which holds for LISTEN_S or while the request runs.
+    """Return a subscription to these requests' texts.
 
-    With `raw` it includes text that becomes more than the answer: tool calls, reasoning.
+    A worker keeps it while the request runs there, else for LISTEN_S. With `raw` it also gets text
+    of which parts may become tool calls or reasoning instead of the answer.
     """
     message = {"listener": listener, "ids": list(request_ids)}
     return orjson.dumps(message | {"raw": True} if raw else message)
 
 
 def texts_of(body: object) -> dict[int, str]:
-    """Return the text of each choice in a response body, none for another value."""
+    """Return the text of each choice in a response body, {} for any other value."""
     if isinstance(body, dict):
         with suppress(AttributeError, TypeError, RecursionError):
             return _texts_of(body)
@@ -86,7 +88,7 @@ def _texts_of(body: Mapping[str, Any]) -> dict[int, str]:
     texts = {}
     for number, choice in enumerate(body.get("choices") or ()):
         content = (choice.get("message") or choice).get("content") or choice.get("text") or ""
-        # Mistral's reasoning models answer with a list of thoughts and texts.
+        # The content of Mistral's reasoning models is a list of thoughts and texts.
         text = _joined(content) if isinstance(content, list) else str(content)
         index = choice.get("index")
         texts[index if type(index) is int else number] = text
@@ -98,11 +100,11 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 class Transcript:
-    """The text of one request, made of its pieces: `texts` by choice.
+    """The text of one request by choice (`texts`), joined from its pieces.
 
-    `restarts` counts how often a text began anew: all choices with another attempt, or one because
-    the engine wrote another. A choice in `gaps` misses a piece. `ended` is the outcome, '' while it
-    runs.
+    `restarts` counts how often a text began again: that of all choices with a new attempt, or that
+    of one because the engine changed it. `gaps` has the choices of which a piece is missing.
+    `ended` is the request's outcome, '' while it runs.
     """
 
     def __init__(self) -> None:
@@ -112,10 +114,10 @@ class Transcript:
         self.ended = ""
 
     def add(self, piece: Piece) -> Piece | None:
-        """Take in a piece; return what of it is new. Pieces of an older attempt are ignored."""
+        """Add a piece; return its new part, or None. Ignore pieces of an older attempt."""
         _, attempt, choice, at, text = piece
         have = self.texts.get(choice, "")
-        if attempt == self.attempt and 0 < at == len(have):  # nearly all
+        if attempt == self.attempt and 0 < at == len(have):  # the case of nearly all pieces
             self.texts[choice] = have + text
             self.gaps.discard(choice)
             return piece
@@ -130,7 +132,7 @@ class Transcript:
             return None
         self.gaps.discard(choice)
         whole = have[:at] + text
-        if have.startswith(whole):  # a piece comes twice after a subscription
+        if have.startswith(whole):  # after a subscription a piece may come twice
             return None
         if not whole.startswith(have):
             self.ended, have = "", ""
@@ -140,28 +142,29 @@ class Transcript:
 
 
 class Listener:
-    """Receives the texts of some requests, for one thread; `close` it.
+    """Receives the running text of some requests; for one thread, which must `close` it.
 
-    Each call raises StoreUnavailable where Redis cannot be used.
+    Each call raises StoreUnavailable if Redis cannot be used.
     """
 
     def __init__(self, client: Any, request_ids: Iterable[str]) -> None:
-        """Prepare; nothing is connected yet."""
+        """Prepare, without a connection yet."""
         self.transcripts = {request_id: Transcript() for request_id in request_ids}
         self._client = client
         self._name = secrets.token_hex(8)
         self._pubsub: Any = None
-        #: When each request was last subscribed to, and last received; time.monotonic().
+        #: The time.monotonic() of the last subscription to each request.
         self._announced: dict[str, float] = {}
+        #: The time.monotonic() at which the last piece of each request was received.
         self._received: dict[str, float] = {}
-        #: When the connection last brought anything, and got a PING.
+        #: The times of the last message on the connection, and of the last PING.
         self._active_at = self._pinged_at = 0.0
 
     def read(self, wait_s: float) -> list[Piece]:
-        """Return new pieces, after waiting for them, or for the result."""
+        """Return new pieces; wait for them, or for a result, at most `wait_s`."""
         if self._pubsub is None:
             self._pubsub = self._subscribed()
-            self._announced.clear()  # earlier publications were missed
+            self._announced.clear()  # pieces were missed, so all requests are subscribed to again
             self._active_at = time.monotonic()
         self._announce(time.monotonic())
         new: list[Piece] = []
@@ -174,7 +177,7 @@ class Listener:
                 message = self._pubsub.get_message()
             self._check(time.monotonic())
         except StoreUnavailable:
-            self.close()  # redis-py connects anew, but may be refused its subscriptions then
+            self.close()  # redis-py would reconnect, but its subscriptions might be refused then
             raise
         return new
 
@@ -186,7 +189,7 @@ class Listener:
             self._announced |= dict.fromkeys(due, now)
 
     def _check(self, now: float) -> None:
-        """Give up a connection that does not answer a PING; the next read opens another."""
+        """Close a connection that does not answer a PING; the next read opens a new one."""
         if self._pinged_at > self._active_at:
             if now >= self._pinged_at + SILENT_S:
                 self.close()
@@ -195,7 +198,7 @@ class Listener:
             self._pinged_at = now
 
     def _due(self, request_id: str) -> float:
-        """Return when to subscribe to a request again."""
+        """Return the time at which to subscribe to a request again."""
         announced = self._announced.get(request_id)
         if announced is None:
             return 0.0
@@ -204,7 +207,7 @@ class Listener:
         return max(announced, self._received.get(request_id, 0.0)) + SILENT_S
 
     def _subscribed(self) -> Any:
-        """Return a subscription that receives all publications from now on."""
+        """Return a pub/sub connection that receives all publications from now on."""
         pubsub = self._client.pubsub()
         channels = [naming.RESULT_PREFIX + request_id for request_id in self.transcripts]
         try:
@@ -236,7 +239,7 @@ class Listener:
                     yield new
 
     def close(self) -> None:
-        """End the subscription."""
+        """Close the connection; a later `read` opens a new one."""
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
             pubsub.close()

@@ -1,10 +1,10 @@
-"""OpenTelemetry traces: W3C contexts that travel with messages, and the spans of this process.
+"""Reads and writes W3C trace contexts, which travel with messages, and records this process's spans.
 
 OpenTelemetry's packages are imported only by `tracing` (contract/traces/otlp.py).
 
-A span is created when it has ended, with ids that were handed out before: then it is known whether
-it failed, and a failed one is exported whatever the ratio. A span made here takes 6 us of CPU, one
-by OpenTelemetry's start_span 20, and a request that is not sampled 0.2.
+A span is created when it has ended, with ids that were made before. By then it is known whether the
+span failed, and failed spans are exported whatever the sampling ratio. A span takes 6 us of CPU
+time; one by OpenTelemetry's start_span takes 20. A request that is not sampled takes 0.2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from zlib import crc32
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-#: W3C allows a longer tracestate to be dropped.
+#: Most characters of a tracestate; W3C allows to drop a longer one.
 _MAX_STATE = 512
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
@@ -29,7 +29,7 @@ Value = str | int | float | bool | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """The ids of one span; `sampled`: its trace is exported; `state`: W3C's tracestate."""
+    """The ids of one span; `sampled`: its trace is exported. `state` is W3C's tracestate."""
 
     trace_id: int
     span_id: int
@@ -38,11 +38,11 @@ class SpanContext:
 
     @property
     def traceparent(self) -> str:
-        """The W3C header of that name."""
+        """The value of the W3C header `traceparent`."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that pass the context on."""
+        """Return the W3C headers with which a message or request passes the context on."""
         state = {"tracestate": self.state} if self.state else {}
         return {"traceparent": self.traceparent} | state
 
@@ -52,7 +52,7 @@ class SpanContext:
 
 
 def root_context(*, sampled: bool, name: str = "") -> SpanContext:
-    """Return the context of a trace's first span; the same `name` always gets the same trace."""
+    """Return the context of a trace's first span; the same `name` gives the same trace id."""
     trace_id = _new_id(128)
     if name:
         digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=16).digest()
@@ -81,9 +81,9 @@ def _new_id(bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span that has ended; times are in ns since 1970.
+    """A span that has ended; `start` and `end` are in ns since 1970.
 
-    `error` is the reason for its failure: a short word that cannot contain any prompt.
+    `error` is the reason of a failure, a short code without any text of a prompt; '' for none.
     """
 
     name: str
@@ -98,9 +98,10 @@ class Span:
 
 
 class Tracer:
-    """Samples `ratio` (0 to 1) of this process' requests; `export` takes any span, sampled or not.
+    """Samples the share `ratio` (0 to 1) of requests, and exports spans.
 
-    `export` returns immediately, and drops the span if thousands wait to be sent.
+    `export` returns immediately, and drops a span if thousands wait to be sent. It does not check
+    whether the span is sampled; `record` does.
     """
 
     def __init__(self, ratio: float, export: Callable[[Span], None]) -> None:
@@ -108,17 +109,17 @@ class Tracer:
         self.export = export
 
     def samples(self, name: str) -> bool:
-        """Whether the ratio includes the request of this name; the same in every process."""
+        """Return whether the request `name` is sampled; each process returns the same."""
         return crc32(name.encode(errors="replace")) < self._below
 
     def child_or_root(self, parent: SpanContext | None, name: str) -> SpanContext:
-        """Return a new span's context: a child of `parent`, else a root sampled by the ratio."""
+        """Return a new span's context: a child of `parent`; without it, that of a new trace."""
         if parent is not None:
             return parent.child()
         return root_context(sampled=self.samples(name), name=name)
 
     def record(self, span: Span) -> None:
-        """Export a span that is sampled or has failed."""
+        """Export a span if it is sampled or has failed."""
         if span.context.sampled or span.error:
             self.export(span)
 
@@ -127,16 +128,16 @@ _tracers: list[Tracer] = []
 
 
 def tracer() -> Tracer | None:
-    """Return this process' tracer; None if it does not trace."""
+    """Return this process's tracer; None if WARMQ_TRACES is not set."""
     return _tracers[-1] if _tracers else None
 
 
 @contextmanager
 def tracing(ratio: float | None, service: str) -> Iterator[Tracer | None]:
-    """Trace inside the block, as `service`; with None do nothing.
+    """Export spans of the process named `service` while in the context; not if `ratio` is None.
 
     Raises:
-        SettingsError: OpenTelemetry's packages are missing, or its variables are wrong.
+        SettingsError: OpenTelemetry's packages are missing, or its environment variables are wrong.
     """
     if ratio is None:
         yield None
@@ -154,5 +155,5 @@ def tracing(ratio: float | None, service: str) -> Iterator[Tracer | None]:
 
 
 def now() -> int:
-    """Return the time in ns since 1970, as spans have it."""
+    """Return the time in ns since 1970, for `start` and `end` of a span."""
     return time.time_ns()

@@ -1,4 +1,4 @@
-"""Exports spans by OTLP, with OpenTelemetry's SDK and its own environment variables."""
+"""Exports spans by OTLP, with OpenTelemetry's SDK and its environment variables."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ except ImportError as error:
         "pip install 'warmq[traces]', or unset WARMQ_TRACES"
     ) from None
 
-#: How long the end of the process waits for the collector.
+#: Most seconds that the end of the process waits for the collector.
 CLOSE_S = 2.0
+#: OpenTelemetry's environment variables that name the protocol; the first that is set counts.
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-#: Exporters by protocol.
+#: The exporter classes by protocol.
 PACKAGES = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter:OTLPSpanExporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter",
@@ -35,7 +36,7 @@ PACKAGES = {
 
 
 def _exporter() -> SpanExporter:
-    """Return the exporter for the configured protocol; it reads all other variables itself."""
+    """Return an exporter for the configured protocol; it reads OpenTelemetry's other variables."""
     name, protocol = next(
         ((one, os.environ[one]) for one in PROTOCOLS if os.environ.get(one)),
         ("", "http/protobuf"),
@@ -53,10 +54,10 @@ def _exporter() -> SpanExporter:
 
 
 class OtlpExporter:
-    """Sends spans in batches from its own thread.
+    """Sends spans in groups from its own thread.
 
-    It is also the process' tracer provider: spans of other libraries (vLLM) in sampled traces are
-    sent, too.
+    The exporter also sets OpenTelemetry's tracer provider of the process, so that spans of other
+    libraries, for example vLLM, are sent if their trace is sampled.
     """
 
     def __init__(self, service: str) -> None:
@@ -68,7 +69,7 @@ class OtlpExporter:
         })  # fmt: skip
         self._scope = InstrumentationScope("warmq", version())
         self._processor = BatchSpanProcessor(_exporter())
-        # A shutdown at exit would wait half a minute for an unreachable collector.
+        # Without shutdown_on_exit=False, the exit would wait 30 s for an unreachable collector.
         provider = TracerProvider(
             sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False
         )
@@ -76,7 +77,7 @@ class OtlpExporter:
         api.set_tracer_provider(provider)
 
     def export(self, span: Span) -> None:
-        """Queue a span and return immediately; it is dropped if thousands wait."""
+        """Queue a span and return immediately; drop it if thousands wait to be sent."""
         attributes = dict(span.attributes)
         status = api.Status(api.StatusCode.UNSET)
         if span.error:
@@ -99,7 +100,7 @@ class OtlpExporter:
         )
 
     def close(self) -> None:
-        """Send what is queued; drop what is left after CLOSE_S."""
+        """Send the queued spans; drop those that are not sent after CLOSE_S."""
         ending = threading.Thread(target=self._processor.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)

@@ -173,7 +173,7 @@ def open_streams() -> None:
     """Open those of stdin, stdout and stderr that are closed.
 
     A closed stderr becomes a copy of stdout, so that a failed start can print its reason. A closed
-    stdin or stdout becomes /dev/null. If stderr stayed closed, the next socket would get its number,
+    stdin or stdout becomes /dev/null. If stderr stayed closed, the next socket would get number 2,
     and the text that vLLM or faulthandler write to stderr would be sent to Redis.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
