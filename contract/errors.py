@@ -1,4 +1,4 @@
-"""Defines warmq's errors, by who must act; docs/reference/errors.md describes their stable codes."""
+"""Defines warmq's errors, by who must act; docs/reference/errors.md describes their codes."""
 
 from typing import Literal
 

@@ -1,4 +1,7 @@
-"""Writes log lines as JSON (WARMQ_LOG_FORMAT=json); docs/reference/observing.md lists the fields."""
+"""Writes log lines as JSON (WARMQ_LOG_FORMAT=json).
+
+docs/reference/observing.md describes the fields of a line.
+"""
 
 import datetime as dt
 import logging

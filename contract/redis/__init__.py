@@ -1,1 +1,1 @@
-"""Redis as both sides see it: keys, connections, scripts, and the store of batches."""
+"""Access to Redis for worker, producer and gateway: keys, connections, scripts and batches."""

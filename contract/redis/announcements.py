@@ -1,4 +1,8 @@
-"""Announcements of workers, those of a worker's front ends added to its own."""
+"""Reads workers' announcements, and adds each worker's front ends to its numbers.
+
+An announcement is a worker's state and load, which it writes into Redis every second
+(worker/drain/announcement.py). Further front ends of a worker write their own.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,30 +10,30 @@ from typing import Any
 
 import orjson
 
-#: Workers announce themselves every second; one that is silent for so long is not counted.
+#: Seconds without a new announcement after which a worker counts as dead.
 WORKER_SILENT_S = 15.0
-#: Numbers that each front end announces of itself alone.
+#: Numbers that each front end announces for itself only; a worker's are their sums.
 SUMMED = ("in_flight", "limit", "slots")
 
 
 def is_alive(worker: Mapping[str, Any]) -> bool:
-    """Return whether an announcement is fresh, and not its worker's last."""
+    """Return whether a worker's announcement is recent, and is not that of its end."""
     return bool(worker["silent_s"] < WORKER_SILENT_S and worker.get("state") != "stopped")
 
 
 def protocol_of(worker: Mapping[str, Any]) -> int:
-    """Return the protocol that a worker announced; workers of protocol 1 announced none."""
+    """Return the protocol (contract/version.py) of a worker; 1 if it has announced none."""
     protocol = worker.get("protocol")
     return protocol if isinstance(protocol, int) else 1
 
 
 def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[str, Any]]:
-    """Return workers' announcements, each `silent_s` old at `now_s` on Redis' clock."""
+    """Return the announcements; `silent_s` is the age of each at `now_s`, Redis's time."""
     found = []
     for name, record in raw.items():
         at_ms, _, state = record.partition(b"\0")
         try:
-            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
+            silent_s = abs(now_s - int(at_ms) / 1000)  # Redis's clock may have stepped back
             worker = {"id": name.decode(), "silent_s": silent_s} | orjson.loads(state)
         except (ValueError, TypeError):
             continue
@@ -56,7 +60,7 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _counted(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums of `done`, and the `deaths` of the shared engine, where announced."""
+    """Return the sums of `done`, and the `deaths` of the shared engine, if announced."""
     found: dict[str, Any] = {}
     if done := [done for part in parts if isinstance(done := part.get("done"), dict)]:
         sums = Counter[str]()

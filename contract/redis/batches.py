@@ -1,7 +1,7 @@
-"""The producer's store: batches in Redis, submitted, read and changed.
+"""Submits, reads and changes batches in Redis.
 
-Every call is safe to repeat. Work that grows with the batch goes in chunks, so that no script
-stalls Redis.
+Every call may be repeated. Scripts work on one chunk of a batch at a time, so that none blocks
+Redis for long.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from contract.redis.dead_letters import CHUNK, DeadLetters, groups
 from contract.redis.reads import Reads
 from contract.results import failure_meta
 
-#: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
+#: The answer of the script RETRY if RETIRE has set times to live, which HOLD must remove first.
 NOT_HELD = -2
-#: Seconds before each further try to reach Redis: the first connection may have been reset.
+#: Seconds before each further try to reach Redis, since the first connection may have been reset.
 _WAITS_S = (0.05, 0.1, 0.4)
-#: After a reply of more bytes of results the next MGET asks for half as many.
+#: Bytes of a reply with results from which the next MGET asks for half as many results.
 REPLY_BYTES = 16 * 2**20
-#: How many of a batch's custom_ids are compared with a misspelt one.
+#: Most custom_ids of a batch that are compared with a misspelt one.
 NEAR_AMONG = 20_000
 
 
 class Enqueued(NamedTuple):
-    """The answer of ENQUEUE, ENQUEUE_PLANNED or SEAL: ok, gone, sealed, moved, full, at or plan.
+    """The reply of ENQUEUE, ENQUEUE_PLANNED or SEAL.
 
-    `cursor` and `digest` come with `moved` and `sealed`, `cursor` is the position with `at`; `text`
-    is the reason of `full`, and the batch's plan with `plan`.
+    `answer` is ok, gone, sealed, moved, full, at or plan. With `moved` and `sealed`, `cursor` and
+    `digest` are the batch's; with `at`, `cursor` is the position in the plan. `text` is the reason
+    of `full`, or the batch's plan with `plan`.
     """
 
     answer: str
@@ -49,7 +50,7 @@ class Enqueued(NamedTuple):
 
     @classmethod
     def of(cls, reply: list[bytes]) -> Enqueued:
-        """Return a script's reply as an answer."""
+        """Return a script's reply as Enqueued."""
         answer = reply[0].decode()
         if answer == "moved" or (answer == "sealed" and len(reply) > 1):
             return cls(answer, int(reply[1]), reply[2].decode())
@@ -59,24 +60,24 @@ class Enqueued(NamedTuple):
 
 
 class BatchStore(DeadLetters):
-    """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
+    """Submits, reads and changes batches. Raises StoreUnavailable if Redis cannot be used."""
 
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
         super().__init__(client)
         self._ttl_ms = ttl_ms
-        #: Results of one MGET; halved where results are large.
+        #: The number of results of one MGET; it is halved if results are large.
         self._results_at_once = CHUNK
 
     @classmethod
     def open(
         cls, url: str, name: str, *, ttl_ms: int, timeout_s: float | None = None
     ) -> BatchStore:
-        """Return the store behind a URL, after a PING.
+        """Return a BatchStore for a URL, after a PING.
 
-        With `timeout_s` no call waits for longer, and none is retried.
+        With `timeout_s` no call takes longer, and none is retried.
 
         Raises:
-            StoreUnavailable: within seconds, naming the masked URL and the remedy.
+            StoreUnavailable: Redis does not answer; the message has the URL without password.
         """
         try:
             once = cls(connect(url, name, retries=0, timeout_s=timeout_s), ttl_ms=ttl_ms)
@@ -85,7 +86,7 @@ class BatchStore(DeadLetters):
         except StoreUnavailable as error:
             raise type(error)(f"{masked(url)}: {error.message}") from None
         except ValueError:
-            # redis-py's text would quote a part of the URL, which may be the password's.
+            # The text of redis-py's error may have a part of the password.
             raise StoreUnavailable(
                 f"{masked(url)}: not a Redis URL; in WARMQ_REDIS_URL, percent-encode special "
                 "characters of the password"
@@ -94,7 +95,7 @@ class BatchStore(DeadLetters):
     # -- index, endings, results ------------------------------------------------------
 
     def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
-        """Yield the batch's present chunks in line order."""
+        """Yield the chunks of a batch's index that exist now, in the order of lines."""
         key = keys.batch_key(batch_id, "index")
         while True:
             raws = self._client.lrange(key, start, start + 7)
@@ -104,14 +105,14 @@ class BatchStore(DeadLetters):
             start += 8
 
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
-        """Return ids in the order they finished; with duplicates, texts for `read_ending`."""
+        """Return entries of finished requests in order; index.read_ending reads followers'."""
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 
     def followers(
         self, batch_id: str, of: Iterable[tuple[str, range]]
     ) -> Iterator[IndexEntry | None]:
-        """Yield the entries of leaders' numbered followers, None for one that is gone."""
+        """Yield the index entries of followers, by leader and numbers; None for a missing one."""
         key = keys.batch_key(batch_id, "identical")
         wanted = ((leader, f"{leader}\0{n}") for leader, numbers in of for n in numbers)
         while page := list(islice(wanted, CHUNK)):
@@ -120,7 +121,7 @@ class BatchStore(DeadLetters):
                 yield (*orjson.loads(raw), leader) if raw else None
 
     def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """Return the stored results, None where there is none (yet)."""
+        """Return the stored results, None for a request without one."""
         found: list[bytes | None] = []
         while len(found) < len(request_ids):
             part = request_ids[len(found) : len(found) + self._results_at_once]
@@ -131,15 +132,15 @@ class BatchStore(DeadLetters):
         return found
 
     def collected(self, batch: Batch) -> None:
-        """Note that a finished batch's results are kept elsewhere: no warning of their expiry."""
+        """Note that a finished batch's results were collected; no expiry warning is needed."""
         self._run("collected", batch.id, batch.life)
 
     def written(self, batch: Batch, marks: Sequence[str]) -> None:
-        """Note marks of the files to which a batch's results were written."""
+        """Note fingerprints (`marks`) of the files into which a batch's results were written."""
         self._run("collected", batch.id, batch.life, *marks)
 
     def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
-        """Return index entry and request id of one request; the first, if a custom_id repeats.
+        """Return index entry and request id of a custom_id, the first if it is not unique.
 
         Raises:
             BatchConflict: the batch has no such request.
@@ -169,12 +170,12 @@ class BatchStore(DeadLetters):
     ) -> tuple[bool, Batch]:
         """Create the batch unless it exists; return whether it is new, and its state.
 
-        `deadline` is in ms: a moment, or `+n` after the creation.
+        `deadline` is a time in ms since 1970, or `+n`, ms after the creation.
         """
         flat = [part for pair in fields.items() for part in pair]
         life = secrets.token_urlsafe(12)
         while (new := self._run("create", batch_id, life, seed, deadline, *flat)[0]) < 0:
-            self._delete_chunks(batch_id)  # an interrupted delete left results behind
+            self._delete_chunks(batch_id)  # an interrupted delete has left results
         batch = self.batch(batch_id)
         if batch is None:
             raise BatchConflict(f"batch {batch_id} was deleted meanwhile")
@@ -193,9 +194,10 @@ class BatchStore(DeadLetters):
         high_water_requests: int,
         announced: int = 0,
     ) -> Enqueued:
-        """Append one chunk. `before` is the (cursor, digest) it follows.
+        """Append one chunk; `before` is the (cursor, digest) of the chunk that it follows.
 
-        A chunk of a planned batch has no messages, but announces a number for `enqueue_planned`.
+        A chunk of a planned batch has no messages: `announced` is the number of messages that
+        `enqueue_planned` appends for it.
         """
         sent = b"=%d" % announced if announced else b"\n".join(messages)
         flat = [part for pair in rejects for part in pair]
@@ -217,7 +219,7 @@ class BatchStore(DeadLetters):
         high_water: float,
         high_water_requests: int,
     ) -> Enqueued:
-        """Append messages of a batch whose chunks are all there, from `position` of `plan`."""
+        """Append messages from `position` of a batch's `plan`; all its chunks must be there."""
         return Enqueued.of(self._run(
             "enqueue_planned", batch.id, batch.life, list_key, *end, plan, position,
             high_water_requests, high_water, b"\n".join(messages),
@@ -232,7 +234,7 @@ class BatchStore(DeadLetters):
     # -- change ---------------------------------------------------------------
 
     def cancel(self, batch: Batch) -> int:
-        """Cancel all open requests; return how many, those ended by workers included."""
+        """Cancel all open requests; return their number, with those that workers ended."""
         count = self.begin_cancel(batch) + self._end_all(batch, _cancelled())
         after = self.batch(batch.id)
         if after is None or after.life != batch.life:  # deleted meanwhile
@@ -240,19 +242,19 @@ class BatchStore(DeadLetters):
         return max(count, after.number("cancelled") - batch.number("cancelled"))
 
     def begin_cancel(self, batch: Batch) -> int:
-        """Stop running requests and let none begin; `cancel` also ends those that wait."""
+        """Abort running requests and let none begin; `cancel` also ends those that wait."""
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
 
     def expire(self, batch: Batch) -> int:
-        """End the open requests of a batch whose deadline has passed; return how many."""
+        """End the open requests of a batch whose deadline has passed; return their number."""
         error = RequestFailed("not finished before its deadline", code="expired")
         return self._end(batch, error, [], []) + self._end_all(batch, error)
 
     def cancel_request(self, batch: Batch, custom_id: str) -> int:
-        """Cancel one request; return 1 and its followers, or 0 if it had already ended.
+        """Cancel one request with its followers; return their number, 0 if it has ended.
 
         Raises:
-            BatchConflict: there is none, or it is a follower, answered by its leader.
+            BatchConflict: the request does not exist, or is a follower of another.
         """
         entry, rid = self.find(batch, custom_id)
         if leader := leader_of(entry):
@@ -284,7 +286,7 @@ class BatchStore(DeadLetters):
         return max(0, int(self._run("cancel", batch.id, batch.life, flag, self._ttl_ms, *args)))
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
-        """Queue ended requests with one of the outcomes again; return how many."""
+        """Queue ended requests with one of the outcomes again; return their number."""
         wanted = {rid: note for rid, note in self._ended(batch) if note[0] in outcomes}
         if not wanted:
             return 0
@@ -298,11 +300,11 @@ class BatchStore(DeadLetters):
         return count
 
     def retryable(self, batch: Batch, outcomes: Sequence[str]) -> int:
-        """Return how many ended requests have notes for `retry`."""
+        """Return the number of ended requests that `retry` would queue again."""
         return sum(1 for _, (outcome, _) in self._ended(batch) if outcome in outcomes)
 
     def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Yield id, and outcome and bytes of the message, of each request that RETRY may run."""
+        """Yield (id, (outcome, bytes of its message)) of each request that RETRY may queue."""
         key = keys.batch_key(batch.id, "failed")
         for request_id, note in self._client.hscan_iter(key, count=1000):
             yield request_id.decode(), read_note(note)
@@ -315,7 +317,7 @@ class BatchStore(DeadLetters):
             self._run("hold", batch_id, batch.life, *chunk.request_ids(batch_id))
 
     def retry_dead(self, letter_ids: Iterable[str] | None = None) -> int:
-        """Queue dead letters again, by default all; return how many could be read and were."""
+        """Queue dead letters again, by default all; return the number of those queued."""
         letters, held, count = self.dead_letters(letter_ids), set[str](), 0
         while page := list(islice(letters, CHUNK)):
             for batch_id in {letter["batch_id"] or "" for letter in page} - held - {""}:
@@ -326,7 +328,7 @@ class BatchStore(DeadLetters):
         return count
 
     def delete(self, batch_id: str, *, force: bool = False) -> bool:
-        """Remove a batch and its results; False if it is not finished and not `force`d."""
+        """Delete a batch and its results; return False if it is unfinished, unless `force`."""
         batch = self.batch(batch_id)
         if batch is None:
             return True
@@ -349,7 +351,7 @@ def _cancelled() -> RequestFailed:
 
 
 def read_note(note: bytes) -> tuple[str, int]:
-    """Return outcome and message bytes of a note that lua/common.lua wrote in `failed`."""
+    """Return outcome and message bytes of a note in `failed` (contract/lua/common.lua)."""
     _, outcome, size, _ = note.split(b"\0", 3)
     return outcome.decode(), int(size)
 

@@ -1,6 +1,6 @@
-"""redis-py's clients, which raise StoreUnavailable and its subclasses, and run Lua scripts by name.
+"""Changes redis-py's clients: they raise StoreUnavailable, and run Lua scripts by name.
 
-Every command, pipeline and subscription raises nothing else.
+Commands, pipelines and subscriptions raise only StoreUnavailable and its subclasses.
 """
 
 import re
@@ -26,12 +26,12 @@ from contract.redis.scripts import sha, source, timed
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
 _ERRORS = (exceptions.RedisError, OSError)
-#: Errors that the same command would always get: its arguments, or a key's type, cause them.
+#: Errors caused by a command's arguments or a key's type, which a retry would get again.
 _FINAL = re.compile(
     "WRONGTYPE|Protocol error|"
     "^(ERR )?(string exceeds|value is not|hash value is not|increment or decrement)"
 )
-#: Remedies of errors of Redis, by a word of their text.
+#: The remedies of Redis's errors, by a part of their text.
 _REMEDIES = {
     "DB index is out of range": "correct the number behind the / in WARMQ_REDIS_URL",
     "NOREPLICAS": "this primary has fewer replicas than its min-replicas-to-write: start them",
@@ -43,9 +43,9 @@ _CHECK_LOGIN = "check user, password and ACL in WARMQ_REDIS_URL"
 
 
 def translated(error: Exception) -> StoreUnavailable:
-    """Return warmq's error for one of redis-py's, with a remedy for the operator."""
+    """Return warmq's error for an error of redis-py, with a remedy for the operator."""
     text = str(error) or type(error).__name__
-    if inner := _IN_SCRIPT.search(text):  # Redis 6 wraps the error of a command in a script
+    if inner := _IN_SCRIPT.search(text):  # Redis 6 adds text to an error in a script
         text = inner[1]
     kind, remedy = StoreUnavailable, "is Redis running, and is WARMQ_REDIS_URL right?"
     if text.startswith("OOM") or "maxmemory" in text:
@@ -72,7 +72,7 @@ def _is_read_only(error: Exception) -> bool:
 
 
 def _raise_unless_unknown(error: StoreUnavailable) -> None:
-    """Raise an error of EVALSHA, unless Redis does not know the script."""
+    """Raise an error of EVALSHA, except that Redis does not know the script."""
     if not isinstance(error.__cause__, exceptions.NoScriptError):
         raise error
 
@@ -93,7 +93,7 @@ def _async_translates(method: _AsyncMethod) -> _AsyncMethod:
             return await method(self, *args, **options)
         except _ERRORS as error:
             if _is_read_only(error):
-                # This server has become a replica: a new connection may find the primary.
+                # The server has become a replica; a new connection may be to the primary.
                 await self.connection_pool.disconnect(inuse_connections=False)
             raise translated(error) from error
 
@@ -110,7 +110,7 @@ class _SyncPubSub(SyncPubSub):
 
 
 class Client(redis.Redis):
-    """A sync client."""
+    """redis-py's sync client with warmq's errors and scripts."""
 
     execute_command = _translates(redis.Redis.execute_command)
 
@@ -131,7 +131,7 @@ class Client(redis.Redis):
             return self.execute_command("EVALSHA", sha(name), 0, *args)
 
     def run_scripts(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run a repeatable script once with each of these arguments, in one round trip."""
+        """Run a script with each of these arguments in one round trip; it may run twice."""
         with timed(name):
             try:
                 return self._run_scripts(name, calls)
@@ -161,7 +161,7 @@ class _PubSub(PubSub):
 
 
 class AsyncClient(redis.asyncio.Redis):
-    """An asyncio client."""
+    """redis-py's asyncio client with warmq's errors and scripts."""
 
     execute_command = _async_translates(redis.asyncio.Redis.execute_command)
 

@@ -1,4 +1,4 @@
-"""Connections to Redis, sync and async, with the same limits for both sides."""
+"""Makes clients of Redis, sync and asyncio, with the same limits for worker and producer."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from redis.retry import Retry
 
 from contract.redis.client import AsyncClient
 
+#: Seconds after which a try to connect fails.
 CONNECT_TIMEOUT_S = 5.0
-#: A half-open socket must not block for ever; scripts themselves take milliseconds.
+#: Seconds after which an unanswered command fails, since a socket may be dead; scripts take ms.
 SOCKET_TIMEOUT_S = 20.0
-#: Threads share a client, and each has a connection while it asks. redis-py's default is 100, and
-#: further calls fail while Redis is slow to answer.
+#: Most connections of a client. Threads share it, and each uses a connection during a call. With
+#: redis-py's default, 100, further calls would fail while Redis answers slowly.
 _MAX_CONNECTIONS = 10_000
-#: Options of redis-py's connections, in a URL too.
+#: The names of options of redis-py's connections, which a URL may have, too.
 OPTIONS = frozenset(signature(AbstractConnection.__init__).parameters)
-#: Characters that CLIENT SETNAME accepts: printable ASCII without the space.
+#: The characters that CLIENT SETNAME accepts: printable ASCII without the space.
 _IN_CLIENT_NAMES = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
 class SentinelUrl(NamedTuple):
-    """`sentinel://user:pw@h1:26379,h2:26379/DB?master=NAME`; user and password are the servers'."""
+    """The parts of `sentinel://user:pw@h1:26379,h2:26379/DB?master=NAME`.
+
+    User and password are those of the Redis servers, not of the sentinels.
+    """
 
     addresses: list[tuple[str, int]]
     master: str
@@ -43,7 +47,7 @@ class SentinelUrl(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """Read the URL; raises ValueError for any other."""
+        """Read a sentinel:// URL; raises ValueError for an invalid one."""
         parts = urlsplit(url)
         addresses = []
         for address in parts.netloc.rpartition("@")[2].split(","):
@@ -54,20 +58,20 @@ class SentinelUrl(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """redis-py's options for the servers behind the sentinels."""
+        """redis-py's options for the Redis servers that the sentinels name."""
         login = {"username": self.user or None, "password": self.password} if self.password else {}
         return {"db": self.db, **login}
 
 
 def credentials_of(url: str) -> tuple[str, str]:
-    """Return user and password of a Redis URL, '' where there is none."""
+    """Return user and password of a Redis URL, '' for each that is missing."""
     credentials = urlsplit(url).netloc.rpartition("@")[0]
     user, _, password = credentials.partition(":")
     return unquote(user), unquote(password)
 
 
 def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = None) -> redis.Redis:
-    """Return a sync client that retries for eight seconds: its scripts are repeatable."""
+    """Return a sync client that retries for eight seconds, as its scripts may run twice."""
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
@@ -84,25 +88,25 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
 
 
 def _client_name(name: str) -> str:
-    """Return a name for CLIENT SETNAME, percent-encoded where it accepts nothing else."""
+    """Return a name for CLIENT SETNAME, with the characters that it refuses percent-encoded."""
     return quote(name, _IN_CLIENT_NAMES, errors="backslashreplace")
 
 
 def _closed(error: RuntimeError | AttributeError) -> bool:
-    """Return whether an error is of a socket that was reset, or closed by another task."""
-    if isinstance(error, AttributeError):  # redis-py gets its writer one step before it writes
+    """Return whether an error comes from a socket that was reset, or closed by another task."""
+    if isinstance(error, AttributeError):  # the connection's writer became None before the write
         return error.obj is None and error.name == "writelines"
     return str(error).startswith("unable to perform operation on")
 
 
 class Cancellable(AbstractConnection):
-    """Never swallows the cancellation of a task that connects, sends a command or reads a reply.
+    """A connection that never loses the cancellation of the task that uses it.
 
-    redis-py's timeouts may drop a cancellation, or turn it into an error, and the task goes on.
+    redis-py's timeouts may drop a cancellation, or turn it into an error: the task would go on.
     """
 
     async def connect(self) -> None:
-        """Connect, unless it is connected, and name the client."""
+        """Connect, unless connected, and send the client's name."""
         if not self.is_connected:
             await self._cancellable(super().connect())  # type: ignore[no-untyped-call]
 
@@ -125,12 +129,12 @@ class Cancellable(AbstractConnection):
             raise ConnectionError(f"connection lost: {error}") from error
         finally:
             if task and task.cancelling() > before:
-                await self.disconnect(nowait=True)  # nobody will read the reply
+                await self.disconnect(nowait=True)  # the next command would read this one's reply
                 raise asyncio.CancelledError
 
 
 class PackedConnection(Cancellable, redis.asyncio.Connection):
-    """Writes commands with hiredis: redis-py's asyncio packer copies each argument."""
+    """Encodes commands with hiredis, since redis-py's asyncio encoder copies each argument."""
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """Return the command's bytes."""
@@ -138,7 +142,7 @@ class PackedConnection(Cancellable, redis.asyncio.Connection):
 
 
 def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> AsyncClient:
-    """Return an asyncio client that never retries by itself: the drain decides."""
+    """Return an asyncio client that does not retry; the drain retries some commands itself."""
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s,
@@ -149,15 +153,15 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
         where = SentinelUrl.parse(url)
         watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
         return _cancellable(watch.master_for(where.master, AsyncClient, **options, **where.options))
-    # Where redis-py subscribes to maintenance notices, it does not check whether an idle connection
-    # was closed, as by a restart, and the next command on it fails.
+    # With maintenance notifications, redis-py does not check whether an idle connection was closed,
+    # for example by a restart of Redis, and the next command on it fails.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
-    # A URL with TLS or of a socket has another class.
+    # rediss:// and unix:// URLs choose their own connection class.
     return _cancellable(AsyncClient.from_url(url, connection_class=PackedConnection, **options))
 
 
 def _cancellable(client: Any) -> AsyncClient:
-    """Let a client make connections that can be cancelled, whatever their class."""
+    """Make a client use a Cancellable subclass of its connection class."""
     made = client.connection_pool.connection_class
     if not issubclass(made, Cancellable):
         client.connection_pool.connection_class = type(made.__name__, (Cancellable, made), {})
@@ -165,9 +169,9 @@ def _cancellable(client: Any) -> AsyncClient:
 
 
 def masked(url: str) -> str:
-    """Return a Redis URL that is safe to log, even if it is not a valid one."""
+    """Return a Redis URL without its password and options; the URL need not be valid."""
     scheme, separator, rest = url.partition("://")
-    # At the last @: a password with an unescaped @ or / must not be shown in part.
+    # Split at the last @, so that no part of a password with an @ or / in it is shown.
     credentials, at, address = rest.rpartition("@")
     if "?" in credentials:
         return f"{scheme}{separator}***"

@@ -1,4 +1,4 @@
-"""Dead letters: requests and messages that were given up, kept for people to inspect."""
+"""Reads and deletes dead letters: messages that no worker runs again, kept with a reason."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,19 @@ import orjson
 from contract.redis import keys
 from contract.redis.tenants import Tenants
 
-#: Messages moved by one script, and their bytes: Redis serves nobody else meanwhile.
+#: Most messages that one script moves, because Redis serves no other client meanwhile.
 CHUNK = 500
+#: Most bytes of messages that one script moves; the first may be larger.
 CHUNK_BYTES = 4 * 2**20
-#: A record begins with the time and the message's bytes; one of 0.1.0 with the reason.
+#: The beginning of a dead letter's entry: time and bytes of the message; not so in 0.1.0.
 _RECORD = re.compile(rb"\d+\0\d+\0")
 
 
 class DeadLetter(TypedDict):
-    """A dead letter; ids are None where unreadable. `at` is in ms, `bytes` the message's size."""
+    """A dead letter; ids are None if they cannot be read.
+
+    `at` is in ms since 1970. `bytes` is the message's size, `list` the list to which it returns.
+    """
 
     id: str
     reason: str
@@ -31,10 +35,10 @@ class DeadLetter(TypedDict):
 
 
 class DeadLetters(Tenants):
-    """The dead letters of one Redis. Raises StoreUnavailable where it cannot be used."""
+    """Reads and deletes dead letters. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def dead_letters(self, letter_ids: Iterable[str] | None = None) -> Iterator[DeadLetter]:
-        """Yield the dead letters, or the named ones that exist, oldest first, CHUNK at a time."""
+        """Yield the dead letters, or those of `letter_ids` that exist, oldest first."""
         ids = iter(self._dead_ids(letter_ids))
         while page := list(islice(ids, CHUNK)):
             records = self._client.hmget(keys.DEAD, page)
@@ -43,23 +47,23 @@ class DeadLetters(Tenants):
             )
 
     def _dead_ids(self, named: Iterable[str] | None) -> list[str]:
-        """Return the named ids, or all; they are numbers, the oldest is the lowest."""
+        """Return the named ids, or all, oldest first; ids are numbers that grow."""
         if named is None:
             named = (name.decode() for name, _ in self._client.hscan_iter(keys.DEAD, count=CHUNK))
         return sorted(set(named), key=lambda letter_id: (len(letter_id), letter_id))
 
     def dead_message(self, letter_id: str) -> bytes:
-        """Return the message of a dead letter; empty if it is gone."""
+        """Return the message of a dead letter, b'' if it does not exist."""
         return self._client.lindex(keys.dead_key(letter_id), 0) or b""
 
     def delete_dead(self, letter_ids: Iterable[str] | None = None) -> int:
-        """Forget dead letters, by default all; return how many there were."""
+        """Delete dead letters, by default all; return the number deleted."""
         sizes = ((letter_id, 0) for letter_id in self._dead_ids(letter_ids))
         return sum(int(self._run("dead_delete", *ids)) for ids in groups(sizes))
 
 
 def groups(sizes: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
-    """Yield the ids in groups that one script may handle; `sizes` pairs id and bytes."""
+    """Yield the ids in groups for one script each; `sizes` has pairs of id and bytes."""
     group: list[str] = []
     total = 0
     for name, size in sizes:
@@ -76,7 +80,7 @@ def _letter(letter_id: str, record: bytes) -> DeadLetter:
     if _RECORD.match(record):
         at, size, home, request_id, batch_id, _, custom_id, reason = record.split(b"\0", 7)
         bytes_, prefix = int(size), ""
-    else:  # of 0.1.0, with its message in its record: it can be deleted, not retried
+    else:  # an entry of 0.1.0 has its message in it; it can be deleted, but not retried
         reason, at, home, message = [*record.split(b"\0", 3), b"", b"", b""][:4]
         request_id, batch_id, custom_id = b"", b"", b"null"
         bytes_, prefix = len(message), "of warmq 0.1.0, retry it with 0.2.0: "

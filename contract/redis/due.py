@@ -1,4 +1,4 @@
-"""Scheduled work of the gateways: any living one claims it, under a lease."""
+"""Schedules the gateways' work; the gateway that claims it has a lease on it."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 from contract.redis.reads import Reads
 
 Work = Literal["batch", "webhook", "file", "upload"]
-#: Longest wait of a kind of work: a later time was set before Redis' clock stepped back. Batches
-#: wait for a minute at most (gateway/batches/api/record.py), webhooks for eight hours
-#: (gateway/webhooks/delivering.py); files and uploads as long as their owners like.
+#: Longest wait of each kind of work in ms. A later time was set before Redis's clock stepped back,
+#: and counts as due. Batches wait at most a minute (gateway/batches/api/record.py), webhooks eight
+#: hours (gateway/webhooks/delivering.py). Files and uploads have no limit.
 _LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}
 
 
 class Claim(NamedTuple):
-    """Work that this gateway holds, until its lease ends."""
+    """Work that this gateway has claimed; `token` identifies the claim."""
 
     work: Work
     id: str
@@ -21,17 +21,18 @@ class Claim(NamedTuple):
 
 
 class Due(Reads):
-    """Scheduled work in one Redis. Each call raises StoreUnavailable where it cannot be used.
+    """Schedules and claims work. Each call raises StoreUnavailable if Redis cannot be used.
 
-    Writes of a holder whose lease has ended are refused by the versions of objects (objects.py).
+    If a gateway's lease has ended, its later writes fail, because the versions of the objects have
+    changed (objects.py).
     """
 
     def add(self, work: Work, work_id: str, in_ms: int = 0) -> None:
-        """Schedule work, or schedule it again while it is done."""
+        """Schedule work, also while a gateway is doing it: then it is due once more."""
         self._run("due_set", work, work_id, "", in_ms)
 
     def claim(self, work: Work, lease_ms: int, most: int = 1) -> list[Claim]:
-        """Take work that is due."""
+        """Claim up to `most` pieces of work that are due."""
         longest_ms = _LONGEST_MS.get(work)
         longest = "" if longest_ms is None else max(longest_ms, 2 * lease_ms)
         _, *flat = self._run("due_claim", work, lease_ms, most, longest)
@@ -40,14 +41,14 @@ class Due(Reads):
         ]
 
     def renew(self, claims: Sequence[Claim], lease_ms: int) -> list[bool]:
-        """Extend claims in one round trip; False for one that another gateway has now."""
+        """Extend claims in one round trip; return False for each that is no longer valid."""
         calls = [(claim.work, claim.id, claim.token, lease_ms) for claim in claims]
         return [*map(bool, self._client.run_scripts("due_set", calls))]
 
     def release(self, claim: Claim, in_ms: int) -> bool:
-        """Give work back, due again in `in_ms`; False if another gateway has it now."""
+        """Give work back, due again in `in_ms`; return False if the claim is no longer valid."""
         return bool(self._run("due_release", claim.work, claim.id, claim.token, in_ms))
 
     def finish(self, claim: Claim) -> bool:
-        """Remove work that is done; False if another gateway has it now."""
+        """Remove work that is done; return False if the claim is no longer valid."""
         return bool(self._run("due_set", claim.work, claim.id, claim.token, ""))

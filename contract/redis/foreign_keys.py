@@ -1,4 +1,4 @@
-"""Keys of other programs in warmq's Redis: of another type, or lists that no worker reads."""
+"""Finds keys of other programs in Redis: with a wrong type, or lists that no worker reads."""
 
 import re
 import time
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from contract import naming
 from contract.redis import keys
 
-#: Bounds of a scan of all keys: seconds, and keys in one call.
+#: Most seconds of a scan of all keys, and the number of keys that one SCAN examines.
 SCAN_S, SCAN_COUNT = 3.0, 5_000
 
 
 def types_of(queue: str) -> dict[str, str]:
-    """Return the type, as TYPE names it, of each key that a queue's worker needs."""
+    """Return the keys that a queue's worker needs, with the type that TYPE returns for each."""
     lists = [*naming.priority_lists(queue), keys.suspects_list(queue)]
     rings = (naming.turns_key(queue, step) for step in naming.PRIORITY_STEPS)
     hashes = [
@@ -26,14 +26,17 @@ def types_of(queue: str) -> dict[str, str]:
 
 
 def wrong_types(queue: str, found: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the keys of a queue whose `found` type is wrong, with that type."""
+    """Return the keys of a queue whose type in `found` is wrong, with that type."""
     wanted = types_of(queue)
     shown = {key: kind.decode() for key, kind in found.items()}
     return {key: kind for key, kind in shown.items() if kind not in (wanted[key], "none")}
 
 
 class UnreadList(NamedTuple):
-    """A list of requests that no worker reads, and its client's option that named it."""
+    """A list of requests that no worker reads.
+
+    `option` is kombu's option that gave the list its name, and that the client should not set.
+    """
 
     key: str
     waiting: int
@@ -41,7 +44,7 @@ class UnreadList(NamedTuple):
 
 
 def unread_lists(client: Any, queue: str) -> Iterator[UnreadList]:
-    """Yield lists of requests that are named like a queue's but not read by its workers."""
+    """Yield lists of requests with a name similar to a queue's that no worker reads."""
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", queue)
     cursor, until = None, time.monotonic() + SCAN_S
     while cursor != 0 and time.monotonic() < until:
@@ -54,7 +57,7 @@ def unread_lists(client: Any, queue: str) -> Iterator[UnreadList]:
 
 
 def _option(name: str, queue: str) -> str:
-    """Return kombu's option that gave a list this name; '' for no such list."""
+    """Return kombu's option that gives a list this name; '' if none does."""
     before, found, after = name.partition(queue)
     if not found or name in naming.priority_lists(queue):
         return ""

@@ -1,4 +1,4 @@
-"""The last day of each queue and the last hour of each worker, by minutes (worker/lua/ring.lua)."""
+"""Reads the history of queues and workers, one entry a minute (worker/lua/ring.lua)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 from contract.redis.reads import Reads
 
-#: Minutes in a queue's ring and in a worker's.
+#: Minutes that the history of a queue (DAY) and of a worker (HOUR) has.
 DAY, HOUR = 1440, 60
 
 
 class Minute(NamedTuple):
-    """Sums of one minute (its number since 1970): requests, tokens, and seconds of slots."""
+    """The sums of one minute: requests, tokens, and seconds of slots.
+
+    `minute` counts from 1970. `busy_s` are the seconds of slots in use, `slots_s` of all slots.
+    """
 
     minute: int
     completed: int = 0
@@ -24,7 +27,7 @@ class Minute(NamedTuple):
     slots_s: int = 0
 
     def plus(self, more: Minute) -> Minute:
-        """Return the sums of both, under this one's number."""
+        """Return the sums of both minutes, with this one's `minute`."""
         return Minute(self.minute, *(a + b for a, b in zip(self[1:], more[1:], strict=True)))
 
     @property
@@ -34,10 +37,10 @@ class Minute(NamedTuple):
 
 
 class HistoryReads(Reads):
-    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+    """Reads the history. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def day(self, queues: Iterable[str], minutes: int = DAY) -> list[Minute]:
-        """Return the last minutes of some queues in sum, the oldest first: one round trip."""
+        """Return the sums over some queues of each of the last minutes, the oldest first."""
         now = self.now_ms() // 60_000
         fields = [str(minute % DAY) for minute in range(now - minutes + 1, now + 1)]
         sums: dict[int, Minute] = {}
@@ -47,7 +50,7 @@ class HistoryReads(Reads):
         return _last(sums, now, minutes)
 
     def hours(self, workers: Sequence[str]) -> dict[str, list[Minute]]:
-        """Return the last hour of each worker, the oldest minute first: one round trip."""
+        """Return the minutes of the last hour of each worker, the oldest first."""
         now = self.now_ms() // 60_000
         raws = self._each("hgetall", [f"warmq:ring-of:{worker}" for worker in workers])
         return {
@@ -60,11 +63,11 @@ def _minutes(values: Iterable[bytes]) -> dict[int, Minute]:
     found = {}
     for text in values:
         numbers = [int(number) for number in text.split() if number.isdigit()]
-        if len(numbers) == len(Minute._fields):  # another program's entry is skipped
+        if len(numbers) == len(Minute._fields):  # skips values of other programs
             found[numbers[0]] = Minute(*numbers)
     return found
 
 
 def _last(found: Mapping[int, Minute], now: int, minutes: int) -> list[Minute]:
-    """Return every minute up to `now`, unknown ones as zeros."""
+    """Return the last `minutes` up to `now`, with zeros for those not found."""
     return [found.get(m, Minute(m)) for m in range(now - minutes + 1, now + 1)]

@@ -1,9 +1,9 @@
-"""Names of Redis keys and channels; docs/reference/redis-keys.md describes each."""
+"""Defines names of Redis keys and channels; docs/reference/redis-keys.md describes each."""
 
 from contract.naming import RESULT_PREFIX
 
 LEASE_SEQ = "warmq:lease_seq"
-#: A number in a name is the protocol that gave the key its form (contract/version.py).
+#: A number in a name is the protocol (contract/version.py) in which the key got its format.
 LEASES = "warmq:leases:2"
 SEQUENCES = "warmq:sequences"
 WORKERS = "warmq:workers"
@@ -15,42 +15,42 @@ SWEEP = "warmq:sweep"
 TENANTS = "warmq:tenants"
 BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring:2"
-#: Written and removed within one script, which tests a user's rights.
+#: A key that a script writes and removes to check the permissions of the Redis user.
 SCRATCH = "warmq:scratch"
 CANCEL_CHANNEL = "warmq:cancel"
 BATCH_CANCEL_CHANNEL = "warmq:batch-cancel"
 
 
 def suspects_list(queue: str) -> str:
-    """Return the list of requests suspected of killing their engine."""
+    """Return the key of a queue's list of suspects: requests that may kill their engine."""
     return f"{queue}:suspects"
 
 
 def worker_key(worker: str) -> str:
-    """Return the hash of a worker's leases."""
+    """Return the key of the hash of a worker's leases."""
     return f"warmq:worker:2:{worker}"
 
 
 def batch_key(batch_id: str, part: str = "") -> str:
-    """Return the batch hash, or one of its parts: index, finished, failed."""
+    """Return the key of a batch's hash, or of a part: index, finished, failed, identical."""
     return f"warmq:batch:{batch_id}:{part}" if part else f"warmq:batch:{batch_id}"
 
 
 def attempts_key(request_id: str) -> str:
-    """Return the list of a request's attempts that brought no answer, the last one first."""
+    """Return the key of the list of a request's attempts without an answer, latest first."""
     return f"warmq:attempts:{request_id}"
 
 
 def used_key(queue: str, hour: int) -> str:
-    """Return the hash of the tokens that each tenant used of a queue in an hour since 1970."""
+    """Return the key of the hash of tokens by tenant in one hour, counted from 1970."""
     return f"warmq:used:{queue}:{hour}"
 
 
 def dead_key(letter_id: str) -> str:
-    """Return the list that holds the message of a dead letter."""
+    """Return the key of the list with the message of a dead letter."""
     return f"{DEAD}:{letter_id}"
 
 
 def result_key(request_id: str) -> str:
-    """Return the key of a result, the one that Celery's Redis backend uses."""
+    """Return the key of a request's result, as Celery's Redis backend makes it."""
     return RESULT_PREFIX + request_id

@@ -1,4 +1,8 @@
-"""Objects of the gateways: documents by kind and id, with one owner each, listed newest first."""
+"""Reads and writes the gateways' records: documents about files, uploads and batches.
+
+Records are called objects in the code. An object has a kind, an id and an owner, which is the
+tenant's name; each tenant has a list of each kind, sorted by creation.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -7,17 +11,18 @@ import orjson
 
 from contract.redis.reads import Reads
 
+#: The key that has the name of the mark in the gateways' store, the folder or bucket of files.
 _STORE = "warmq:gateway:store"
-#: Statuses of batches that have ended.
+#: The statuses of batches that have ended.
 ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
-#: OBJECT_PAGE has examined as many objects as one call may; there are more.
+#: The answer of the script OBJECT_PAGE if there are more objects than one call may examine.
 _MORE_TO_EXAMINE = 3
 
 Kind = Literal["file", "upload", "batch", "message_batch"]
 
 
 class Stored(NamedTuple):
-    """A document as it was read; `version` counts its writes from 1."""
+    """An object as it was read; `version` counts the writes of its document, from 1."""
 
     id: str
     document: bytes
@@ -25,20 +30,20 @@ class Stored(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Documents in the order asked for, and whether there are more after them."""
+    """Some objects of a list, in the requested order, and whether more follow."""
 
     objects: list[Stored]
     has_more: bool
 
 
 class Objects(Reads):
-    """Objects in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """Reads and writes objects. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def create(
         self, kind: Kind, owner: str, object_id: str, created: int, document: bytes,
         expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> bool:  # fmt: skip
-        """Write a new object; False if its id exists, or `of_batch` has changed since.
+        """Write a new object; return False if its id exists or `of_batch` has been changed.
 
         `created` and `expires_at` are in seconds since 1970.
         """
@@ -49,7 +54,7 @@ class Objects(Reads):
         self, kind: Kind, owner: str, read: Stored, document: bytes, created: int,
         expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> Stored | None:  # fmt: skip
-        """Write an object that was `read`; None if it, or `of_batch`, has changed since."""
+        """Write an object that was `read`; return None if it or `of_batch` has been changed."""
         anew = Stored(read.id, document, read.version)
         version = self._put(kind, owner, anew, created, expires_at, of_batch)
         return Stored(read.id, document, version) if version else None
@@ -65,14 +70,14 @@ class Objects(Reads):
         ))  # fmt: skip
 
     def get(self, kind: Kind, owner: str, object_id: str) -> Stored | None:
-        """Return an owner's object; None if it has none of that id."""
+        """Return an object of a tenant; None if the tenant has none with this id."""
         found = self._client.hmget(_key(kind, object_id), "owner", "document", "version")
         if found[0] is None or found[0].decode() != owner:
             return None
         return Stored(object_id, found[1], int(found[2]))
 
     def get_many(self, kind: Kind, object_ids: Sequence[str]) -> list[Stored | None]:
-        """Return objects of any owners, None for one that is gone: one round trip."""
+        """Return objects of any tenants, None for a missing one, in one round trip."""
         pipe = self._client.pipeline(transaction=False)
         for object_id in object_ids:
             pipe.hmget(_key(kind, object_id), "document", "version")
@@ -80,17 +85,17 @@ class Objects(Reads):
         return [Stored(i, f[0], int(f[1])) if f[0] is not None else None for i, f in pairs]
 
     def owner_of(self, kind: Kind, object_id: str) -> str | None:
-        """Return an object's owner; None: it is gone."""
+        """Return the tenant of an object, None if the object does not exist."""
         owner = self._client.hget(_key(kind, object_id), "owner")
         return owner.decode() if owner is not None else None
 
     def store_mark(self) -> str | None:
-        """Return the name of the content that marks the gateways' store; None before it exists."""
+        """Return the name of the mark in the gateways' store; None if none is recorded."""
         found = self._client.get(_STORE)
         return found.decode() if found is not None else None
 
     def mark_store(self, name: str) -> str:
-        """Record the name of that content, unless there is one; return the recorded name."""
+        """Record the name of the store's mark, unless one is recorded; return the recorded."""
         self._client.set(_STORE, name, nx=True)
         return self.store_mark() or name
 
@@ -103,7 +108,7 @@ class Objects(Reads):
         self._run("note_reader", file_id, batch_id, 0)
 
     def is_read(self, file_id: str) -> bool:
-        """Return whether an unended batch reads a content; forget readers that have ended."""
+        """Return whether a batch that has not ended reads a file; remove readers that have."""
         names = sorted(name.decode() for name in self._client.smembers(_readers_key(file_id)))
         reads = False
         for name, stored in zip(names, self.get_many("batch", names), strict=True):
@@ -114,17 +119,20 @@ class Objects(Reads):
         return reads
 
     def has_reader(self, file_id: str) -> bool:
-        """Return whether any reader is noted, ended or not."""
+        """Return whether any batch is noted as a reader, also one that has ended."""
         return bool(self._client.exists(_readers_key(file_id)))
 
     def delete(self, kind: Kind, owner: str, object_id: str) -> bool:
-        """Remove an owner's object; return whether it existed."""
+        """Delete an object of a tenant; return whether it existed."""
         return bool(self._run("object_delete", kind, object_id, owner))
 
     def page(
         self, kind: Kind, owner: str, *, after: str = "", limit: int, oldest_first: bool = False
     ) -> Page | None:
-        """Return the objects after `after` ('': from the first); None if it does not exist."""
+        """Return the objects after the id `after` ('': from the first).
+
+        Return None if the tenant has no such id.
+        """
         found: dict[bytes, Stored] = {}
         place: int | str = ""
         while True:
@@ -132,7 +140,7 @@ class Objects(Reads):
             answer, place, *flat = self._run("object_page", *asked)
             if answer < 0:
                 return None
-            # New objects move the places: one may come twice.
+            # A new object moves the older ones in the list, so one may come twice.
             for i, version, document in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
                 found[i] = Stored(i.decode(), document, int(version))
             if answer != _MORE_TO_EXAMINE:

@@ -1,4 +1,4 @@
-"""Reads of batches, queues and workers: one or two round trips, however large a batch is."""
+"""Reads batches, queues and workers, in one or two round trips whatever a batch's size."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wron
 from contract.streaming import Listener
 from contract.version import PROTOCOL, version
 
-#: Commands in one round trip: Redis serves nobody else meanwhile.
+#: Most commands in one round trip, because Redis serves no other client meanwhile.
 PAGE = 250
 
 
 def check_protocol(batch: Batch) -> Batch:
-    """Return a batch of this protocol.
+    """Return the batch, if this version of warmq can read it.
 
     Raises:
-        ProtocolMismatch: it is of a newer warmq, or of 0.1.0.
+        ProtocolMismatch: the batch is of a newer warmq, or of 0.1.0.
     """
     if batch.protocol > PROTOCOL:
         raise ProtocolMismatch(
@@ -41,11 +41,11 @@ def check_protocol(batch: Batch) -> Batch:
 
 
 class Reads:
-    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+    """Reads from one Redis. Each call raises StoreUnavailable if it cannot be used."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._raw_client = client
-        # redis-py types every reply as bytes or str or more; these clients never decode.
+        # Typed Any: redis-py types a reply as any of several types, and this client gets bytes.
         self._client: Any = Client(connection_pool=client.connection_pool)
 
     def _run(self, name: str, *args: Any) -> Any:
@@ -58,37 +58,37 @@ class Reads:
         return cls(other._raw_client)
 
     def close(self) -> None:
-        """Close the client that this was made with, and all connections."""
+        """Close the client that was given to __init__, and all its connections."""
         self._raw_client.close()
 
     def ping(self) -> None:
-        """Ask Redis for a reply."""
+        """Check that Redis answers."""
         self._client.ping()
 
     def now_ms(self) -> int:
-        """Return the time on Redis' clock, in ms since 1970."""
+        """Return Redis's time, in ms since 1970."""
         seconds, microseconds = self._client.time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     # -- batches ----------------------------------------------------------------
 
     def batch(self, batch_id: str) -> Batch | None:
-        """Return the state of a batch, None if there is none.
+        """Return the state of a batch, None if it does not exist.
 
         Raises:
-            ProtocolMismatch: for a batch of a newer warmq, or of 0.1.0.
+            ProtocolMismatch: the batch is of a newer warmq, or of 0.1.0.
         """
         raw = self._client.hgetall(keys.batch_key(batch_id))
         return check_protocol(Batch(batch_id, _texts(raw.items()))) if raw else None
 
     def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
-        """Return the states of some batches, None for a missing one: one round trip."""
+        """Return the states of batches, None for a missing one, in one round trip a PAGE."""
         raws = self._each("hgetall", [keys.batch_key(batch_id) for batch_id in batch_ids])
         pairs = zip(batch_ids, raws, strict=True)
         return [Batch(name, _texts(raw.items())) if raw else None for name, raw in pairs]
 
     def batches(self) -> list[Batch]:
-        """Return all batches, newest first: one round trip for the first PAGE, one for the next."""
+        """Return all batches, newest first, in one round trip for each PAGE of them."""
         names, first = self._client.run_script("list", PAGE)
         ids = [name.decode() for name in names]
         states = [_texts(zip(flat[::2], flat[1::2], strict=True)) for flat in first]
@@ -96,7 +96,7 @@ class Reads:
         return found + [batch for batch in self.states(ids[PAGE:]) if batch]
 
     def newest_ids(self, count: int = 1000) -> list[str]:
-        """Return the ids of the newest batches; one may have expired a moment ago."""
+        """Return the ids of the newest batches, of which some may have expired just now."""
         return [name.decode() for name in self._client.zrevrange(keys.BATCHES, 0, count - 1)]
 
     def existing(self, batch_ids: Sequence[str]) -> list[str]:
@@ -107,15 +107,15 @@ class Reads:
         return [b for b, there in zip(batch_ids, pipe.execute(), strict=True) if there]
 
     def expires_in_s(self, batch_id: str) -> float | None:
-        """Return the seconds until a batch's state expires; None if it does not."""
+        """Return the seconds until a batch's state expires; None if it has no time to live."""
         left_ms = int(self._client.pttl(keys.batch_key(batch_id)))
         return left_ms / 1000 if left_ms >= 0 else None
 
     def in_flight(self, batch: Batch) -> int:
-        """Return how many requests of a batch are leased, by dead workers too."""
+        """Return the number of a batch's requests that are leased, also by dead workers."""
         pipe = self._client.pipeline(transaction=False)
         leases = self._client.zrevrange(keys.LEASES, 0, -1, withscores=True)
-        # One with a negative time is on its way back to its queue (lua/leases.lua).
+        # A lease with a negative score is returning to its queue (contract/lua/leases.lua).
         for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
             pipe.hgetall(keys.worker_key(worker.decode()))
         records = (raw.split(b"\0", 7) for leased in pipe.execute() for raw in leased.values())
@@ -125,39 +125,41 @@ class Reads:
     # -- requests and the server --------------------------------------------------
 
     def returns(self, request_id: str) -> int:
-        """Return how often an unfinished request was handed back to its queue."""
+        """Return the number of times that an unfinished request was handed back."""
         return int(self._client.hget(keys.RETURNS, request_id) or 0)
 
     def listener(self, *request_ids: str) -> Listener:
-        """Return a listener to the texts of these requests while they are written."""
+        """Return a listener that reads these requests' text while they run."""
         return Listener(self._client, request_ids)
 
     def info(self) -> dict[str, Any]:
-        """Return Redis' INFO: version, role, persistence, memory."""
+        """Return the reply of Redis's INFO: version, role, persistence, memory."""
         return dict(self._client.info())
 
     # -- queues and workers ---------------------------------------------------------
 
     def queue_lengths(self, queue: str) -> dict[str, int]:
-        """Return how many messages wait in each list of a queue, suspects included."""
+        """Return the number of messages in each list of a queue, also in that of suspects."""
         lists = [*naming.priority_lists(queue), keys.suspects_list(queue)]
         lists += [list_key for _, _, list_key in self.turns(queue)]
         lists = list(dict.fromkeys(lists))
         return dict(zip(lists, self._each("llen", lists), strict=True))
 
     def wrong_types(self, queue: str) -> dict[str, str]:
-        """Return the keys of a queue that another program has made, and their types."""
+        """Return the keys of a queue that have a type of another program, with this type."""
         names = [*types_of(queue)]
         return wrong_types(queue, dict(zip(names, self._each("type", names), strict=True)))
 
     def unread_lists(self, queue: str) -> list[UnreadList]:
-        """Return the lists of requests of a queue's clients that no worker reads."""
+        """Return lists into which clients put requests of a queue, but which no worker reads."""
         return [*unread_lists(self._client, queue)]
 
     def turns(self, queue: str, most: int | None = None) -> list[tuple[int, str, str]]:
-        """Return the lists that have turns, sorted: (priority step, tenant, list key).
+        """Return the lists of waiting messages, sorted, as (priority step, tenant, list key).
 
-        `most` bounds the uncapped tenants of a priority; and, plus one, the lists of each.
+        A list has turns if it has messages; one of kombu's only after a worker has found it. `most`
+        limits the tenants of a priority that are below their cap, the most requests that they may
+        have in flight. Of each tenant up to `most` + 1 lists are returned.
         """
         rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
         last, last_list = (-1, -1) if most is None else (most - 1, most)
@@ -180,7 +182,7 @@ class Reads:
         ]
 
     def _each(self, command: str, names: Sequence[str], *args: Any) -> list[Any]:
-        """Return one command's replies for some keys: a round trip for PAGE of them."""
+        """Return a command's reply for each key, in one round trip for PAGE of them."""
         replies: list[Any] = []
         for start in range(0, len(names), PAGE):
             pipe = self._client.pipeline(transaction=False)
@@ -195,24 +197,24 @@ class Reads:
         return [{k: v for k, v in worker.items() if k != "silent_s"} for worker in living]
 
     def served_queues(self) -> set[str]:
-        """Return the queues that living workers serve."""
+        """Return the names of the queues that living workers serve."""
         return {worker["queue"] for worker in self.announcements() if is_alive(worker)}
 
     def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
-        """Return the last announcements of a queue's workers, or of all, `silent_s` old."""
+        """Return the last announcement of each worker of a queue, or of all queues."""
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         return [each for each in read_announcements(raw, now_s) if queue in (None, each["queue"])]
 
     def memory_for_batches(self, high_water: float) -> int | None:
-        """Return the bytes of memory above which ENQUEUE refuses chunks; None for no limit."""
+        """Return the bytes of memory above which ENQUEUE refuses chunks; None without a limit."""
         limit = int(self._client.info("memory")["maxmemory"])
         return int(limit * high_water) if limit else None
 
     def why_full(
         self, queue: str, coming: int, *, high_water: float, high_water_requests: int
     ) -> str:
-        """Return why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
+        """Return the reason why ENQUEUE would refuse a chunk after `coming` more bytes, or ''."""
         memory = self._client.info("memory")
         used, limit = memory["used_memory"], memory["maxmemory"]
         if limit:

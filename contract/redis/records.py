@@ -1,4 +1,8 @@
-"""Memory of the gateways' objects in Redis, by tenant, counted as they are written and removed."""
+"""Reads how much Redis memory the records of each tenant take.
+
+A record is a gateway's document in Redis about a file, upload or batch (objects.py). Scripts count
+its bytes when they write and remove it. `owner` is the name of the record's tenant.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,15 +12,17 @@ from typing import NamedTuple, cast
 from contract.redis.objects import Kind
 from contract.redis.reads import PAGE, Reads
 
+#: The key of the hash of each tenant's bytes, and the beginning of the keys of each record's bytes.
 _SUMS = "warmq:gateway:records"
 #: Most bytes of a tenant's records: 40,000 batches of 6 kB, or 160,000 small ones.
 MOST_BYTES = 256 * 2**20
-#: The part of Redis' maxmemory that they may have at most: tenants and their requests share it.
+#: The divisor of maxmemory that gives the other limit: a tenant's records may take 1/MOST_PART of
+#: it, since other tenants and the queued requests share Redis's memory.
 MOST_PART = 8
 
 
 class Record(NamedTuple):
-    """One object; `bytes` is about its memory in Redis."""
+    """One record; `bytes` is approximately its memory in Redis."""
 
     kind: Kind
     id: str
@@ -24,31 +30,31 @@ class Record(NamedTuple):
 
 
 class Records(Reads):
-    """Counts of objects in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """Reads the sizes of records. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def most_bytes(self) -> int:
-        """Return the bytes of records that a tenant may have in this Redis."""
+        """Return the most bytes that the records of one tenant may have in this Redis."""
         limit = int(self._client.info("memory")["maxmemory"])
         return min(MOST_BYTES, limit // MOST_PART) if limit else MOST_BYTES
 
     def bytes_of(self, owner: str) -> int:
-        """Return the bytes of an owner's records; expired ones count until they are forgotten."""
+        """Return the bytes of a tenant's records, expired ones too until `forget_gone`."""
         return int(self._client.hget(_SUMS, owner) or 0)
 
     def owners(self) -> dict[str, int]:
-        """Return the bytes of each owner's records."""
+        """Return the bytes of records by tenant."""
         return {name.decode(): int(size) for name, size in self._client.hgetall(_SUMS).items()}
 
     def of(self, owner: str) -> Iterator[Record]:
-        """Yield an owner's records in no order, a page at a time."""
+        """Yield a tenant's records, not in any order, and read in pages."""
         return chain.from_iterable(self._pages(owner))
 
     def kinds_of(self, owner: str, most: int) -> Counter[str]:
-        """Return how many of each kind are among the first `most` of an owner's records."""
+        """Return the number of each kind among the first `most` records of a tenant."""
         return Counter(record.kind for record in islice(self.of(owner), most))
 
     def listed(self, kind: Kind, owner: str) -> Iterator[str]:
-        """Yield the ids in an owner's list, expired ones included, a page at a time."""
+        """Yield the ids in a tenant's list of a kind, expired ones too, and read in pages."""
         key, begin, found = f"warmq:gateway:{kind}s:{owner}", 0, [b""]
         while found:
             found = self._client.zrange(key, begin, begin + PAGE - 1)
@@ -56,7 +62,7 @@ class Records(Reads):
             begin += len(found)
 
     def forget_gone(self, owner: str) -> int:
-        """Remove expired records of an owner from the counts; return how many."""
+        """Remove a tenant's expired records from the counts; return their number."""
         count = 0
         for page in self._pages(owner):
             names = chain.from_iterable((record.kind, record.id) for record in page)
@@ -64,7 +70,7 @@ class Records(Reads):
         return count
 
     def end(self, kind: Kind, object_id: str, at_s: int) -> bool:
-        """Let an object expire at a time; return whether it exists."""
+        """Let a record expire at a time, in seconds since 1970; return whether it exists."""
         return bool(self._client.expireat(f"warmq:gateway:{kind}:{object_id}", at_s))
 
     def _pages(self, owner: str) -> Iterator[list[Record]]:
@@ -72,7 +78,7 @@ class Records(Reads):
         while cursor:
             cursor, found = self._client.hscan(f"{_SUMS}:{owner}", max(0, cursor), count=PAGE)
             records = [_record(name, size) for name, size in found.items()]
-            # A small hash comes whole, however few were asked for.
+            # HSCAN returns a small hash as a whole, whatever its `count`.
             for begin in range(0, len(records), PAGE):
                 yield records[begin : begin + PAGE]
 

@@ -1,6 +1,6 @@
-"""The Lua scripts, and counters of their calls.
+"""Reads the Lua scripts, and counts their calls.
 
-A script's text is the shared files of contract/lua plus its own file.
+The text of a script is that of the SHARED files of contract/lua and of its own file.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from contract.errors import StoreUnavailable
 
-#: Packages with scripts in a folder `lua`; contract has those that several packages run. No two
-#: scripts have one name.
+#: The packages with scripts in a folder `lua`. `contract` has those that several packages run. The
+#: names of all scripts differ.
 PACKAGES = ("contract", "worker", "producer", "gateway")
-#: Files in front of every script.
+#: The files of contract/lua that precede every script, in this order.
 SHARED = ("common", "message", "turns", "charges", "leases")
 
 
@@ -33,7 +33,7 @@ def source(name: str) -> str:
 
 def _own(name: str) -> Traversable:
     for package in PACKAGES:
-        spec = find_spec(package)  # an image may have the packages of one side alone
+        spec = find_spec(package)  # an image may lack a package
         if spec is not None and spec.origin is not None:
             file = files(package) / "lua" / f"{name}.lua"
             if file.is_file():
@@ -43,12 +43,15 @@ def _own(name: str) -> Traversable:
 
 @cache
 def sha(name: str) -> str:
-    """Return the SHA-1 in hex by which Redis knows a loaded script."""
+    """Return a script's SHA-1 in hex, the argument of EVALSHA."""
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
 class ScriptTimes(NamedTuple):
-    """Calls of a script, seconds until their replies, network included, and failed calls."""
+    """The number of calls of a script, their seconds, and the number of failed calls.
+
+    The seconds are from each call to its reply, network included.
+    """
 
     calls: int = 0
     seconds: float = 0.0
@@ -61,7 +64,7 @@ _times: dict[str, ScriptTimes] = {}
 
 @contextmanager
 def timed(script: str) -> Iterator[None]:
-    """Count a call, its seconds, and whether it raised StoreUnavailable."""
+    """Count a call of a script, its seconds, and whether it raised StoreUnavailable."""
     began, failed = time.perf_counter(), False
     try:
         yield
@@ -76,11 +79,11 @@ def timed(script: str) -> Iterator[None]:
 
 
 def script_times(always: Iterable[str] = ()) -> dict[str, ScriptTimes]:
-    """Return the counters of the scripts that this process called, and of `always`."""
+    """Return the counts of the scripts that this process has called, and of `always`."""
     with _lock:
         return dict.fromkeys(always, ScriptTimes()) | _times
 
 
 def script_errors() -> int:
-    """Return how many calls of scripts have failed since the process started."""
+    """Return the number of failed calls of scripts since the process started."""
     return sum(times.errors for times in script_times().values())

@@ -1,4 +1,4 @@
-"""Tenants: their terms, and their requests waiting and in flight."""
+"""Reads and writes tenants' terms, and reads their requests waiting and in flight."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from contract.redis.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's terms: its share of tokens, and its requests in flight in each queue."""
+    """A tenant's terms: weight of its share of tokens, and most requests in flight a queue."""
 
     name: str
     weight: float = 1.0
@@ -20,27 +20,27 @@ class Tenant:
 
 
 class TenantLoad(NamedTuple):
-    """Requests of a tenant in one queue."""
+    """The number of a tenant's requests in one queue."""
 
     waiting: int = 0
     in_flight: int = 0
 
 
 class Tenants(Reads):
-    """Tenants of one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """Reads and writes tenants. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def tenants(self) -> list[Tenant]:
-        """Return the tenants that have explicit terms, by name."""
+        """Return the tenants that have explicit terms, sorted by name."""
         found = sorted(self._client.hgetall(keys.TENANTS).items())
         return [_tenant(name.decode(), terms.decode()) for name, terms in found]
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant's terms, or the default ones."""
+        """Return a tenant's explicit terms, or the default ones."""
         terms = self._client.hget(keys.TENANTS, name)
         return _tenant(name, terms.decode()) if terms else Tenant(name)
 
     def set_tenant(self, tenant: Tenant) -> None:
-        """Write a tenant's terms; they hold for waiting requests within a second."""
+        """Write a tenant's terms; within a second they apply to requests that wait."""
         cap = "" if tenant.max_in_flight is None else tenant.max_in_flight
         self._run("terms_put", keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
 
@@ -60,7 +60,7 @@ class Tenants(Reads):
         return {name: TenantLoad(waiting[name], in_flight.get(name, 0)) for name in names}
 
     def in_flight_by(self, queue: str) -> dict[str, int]:
-        """Return how many requests of each tenant workers of a queue have in flight."""
+        """Return the number of each tenant's requests in flight in a queue's workers."""
         return {
             field.decode().removeprefix("in_flight:"): int(count)
             for field, count in self._client.hgetall(naming.turns_key(queue)).items()
@@ -68,7 +68,10 @@ class Tenants(Reads):
         }
 
     def used(self, queues: Iterable[str]) -> dict[str, float]:
-        """Return each tenant's tokens of the last hour, estimated from two hours' sums."""
+        """Return each tenant's tokens of the last 60 minutes, an estimate.
+
+        Redis has sums of whole hours: the previous hour counts in proportion to its overlap.
+        """
         names = list(queues)
         hour, past_ms = divmod(self.now_ms(), 3_600_000)
         left = 1 - past_ms / 3_600_000

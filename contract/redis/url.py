@@ -1,4 +1,4 @@
-"""Checks of addresses and Redis URLs, made before anything is connected."""
+"""Checks Redis URLs and addresses before the first connection."""
 
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
@@ -7,12 +7,13 @@ from pydantic import SecretStr
 
 from contract.redis.connect import OPTIONS, connect, connect_async
 
-#: Ten years: far below the limits of Redis' PEXPIRE (in ms), Lua's numbers and Python's timers.
+#: The longest time in seconds, ten years. It is far below the limits of Redis's PEXPIRE (in ms),
+#: Lua's numbers and Python's timers.
 LONGEST_S = 10 * 365 * 86_400
-#: Digits of a database's number; Redis counts them in an int.
+#: Most digits of a database's number, which is an int in Redis.
 LONGEST_DATABASE = 9
-#: Options of redis-py's connections that a URL may have behind its ?, next to ssl_*. The rest
-#: changes the types of replies, or is set by warmq itself.
+#: The options of redis-py's connections that a URL may have after its ?, in addition to ssl_*. The
+#: rest changes the types of replies, or is set by warmq.
 _OPTIONS = {
     "db", "health_check_interval", "password", "retry_on_timeout", "socket_connect_timeout",
     "socket_keepalive", "socket_read_size", "socket_timeout", "username",
@@ -26,10 +27,10 @@ _NOT_A_URL = (
 
 
 def redis_url(secret: SecretStr) -> SecretStr:
-    """Return WARMQ_REDIS_URL.
+    """Check and return WARMQ_REDIS_URL.
 
     Raises:
-        ValueError: redis-py cannot connect to it; the text does not quote it.
+        ValueError: the URL is invalid; the error's text has no part of it.
     """
     url = secret.get_secret_value()
     if not url.startswith(_SCHEMES):
@@ -37,7 +38,7 @@ def redis_url(secret: SecretStr) -> SecretStr:
     try:
         parts = urlsplit(url)
         names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    except ValueError:  # the libraries' own messages may quote a part of the password
+    except ValueError:  # urllib's message may have a part of the password
         raise ValueError(_NOT_A_URL) from None
     database = parts.path.strip("/")
     if parts.scheme != "unix" and database and not _is_number(database):
@@ -57,7 +58,7 @@ def _is_number(text: str) -> bool:
 
 
 def _has_parts(url: str, parts: SplitResult) -> bool:
-    """Return whether no `/`, `#` or `@` in a password has shifted the parts."""
+    """Return whether the parts are right, also if the password has a `/`, `#` or `@`."""
     if "@" in parts.path or parts.fragment or not url.isprintable():
         return False
     if parts.scheme == "unix":
@@ -67,14 +68,17 @@ def _has_parts(url: str, parts: SplitResult) -> bool:
 
 
 def is_address(address: str, with_port: bool = False) -> bool:
-    """Return whether this is `host:port` with a valid name; the port is optional by default."""
+    """Return whether a text is `host:port` with a valid host; `:port` may be missing.
+
+    `with_port`: `:port` is required.
+    """
     host, colon, port = address.rpartition(":")
     if not colon or "]" in port:
         host, port = address, ""
     if any(character.isspace() for character in host):
         return False
     try:
-        host.encode("idna")  # as every DNS look-up does, which raises no OSError if it fails here
+        host.encode("idna")  # DNS look-ups do the same, and would raise UnicodeError
     except UnicodeError:
         return False
     if port == "":
@@ -83,13 +87,13 @@ def is_address(address: str, with_port: bool = False) -> bool:
 
 
 def _connects(url: str) -> bool:
-    """Return whether redis-py accepts the URL and its `?options`; nothing is connected."""
+    """Return whether redis-py accepts the URL and its options; make no connection."""
     try:
         for client in (connect(url, "check"), connect_async(url, "check")):
             connection: Any = client.connection_pool.make_connection()
             for limit in (connection.socket_timeout, connection.socket_connect_timeout):
                 if limit is not None and not 0 < limit <= LONGEST_S:
                     return False
-    except Exception:  # of whatever type, it comes from the URL
+    except Exception:  # an error of any type here is caused by the URL
         return False
     return True

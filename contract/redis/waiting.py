@@ -1,4 +1,4 @@
-"""Requests waiting in the queues, for people and for metrics."""
+"""Counts the requests that wait in queues, for people and for metrics."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,14 +7,15 @@ from contract import naming
 from contract.redis import keys
 from contract.redis.reads import Reads
 
-#: Tenants of one queue and priority that a page shows, and lists of each tenant.
+#: Most tenants of one queue and priority that are counted, and most lists of each tenant.
 MAX_LISTS = 100
 
 
 class Waiting(NamedTuple):
-    """Requests waiting for a tenant ('': kombu's lists); `since_ms` is the oldest batch's.
+    """The number of requests that wait for a tenant, at one priority of a queue.
 
-    `more`: there are lists beyond the counted ones.
+    `tenant` is '' for kombu's lists. `since_ms` is the creation of the oldest batch among them.
+    `more`: the tenant has more lists than were counted.
     """
 
     queue: str
@@ -26,10 +27,10 @@ class Waiting(NamedTuple):
 
 
 class WaitingReads(Reads):
-    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+    """Reads queues' lengths. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def waiting_totals(self, queues: Iterable[str]) -> dict[str, int]:
-        """Return how many requests wait in each queue: one round trip."""
+        """Return the number of requests that wait in each queue, in one round trip."""
         names = list(queues)
         pipe = self._client.pipeline(transaction=False)
         for queue in names:
@@ -44,7 +45,7 @@ class WaitingReads(Reads):
         }
 
     def waiting_by(self, queue: str, most: int | None = MAX_LISTS) -> list[Waiting]:
-        """Return waiting requests by priority and tenant, of `turns(queue, most)`."""
+        """Return the waiting requests by priority and tenant, in the lists of `turns`."""
         plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
         lists = [*plain, *self.turns(queue, most)]
         lengths = self._each("llen", [key for _, _, key in lists])

@@ -1,4 +1,4 @@
-"""Reads and writes W3C trace contexts, which travel with messages, and records this process's spans.
+"""Reads and writes W3C trace contexts, which messages carry, and records this process's spans.
 
 OpenTelemetry's packages are imported only by `tracing` (contract/traces/otlp.py).
 
