@@ -1,4 +1,4 @@
-"""Submits requests, watches batches, collects results: for programs, and as a command line.
+"""Submits requests, watches batches and collects results: a library and a command line.
 
 from producer import Client
 """
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client when it is asked for: the commands do not need it."""
+    """Import the client on its first use: the commands do not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from producer import client  # noqa: PLC0415 - see above

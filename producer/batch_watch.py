@@ -1,4 +1,7 @@
-"""Watches one batch for deletion, replacement and lost writes; errors and waits of submits."""
+"""Detects that a batch was deleted or replaced, or that Redis has lost writes to it.
+
+It also has the errors of submits, and their wait for a full Redis.
+"""
 
 import threading
 import time
@@ -11,9 +14,9 @@ from contract.redis.batches import BatchStore, Enqueued
 from contract.redis.connect import masked
 from contract.settings import Settings
 
-#: Redis removes a batch's expired keys one after the other, within so many seconds.
+#: Seconds within which Redis removes all keys of an expired batch, one after the other.
 _EXPIRY_TAKES_S = 1.0
-#: Seconds to wait before asking a full Redis again; doubled each time.
+#: Seconds of the first and of the longest wait for a full Redis; each wait doubles the last one.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
@@ -24,7 +27,7 @@ class BatchChanged(WarmqError):
 
 
 class WritesLost(BatchChanged):
-    """Redis no longer has what it had confirmed, as after a failover."""
+    """Redis has lost writes that it had confirmed, for example in a failover."""
 
     def __init__(self, batch_id: str, lost: str, remedy: Remedy = "resume_submit") -> None:
         message = f"Redis has lost its last writes (a failover?): {lost}"
@@ -32,10 +35,11 @@ class WritesLost(BatchChanged):
 
 
 class BatchWatch:
-    """A batch as first read and as last read.
+    """Reads one batch repeatedly; raises BatchChanged if it is no longer the same batch.
 
-    `doing` completes messages: "deleted while {doing}". With `may_reopen` it may be open again
-    after it was sealed, as a failover leaves it.
+    `first` and `last` are the batch as first and as last read. `doing` completes error messages:
+    "deleted while {doing}". With `may_reopen`, it is not an error that a failover of Redis has
+    unsealed the batch (a sealed batch is completely submitted).
     """
 
     def __init__(
@@ -46,12 +50,12 @@ class BatchWatch:
         self._expires_at: float | None = None
 
     def state(self) -> Batch:
-        """Read the batch; raise BatchChanged if it is gone, another one, or no longer sealed."""
+        """Read the batch; raise BatchChanged if it was deleted, replaced or unsealed."""
         asked_at = time.monotonic()
         batch = self._store.batch(self.first.id)
         if batch is None or batch.status == "deleting":
             raise self._gone()
-        # `life` tells two batches with one id apart that were created in the same millisecond.
+        # Two batches with one id may have been created in the same millisecond; `life` differs.
         if any(batch.fields.get(n) != self.first.fields.get(n) for n in ("created_at", "life")):
             raise self._changed(
                 f"was deleted, and submitted anew, while {self._doing}", "read_new_batch"
@@ -65,7 +69,7 @@ class BatchWatch:
         return batch
 
     def incomplete(self, given: int) -> BatchChanged:
-        """Return the error for results that end after `given` of the batch's requests."""
+        """Return the error for a batch that gave only `given` results."""
         first, last = self.first, self.last
         total = last.number("total")
         if last.number("retried") != first.number("retried"):
@@ -97,7 +101,10 @@ class BatchWatch:
 
 
 def find_batch(store: BatchStore, settings: Settings, batch_id: str, hint: str = "") -> Batch:
-    """Return a batch; raise BatchConflict, with `hint` if no id is similar, if there is none."""
+    """Return a batch; raise BatchConflict if it does not exist.
+
+    The error suggests a similar id; if none is similar, it ends with `hint`.
+    """
     batch = store.batch(batch_id)
     if batch is None:
         where = masked(settings.redis_url.get_secret_value())
@@ -123,7 +130,7 @@ def batch_closed(batch_id: str, before: str) -> BatchConflict:
 
 
 def batch_deleted(batch_id: str) -> BatchChanged:
-    """Return the error for a batch that is gone."""
+    """Return the error for a batch that was deleted while it was submitted."""
     return BatchChanged(
         f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
         remedy="submit_from_start",
@@ -132,7 +139,7 @@ def batch_deleted(batch_id: str) -> BatchChanged:
 
 
 def writes_lost(batch_id: str, answer: Enqueued) -> WritesLost:
-    """Return the error for a batch of which Redis has less than it had confirmed."""
+    """Return the error for a batch whose confirmed requests Redis has lost."""
     has = f"only {answer.cursor} of its requests queued"
     if answer.answer == "moved":
         has = f"only its lines up to {answer.cursor}"

@@ -1,4 +1,7 @@
-"""The workers of a queue: their states, versions and protocols."""
+"""Describes the workers of a queue: their states, versions and protocols.
+
+A worker writes its state to Redis every second: its announcement.
+"""
 
 import time
 from collections import Counter
@@ -9,17 +12,16 @@ from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
 
-#: Workers announce themselves every second; a worker silent for longer is named.
+#: Seconds since its last announcement from which a worker's name is shown.
 _NOTABLE_S = 5.0
-#: Most characters of the reason why a worker runs nothing; workers have the same limit.
+#: Most characters shown of the reason why a worker runs nothing; workers have the same limit.
 _WHY_CHARACTERS = 300
 
 
 class QueueWorkers:
-    """The workers of one queue, read repeatedly.
+    """Reads the workers of one queue, and remembers the one that was seen last.
 
-    Redis drops a dead worker's announcement after a minute if another worker lives; this keeps the
-    last one.
+    Redis removes a dead worker's announcement after a minute if another worker is alive.
     """
 
     def __init__(self, store: BatchStore, queue: str) -> None:
@@ -29,7 +31,7 @@ class QueueWorkers:
         self._last_at = 0.0
 
     def text(self) -> str:
-        """Return a clause with the workers' states, or with the last worker's."""
+        """Return a clause with the states of the workers, or of the one that was seen last."""
         announced = self._store.announcements(self._queue)
         alive = [worker for worker in announced if is_alive(worker)]
         for worker in announced:
@@ -55,13 +57,13 @@ def _state(worker: dict[str, Any]) -> str:
 
 
 def _doing(worker: dict[str, Any]) -> list[str]:
-    """Return its state, and the reason why it runs nothing, if any."""
+    """Return a worker's state and, if it runs nothing, the reason."""
     why = "".join(c if c.isprintable() else " " for c in str(worker.get("why", "")))
     return [str(worker.get("state", "unknown")), *([why[:_WHY_CHARACTERS]] if why else [])]
 
 
 def _name(worker: dict[str, Any]) -> str:
-    """Return Celery's name of a worker and its process, from its id."""
+    """Return a worker's name in Celery and its process, both from its id."""
     name, _, rest = str(worker["id"]).rpartition(".")[0].rpartition(".")
     return f"{name} (process {rest})" if name else str(worker["id"])
 
@@ -75,7 +77,7 @@ def clock_text(seconds: float) -> str:
 def refuse_older_workers(store: BatchStore, queue: str) -> None:
     """Raise ProtocolMismatch if a living worker of the queue has an older protocol.
 
-    It would not find what is queued, or not end it (contract/version.py).
+    Such a worker would not find the queued requests, or not end them (contract/version.py).
     """
     if older := older_workers(store.workers(queue)):
         raise ProtocolMismatch(
@@ -91,7 +93,7 @@ def older_workers(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def describe_workers(workers: list[dict[str, Any]]) -> str:
-    """Return names, versions and protocols."""
+    """Return a text with the workers' names, versions and protocols."""
     return ", ".join(
         f"{worker['id']} ({_version_of(worker)}, protocol {protocol_of(worker)})"
         for worker in workers
@@ -99,7 +101,7 @@ def describe_workers(workers: list[dict[str, Any]]) -> str:
 
 
 def count_versions(workers: list[dict[str, Any]]) -> str:
-    """Return the number of workers of each version, without their names."""
+    """Return a text with the number of workers of each version."""
     found = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
     return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))
 

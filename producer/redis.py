@@ -1,4 +1,4 @@
-"""Redis access of producers alone: prefetched results, permissions, and tenants' records."""
+"""Calls to Redis that only producers make: for results, permissions and tenants' records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from contract.redis.records import Record, Records
 
 
 class ResultPrefetch:
-    """Reads the next results from Redis while the last ones are used, on its own connection.
+    """Reads the next results on a connection of its own, while the caller uses earlier ones.
 
     If that connection fails, the results are read through the store, which waits a few seconds for
     an unreachable Redis and raises its errors.
@@ -35,7 +35,7 @@ class ResultPrefetch:
         self._connection: Any = None
 
     def ask(self, request_ids: Sequence[str]) -> None:
-        """Ask for results; the `answer` to the last call must have been taken."""
+        """Request results from Redis; call `answer` before the next `ask`."""
         self._asked = request_ids
         try:
             if self._connection is None:
@@ -45,7 +45,7 @@ class ResultPrefetch:
             self.close()
 
     def answer(self) -> list[bytes | None]:
-        """Return the stored results, None for each that does not exist (yet)."""
+        """Return the requested results; None for each that does not exist (yet)."""
         asked = self._asked
         if self._connection is not None:
             try:
@@ -57,7 +57,7 @@ class ResultPrefetch:
         return self._store.results(asked)
 
     def close(self) -> None:
-        """Return the connection to the pool; with an unread reply, disconnected."""
+        """Return the connection to the pool; disconnect it first if a reply is unread."""
         if self._connection is not None:
             if self._asked:
                 self._connection.disconnect()
@@ -73,7 +73,7 @@ def _commands(table: str) -> tuple[list[str], ...]:
     return tuple(command.format(key=_KEY).split() for command in table.split(";"))
 
 
-#: Commands of a producer, in forms that change nothing (permissions.lua).
+#: Commands that a producer runs, with arguments that change nothing (permissions.lua).
 PRODUCER_COMMANDS = _commands("""
     set {key} 1; get {key}; getrange {key} 0 0; mget {key}; incr {key}; exists {key};
     pexpire {key} 60000; pttl {key}; persist {key};
@@ -85,7 +85,7 @@ PRODUCER_COMMANDS = _commands("""
     zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrevrange {key} 0 0; zscore {key} m;
     publish {key} v; del {key}; unlink {key}
 """)
-#: Further commands of a worker, those that a script may run.
+#: Commands that only a worker runs, without those that a script cannot run.
 WORKER_COMMANDS = _commands("""
     set {key} 1; incrby {key} 1; rename {key} {key};
     hkeys {key}; hrandfield {key} 1; ltrim {key} 0 0;
@@ -93,17 +93,19 @@ WORKER_COMMANDS = _commands("""
     zcard {key}; zincrby {key} 1 m; zmscore {key} m; zrandmember {key} 1;
     zrangebyscore {key} 0 0; zremrangebyscore {key} 0 0
 """)
-#: Seconds to wait for Redis' answer to SUBSCRIBE.
+#: Seconds to wait for Redis's reply to SUBSCRIBE.
 ANSWER_S = 5.0
+#: Key names that match the patterns of the keys that Celery writes.
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
 #: Errors of Redis 6.2 and later, and Valkey, for a forbidden command, key or channel in a script.
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)
 
 
 def missing_permissions(store: Reads, queue: str, *, worker: bool) -> list[str]:
-    """Return what this user lacks for producing to a queue; with `worker`, also for a worker.
+    """Return the rights that this user lacks to submit to a queue.
 
-    Commands by name, keys as `~key`, channels as `&channel`. Redis logs each refusal in ACL LOG.
+    With `worker`, the rights of a worker are checked too. A right is the name of a command,
+    `~key` or `&channel`. Redis logs each refusal in ACL LOG.
     """
     tried = [*PRODUCER_COMMANDS, ["exists", queue], ["exists", _RESULT], ["publish", _RESULT, ""]]
     if worker:
@@ -117,13 +119,13 @@ def missing_permissions(store: Reads, queue: str, *, worker: bool) -> list[str]:
         command, name = words[:2]
         if _REFUSED.search(text) and command not in found:
             sign = "&" if command == "publish" else "~"
-            # A key or channel only if the command is allowed for the scratch key.
+            # The command may use the scratch key, so the right to this key or channel is missing.
             found.append(command if name == _KEY else sign + name)
     return found
 
 
 def _may_subscribe(store: Reads) -> bool:
-    """Whether this user may run SUBSCRIBE, which no script can."""
+    """Whether this user may run SUBSCRIBE, which a script cannot run."""
     with closing(store._client.pubsub()) as pubsub:
         try:
             pubsub.subscribe(_KEY)
@@ -133,18 +135,18 @@ def _may_subscribe(store: Reads) -> bool:
     return True
 
 
-#: Most records of a tenant whose kinds are counted.
+#: Most records of one tenant that are counted by kind.
 SAMPLED = 1000
-#: Time between deleting a file's record and its content, which a batch may still read.
+#: Milliseconds from the deletion of a file's record to that of its content: a batch may read it.
 CONTENT_MS = 600_000
 _ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """A tenant's bytes, and its number of records of each kind, the most frequent first.
+    """The bytes in Redis of a tenant's records, and their number by kind.
 
-    With `sampled` the numbers are those of SAMPLED records.
+    `kinds` has the most frequent kind first. With `sampled`, it counts only SAMPLED records.
     """
 
     tenant: str
@@ -162,14 +164,15 @@ def tenant_usage(redis: Reads) -> Iterator[TenantUsage]:
 
 
 def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
-    """Yield a tenant's records in no order."""
+    """Yield a tenant's records, unordered."""
     return Records.using(redis).of(tenant)
 
 
 def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
-    """Delete a tenant's ended batch with its results, or a file; return its kind, None if unknown.
+    """Delete a gateway's file, or its ended batch with the results.
 
-    A gateway then deletes the file's content. Raises BatchConflict for a batch that has not ended.
+    Returns the object's kind, None for an unknown id. A gateway later deletes a file's content.
+    Raises BatchConflict for a batch that has not ended.
     """
     objects, kind = Objects.using(redis), _kind_of(object_id)
     owner = objects.owner_of(kind, object_id) if kind is not None else None
@@ -177,7 +180,7 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
         return None
     batch_ids: list[str] = []
     if kind == "file":
-        Due.using(redis).add("file", object_id, CONTENT_MS)  # first: else its content would stay
+        Due.using(redis).add("file", object_id, CONTENT_MS)  # before the record
     else:
         stored = objects.get(kind, owner, object_id)
         record = orjson.loads(stored.document) if stored else {}
@@ -187,7 +190,8 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
             raise BatchConflict(
                 f"batch {object_id} of tenant {owner} is {status}; its tenant must cancel it first"
             )
-    for batch_id in batch_ids:  # first: after a kill, the same call completes the deletion
+    # The record goes last, so that the same call completes a deletion that was interrupted.
+    for batch_id in batch_ids:
         redis.delete(batch_id, force=True)
     objects.delete(kind, owner, object_id)
     return kind

@@ -1,7 +1,7 @@
-"""Remedies of errors by kind, for the library and for the command line.
+"""Adds remedies to error messages, in the words of the library or of the command line.
 
-Those of `producer doctor` are in producer/cli/commands/doctor.py, those of failed requests in
-gateway/page/requests.py.
+The remedies of `producer doctor` are in producer/cli/commands/doctor.py, those of failed requests
+in gateway/page/requests.py.
 """
 
 from __future__ import annotations

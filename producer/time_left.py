@@ -1,4 +1,4 @@
-"""Time left, at the rate of the last minutes with work."""
+"""Estimates the time left, from the workers' rate in the last minutes with work."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from contract.batch import Batch
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.reads import Reads
 
-#: Minutes with work that count, the latest of the last day.
+#: Most minutes that count: the latest minutes with work in the last day.
 MINUTES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Tokens, read and written, a second and slot; and the number of slots."""
+    """The rate of a queue's workers.
+
+    `of_slot` is the tokens, read and written, of one slot in one second.
+    """
 
     of_slot: float
     slots: float
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second of all slots."""
+        """Tokens per second of all slots."""
         return self.of_slot * self.slots
 
     def seconds(self, tokens: float, requests: int) -> float:
-        """Return the time for these tokens. Few requests use few slots: each takes one."""
+        """Return the seconds that these tokens take. A request uses one slot."""
         return tokens / (self.of_slot * max(1.0, min(self.slots, requests)))
 
 
 def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
-    """Return the pace of these minutes, oldest first; None if none of them had work.
+    """Return the pace of `minutes` (oldest first); None if none of them had work.
 
-    `slots` is the present number; 0 for the number at that time.
+    `slots` is the present number of slots; 0 means the number in those minutes.
     """
     worked = [m for m in minutes if m.busy_s and m.prompt_tokens + m.completion_tokens][-MINUTES:]
     if not worked:
@@ -45,15 +48,15 @@ def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
 
 
 def pace_of_queue(reads: Reads, queue: str, workers: Iterable[Mapping[str, Any]]) -> Pace | None:
-    """Return the pace of a queue on these workers; None without work in the last day."""
+    """Return the pace of a queue on these workers; None if it had no work in the last day."""
     slots = sum(n for one in workers if isinstance(n := one.get("slots"), int))
     return pace_of(HistoryReads.using(reads).day([queue]), slots) if slots else None
 
 
 def seconds_left(pace: Pace | None, total: int, done: int, tokens: int) -> float | None:
-    """Return the time to a batch's end, if nothing else runs; None if unknown.
+    """Return the seconds to a batch's end, if nothing else runs; None if unknown.
 
-    `tokens` are those of the `done` requests, from which the rest is extrapolated.
+    `tokens` is the number of tokens of the `done` requests; the others are expected to be alike.
     """
     if pace is None or not done or not tokens:
         return None
@@ -61,6 +64,6 @@ def seconds_left(pace: Pace | None, total: int, done: int, tokens: int) -> float
 
 
 def batch_seconds_left(batch: Batch, pace: Pace | None) -> float | None:
-    """Return the time to the end of a batch of `producer submit`; None if unknown."""
+    """Return the seconds to the end of a batch of `producer submit`; None if unknown."""
     tokens = batch.number("prompt_tokens") + batch.number("completion_tokens")
     return seconds_left(pace, batch.number("total"), batch.terminal, tokens)

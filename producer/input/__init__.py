@@ -1,1 +1,1 @@
-"""What is read: files of lines, tables, objects in buckets, requests of a Python program."""
+"""Reads files of lines, tables, bucket objects and Python iterables; writes files and objects."""

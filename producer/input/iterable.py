@@ -1,7 +1,7 @@
-"""Sources of requests from a Python program; errors name row and column.
+"""Reads requests from Python iterables as lines; errors name the row and column.
 
 A row that cannot become a request becomes a line with a JSON list [problem, column, custom_id]. So
-it keeps its number, the digest covers it, and it gets an error result.
+the row keeps its number, the digest covers it, and it gets an error result.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import orjson
 from contract.errors import RequestRejected
 from producer.input.reader import ExplainError, LineStream, RawChunk, chunks
 
-#: Makes the line of one row.
+#: Function that returns the line of one row.
 ToLine = Callable[[Any], bytes]
-#: As `json` and the SDKs write it: {5: -100} is {"5": -100}.
+#: Options of orjson, to write {5: -100} as {"5": -100}; so do `json` and the SDKs.
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 _EXAMPLE = '{"prompt": "..."} or {"messages": [...]}'
 
@@ -33,7 +33,7 @@ def bad_row(problem: str, column: str = "", custom_id: object = None) -> bytes:
 def explain_by_row(what: str, columns: Mapping[str, str]) -> ExplainError:
     """Return a function that rewrites errors of lines as errors of rows.
 
-    `what` is the word for a row; `columns` has the column (or columns) of each field.
+    `what` is the word for a row in errors; `columns` has the column (or columns) of each field.
     """
 
     def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected:
@@ -79,9 +79,9 @@ def _is_json(value: Any) -> bool:
 
 
 class IterableSource:
-    """A source over any iterable; an iterator, or an iterable with `one_pass`, is read once.
+    """A source over any iterable. Iterators can be read once, and iterables with `one_pass`.
 
-    `to_line` makes the line of each row; `what` and `columns` are those of `explain_by_row`.
+    `to_line` returns the line of a row; `what` and `columns` are for `explain_by_row`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class IterableSource:
         return ""
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield the chunks, as `reader.chunks` does; raise what iterating raises."""
+        """Yield the chunks of `reader.chunks`; errors of iterating pass through."""
         explain = explain_by_row(self._what, self._columns)
         return chunks(LineStream(self._lines()), seed, max_line_bytes, explain)
 

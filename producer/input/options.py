@@ -31,8 +31,8 @@ def check_field_conflicts(
 ) -> None:
     """Raise BadOption for a field with both a value for all requests and a column.
 
-    `names` are the two options' names. `messages` and `messages.user` are one field; prompt,
-    messages and input exclude each other.
+    `names` are the names of the two options, for errors. `messages` and `messages.user` count as
+    one field; prompt, messages and input exclude each other.
     """
     mapped = {column.partition(".")[0] for column in columns}
     for name in fields:
@@ -47,7 +47,7 @@ def check_field_conflicts(
 def check_column_conflicts(fields: Mapping[str, Any], source: object, name: str) -> None:
     """Raise BadOption for a field in both option `name` and a table's columns.
 
-    A null removes a field and is no conflict.
+    A null removes the field, and is not a conflict.
     """
     given = [field for field, value in fields.items() if value is not None]
     check_field_conflicts(given, getattr(source, "fields", ()), (name, "a column"))

@@ -1,4 +1,4 @@
-"""Exact hash tables in bounded memory, for custom_ids and request bodies."""
+"""Stores custom_ids and digests of request bodies in hash tables of bounded memory."""
 
 import mmap
 import sqlite3
@@ -7,19 +7,21 @@ from producer.input.files import WriteFailed
 
 #: Bytes of a key: a request id or a digest.
 _KEY_BYTES = 16
-#: Slots for keys, 32 MiB. Keys are evenly spread, so all pages are in use after some ten thousand.
+#: Slots for keys, 32 MiB. Keys are evenly spread: some ten thousand keys use all memory pages.
 _SLOTS = 2**21
-#: Keys kept in memory. Further keys go to a temporary database, ten times as slow.
+#: Most keys in memory. Further keys go to a temporary database, which is ten times as slow.
 IN_MEMORY = 1_200_000
+#: Content of a free slot.
 _EMPTY = bytes(_KEY_BYTES)
+#: Kilobytes of SQLite's cache.
 _CACHE_KB = 8 * 1024
 
 
 class KeyTable:
     """A hash table of keys with values of `value_bytes` each, by linear probing.
 
-    A dict would take 100 bytes or more a key. With values of a key's size, half as many keys fit
-    into memory; `in_memory` counts keys without values.
+    A dict would take 100 bytes or more for each key. `in_memory` is the number of keys kept in
+    memory if keys have no values; values of 16 bytes halve it. `what` names the keys in errors.
     """
 
     def __init__(self, value_bytes: int, in_memory: int, what: str) -> None:
@@ -66,7 +68,7 @@ class KeyTable:
         disk.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
         disk.execute("PRAGMA journal_mode = OFF")
         disk.execute("CREATE TABLE seen (id BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
-        disk.execute("BEGIN")  # one transaction: nothing of it needs to survive
+        disk.execute("BEGIN")  # one transaction, which is never committed
         return disk
 
     def close(self) -> None:

@@ -12,19 +12,23 @@ from producer.input.options import BadOption
 from producer.input.reader import Input, InputUnreadable
 from producer.input.tables.source import TableSource, kind_of
 
-#: Numbered lines, with `name`; `size` and `position` in one unit; `reopen` if `repeatable`;
-#: `fingerprint`, '' if unknown before reading; `chunks`, once; `close`.
+#: A source of numbered lines. All sources have the same members:
+#: - `name` for messages; `size` and `position` in one unit, `size` None if unknown;
+#: - `chunks`, which may be called once, and `close`;
+#: - `repeatable`: whether `reopen` can return the source from its start;
+#: - `fingerprint`: a text that changes with the content, '' if unknown before reading.
 Source = Input | TableSource | IterableSource
 
-#: File endings of a data set's folder; the first one found counts.
+#: Endings of the files of a data set's folder; the first ending that is found is used.
 _DATASET = (".parquet", ".arrow")
-#: Number of a shard in its name: `train-00000-of-00004.parquet`, with a hash after it as older
-#: releases of datasets pushed it; `train/0000.parquet`, as the hub converts data sets.
+#: Number of a shard in the name of a Hugging Face data set's file: `train-00000-of-00004.parquet`;
+#: the same with a hash after it, written by older releases of `datasets`; or `train/0000.parquet`,
+#: written by the hub when it converts a data set.
 _SHARD = re.compile(r"(-)\d+-of-\d+(?:-[0-9a-f]{16})?$|(?<![^/])\d{4,}$")
-#: Glob characters that are literal here: only `*` is a wildcard.
+#: Glob characters that are literal in FILE: only `*` is a wildcard.
 _LITERAL = re.compile(r"[\[?]")
 _NUMBER = re.compile(r"([0-9]+)")
-#: Splits that a message names.
+#: Most splits that an error message names.
 _SHOWN = 3
 
 
@@ -103,7 +107,7 @@ def _several_splits(name: str, kind: str, files: Sequence[str], splits: Sequence
 
 
 def _by_number(name: str) -> tuple[list[str | int], str]:
-    """Sort key that puts part.2 before part.10."""
+    """Return a sort key by which shard.2 comes before shard.10."""
     parts: list[str | int] = list(_NUMBER.split(name))
     parts[1::2] = map(int, parts[1::2])
     return parts, name
@@ -111,12 +115,12 @@ def _by_number(name: str) -> tuple[list[str | int], str]:
 
 def _ignored(file: PurePath) -> bool:
     """Whether a file in a data set's folder does not belong to the data set."""
-    # datasets caches results in cache-*.arrow; git and the hub have hidden folders.
+    # Hugging Face's `datasets` caches in cache-*.arrow; git and the hub have hidden folders.
     return file.name.startswith("cache-") or any(part.startswith(".") for part in file.parts)
 
 
 def _split(file: str) -> str:
-    """Return the pattern of the files that belong to one split with this one."""
+    """Return the pattern of all files of the split that has this file."""
     stem, dot, suffix = file.rpartition(".")
     return _SHARD.sub(r"\1*", stem) + dot + suffix
 

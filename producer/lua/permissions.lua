@@ -1,5 +1,5 @@
--- PERMISSIONS: try commands and return Redis' errors. Writes either fail on the scratch key's type or
--- are deleted at the end: no other client sees a change.
+-- PERMISSIONS: tries commands and returns Redis's errors. Each write fails on the scratch key's type, or
+-- is deleted at the end: no other client sees a change.
 -- ARGV: commands (JSON: a list of lists of words)
 -- Touches: warmq:{leases,scratch}
 -- Returns: {the error of each command, empty if it has none, ...}

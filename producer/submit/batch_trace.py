@@ -1,7 +1,8 @@
-"""The trace of a batch: spans of submission, ordering, and writing of results.
+"""Exports the spans of a batch's trace: submission, ordering, writing of results.
 
-The batch keeps the context of its first span: other processes add to the same trace, and spans of
-its requests link to it. It is always exported, unless the caller's trace is not sampled.
+The batch's hash in Redis has the context of the first span, so that other processes can add spans
+to the trace and link the spans of requests to it. The trace is exported unless the caller's trace
+is not sampled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FIELD = "traceparent"
 
 
 def new_batch_fields(parent_traceparent: str) -> dict[str, str]:
-    """Return the trace's field of a new batch; `parent_traceparent` is the caller's, or ''."""
+    """Return the field with a new batch's trace; `parent_traceparent` is the caller's or ''."""
     if tracer() is None:
         return {}
     parent = read_context(parent_traceparent)

@@ -1,4 +1,4 @@
-"""Turns lines into messages, and each bad line into an error result; with deduplication."""
+"""Converts lines to messages, and bad lines to error results; finds repeated bodies."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ from producer.input.seen import IN_MEMORY, KeyTable, SeenIds
 
 @dataclass(slots=True)
 class PreparedChunk:
-    """A chunk ready to send, which follows the cursor and digest `before`."""
+    """A chunk of lines, ready to send.
+
+    `before` is the cursor (last line number) and digest of the chunk before it.
+    """
 
     ordinal: int
     first: int
     before: tuple[int, str]
     index: IndexChunk
     messages: list[bytes] = field(default_factory=list)
-    #: Url and body of each message, with `keep_bodies`.
+    #: Url and body of each message; empty without `keep_bodies`.
     bodies: list[tuple[str, bytes]] = field(default_factory=list)
     #: Number of messages that will be queued later, in another order.
     announced: int = 0
     rejects: list[tuple[str, bytes]] = field(default_factory=list)
-    #: Requests without a message: an earlier line's result answers them.
+    #: Number of requests without a message, because an earlier line's result answers them.
     identical: int = 0
-    #: Requests without max_tokens.
+    #: Number of requests without max_tokens.
     without_limit: int = 0
-    #: Lines with each ignored field.
+    #: Number of lines with each ignored field.
     ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
 
@@ -51,9 +54,9 @@ class PreparedChunk:
 class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
-    `seen` remembers custom_ids as requests of this batch, or of the batch `whole` of which it is a
-    window; None if none is repeated. With `leaders`, a repeated body gets no message. `check` may
-    raise RequestRejected for a valid request.
+    `seen` remembers custom_ids as requests of this batch, or, if this batch is a window of a run,
+    as requests of the run `whole`; None if the caller knows that none is repeated. With `leaders`,
+    a repeated body gets no message. `check` may raise RequestRejected for a valid request.
     """
 
     batch_id: str
@@ -74,7 +77,7 @@ class LinesToMessages:
         return self.seen.add(naming.request_id(whole, custom_id) if whole else request_id)
 
     def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
-        """Validate a chunk's lines and write their messages; removes the lines from it."""
+        """Check a chunk's lines and write their messages. Empties `raw.lines`."""
         batch_id, overrides = self.batch_id, self.overrides
         entries: list[IndexEntry] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
@@ -127,7 +130,7 @@ class LinesToMessages:
             if not by_line:
                 self.first_use(custom_id, request_id)
             if self.leaders and not leader_of(entry):
-                with suppress(RequestRejected):  # a bad line is no leader
+                with suppress(RequestRejected):  # a bad line is not a leader
                     request = parse_line(line, self.overrides)
                     if by_line == (request.custom_id is None):  # else its custom_id was repeated
                         self.leaders.of(request, request_id)
@@ -177,9 +180,8 @@ def _duplicate(custom_id: str) -> RequestRejected:
 _KEY_BYTES = 16
 #: Fields that never change an answer.
 _IRRELEVANT = frozenset(("user", "session_id", "priority", "stream"))
-#: Fields with which an answer may depend on more than the body, unless null or false: a search
-#: over several texts, a mark drawn from a key, arguments of plugins, and key-value caches that
-#: another engine holds and may give only once.
+#: Fields with which two answers to one body may differ, unless null or false: beam search,
+#: watermarks, arguments of plugins, and KV caches that another engine may send only once.
 _NOT_REPEATABLE = (
     "use_beam_search", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"
 )  # fmt: skip
@@ -188,18 +190,18 @@ _NOT_REPEATABLE = (
 def dedupe_key(url: str, text: bytes) -> bytes | None:
     """Return a key that is equal for requests with the same answer; None if it may vary.
 
-    `text` is a valid body's JSON. An answer is repeatable where the body alone decides it:
+    `text` is a valid body's JSON. An answer is repeatable if it depends on nothing but the body:
 
     - A generated text must be greedy: temperature 0, in the line or set for all. Without a
-      temperature the model's default counts, which mostly samples. At 0 vLLM ignores `seed`,
+      temperature the model's default applies, which usually samples. At 0 vLLM ignores `seed`,
       `top_p`, `top_k` and `min_p` (SamplingParams.__post_init__).
-    - One text, n = 1; vLLM refuses several greedy ones.
-    - None of _NOT_REPEATABLE, nor media by address: its content may change, and uuids of media
-      name what an engine has seen before.
-    - Pooling models (embeddings, scores, rerankings) draw nothing at random.
+    - The answer must be one text, n = 1; vLLM refuses several greedy texts.
+    - The body must have no field of _NOT_REPEATABLE and no medium by URL: the content of a URL may
+      change, and a medium's uuid refers to a medium that the engine has seen before.
+    - Answers of pooling models (embeddings, scores, rerankings) are not random.
 
-    The order of the body's fields does not matter. A field's value is compared as it is written: a
-    template or a grammar may follow the order of properties.
+    The order of the body's fields does not matter. The values of fields are compared as written,
+    because a template or grammar may depend on the order of an object's properties.
     """
     try:
         body: dict[str, Any] = decode(text)
@@ -234,13 +236,13 @@ def _has_media_by_address(body: dict[str, Any]) -> bool:
 
 
 class Leaders:
-    """The request ids of the first lines with each dedupe key, in bounded memory."""
+    """Remembers the first request with each dedupe key (the leader), in bounded memory."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._first = KeyTable(_KEY_BYTES, in_memory, "request bodies")
 
     def of(self, request: Request, request_id: str) -> str:
-        """Return the leader of a request; '' for a new leader, and where answers may vary.
+        """Return the id of a request's leader; '' for a new leader or an answer that may vary.
 
         Raises WriteFailed if the temporary file cannot grow.
         """

@@ -1,7 +1,7 @@
-"""Plans a file before it is queued: tokens, shared prefixes, space in Redis, time.
+"""Estimates a file's tokens, shared prefixes, Redis memory and time before it is queued.
 
-The file is read as submit would read it. Memory is bounded: bodies and custom_ids are in tables of
-fixed size, prefixes in `order.records`.
+The file is read as submit would read it. Memory is bounded: digests of bodies and custom_ids are in
+tables of fixed size, prefixes in `order.records`.
 """
 
 import hashlib
@@ -36,24 +36,24 @@ from producer.submit.prompt_tokens import CharacterCounter, prompt_of
 from producer.submit.submission import Submission
 from producer.time_left import Pace
 
-#: Bad lines whose errors are kept.
+#: Most bad lines whose errors are kept.
 _FIRST_BAD = 10
-#: Fields of a message that are as long as those of a real batch.
+#: Values for the messages whose sizes are measured; they are as long as a real batch's.
 _CREATED, _LIFE, _PRIORITY = 1_700_000_000_000, "sixteen.letters.12345", 6
 
 
 @dataclass(slots=True)
 class Shared:
-    """Prompt tokens in shared prefixes, as `prefix_order` estimates them."""
+    """Prompt tokens in shared prefixes, estimated by `prefix_order`."""
 
-    whole: int = 0  # of all prompts
-    repeated: int = 0  # in prefixes of earlier prompts
-    as_is: int = 0  # of these, still in the cache in the file's own order
-    distinct: int = 0  # in shared prefixes, each counted once
+    whole: int = 0  # tokens of all prompts
+    repeated: int = 0  # tokens in prefixes that an earlier prompt has too
+    as_is: int = 0  # those of `repeated` that are still cached in the file's order
+    distinct: int = 0  # tokens of shared prefixes, each prefix counted once
 
     @property
     def share(self) -> float:
-        """Share of the prompts that a cache of unlimited size saves."""
+        """Share of the prompt tokens that a cache of unlimited size saves."""
         return self.repeated / self.whole if self.whole else 0.0
 
 
@@ -69,8 +69,8 @@ class FileContent:
     prompt_tokens: int = 0
     estimated: int = 0  # requests whose prompt tokens are an estimate
     limits: int = 0  # sum of the answers' limits, in tokens
-    without_limit: int = 0  # requests without one
-    fixed: int = 0  # requests whose answers have exactly that length
+    without_limit: int = 0  # requests without a limit
+    fixed: int = 0  # requests whose answers have exactly the length of their limit
     expected: float = 0.0  # tokens of the answers, if they are as long as the queue's mean
     message_bytes: int = 0
     index_bytes: int = 0
@@ -80,35 +80,35 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class RedisBytes:
-    """Space in Redis before the first request runs, and with all results."""
+    """Bytes in Redis before the first request runs, and with all results."""
 
     waiting: int
     finished: int
 
     @property
     def most(self) -> int:
-        """The space that Redis needs."""
+        """Most bytes that the batch takes in Redis."""
         return max(self.waiting, self.finished)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a file."""
+    """The estimates for one file."""
 
     content: FileContent
     queue: str
     tokenizer: str  # the model whose tokenizer counted; '' for an estimate
     mean_answer: float | None  # mean tokens of the queue's answers
-    kv_tokens: int | None  # the smallest KV cache that shares prompts, if known
-    saved_tokens: int  # prompt tokens that it saves
-    any_order: bool  # whether it does so in any order of the file
+    kv_tokens: int | None  # tokens of the workers' smallest KV cache with prefix caching, if known
+    saved_tokens: int  # prompt tokens that this cache saves
+    any_order: bool  # whether it saves them in any order of the lines
     memory: RedisBytes
     workers: int
-    pace: Pace | None  # at which the queue's workers did their last work
+    pace: Pace | None  # rate of the queue's workers in their last minutes with work
 
     @property
     def seconds(self) -> float | None:
-        """Time at that pace, if nothing else runs; None if unknown."""
+        """Seconds that the file takes at `pace`, if nothing else runs; None if unknown."""
         tokens = self.content.prompt_tokens + self.content.expected
         return self.pace.seconds(tokens, self.content.requests) if self.pace else None
 
@@ -124,8 +124,9 @@ def plan(
 ) -> Plan:
     """Read a source to its end, close it, and return its plan.
 
-    `counter` counts prompt tokens; `workers` are the announcements of the queue's workers, `pace`
-    is theirs. `report` is called after each chunk with the counts so far.
+    `counter` counts prompt tokens; `workers` are the announcements of the queue's workers (the
+    states that they write to Redis), `pace` is their rate. `report` is called after each chunk with
+    the counts so far.
     """
     usual, cache = mean_answer(workers), kv_tokens(workers)
     lookup = UNKNOWN_CACHE_TOKENS if cache is None else cache
@@ -147,7 +148,7 @@ def plan(
 
 
 def kv_tokens(workers: Sequence[Worker]) -> int | None:
-    """Return the size of the smallest KV cache that shares prompts; None if unknown."""
+    """Return the tokens of the smallest KV cache with prefix caching; None if unknown."""
     sharing = [worker for worker in workers if worker.get("prefix_caching") is True]
     return int(min((number(worker.get("kv_tokens")) for worker in sharing), default=0)) or None
 
@@ -191,7 +192,7 @@ class _FileReader:
         cache: int,
         report: Callable[[FileContent], None],
     ) -> FileContent:
-        """Read to the end; `cache` is the tokens that the workers' prefix caches hold."""
+        """Read the file to its end; `cache` is the size of the prefix cache in tokens."""
         content = self._content
         with closing(self._records):
             with closing(self._ids), closing(self._bodies):  # the order needs their memory

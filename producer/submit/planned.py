@@ -1,8 +1,8 @@
 """Queues a batch or a run in an order that depends on the whole file.
 
-Until the file is read, the messages or lines are in a temporary file. Redis then has the index of
-all lines of the batch, and counts the messages pushed in the order. Every submit of the file
-computes the same order, so each can continue another one.
+While the file is read, its messages or lines are kept in a temporary file. Afterwards Redis has the
+index of all lines of the batch, and counts the messages that have been pushed in the order. Every
+submit of the file computes the same order, so each can continue an interrupted one.
 """
 
 import hashlib
@@ -33,16 +33,16 @@ from producer.submit.order.prefix import OrderChoice, cache_tokens, choose_order
 from producer.submit.order.records import Records, Spool
 from producer.submit.submission import OrderOption
 
-#: Called with the number of messages pushed, and the reason while Redis is full ('' otherwise).
+#: Function that gets the number of pushed messages, and the reason of a wait ('' without one).
 Report = Callable[[int, str], None]
 
 
 @dataclass(slots=True)
 class PlannedMessages:
-    """The messages of one batch, before they are in order.
+    """Keeps the messages of one batch, then queues them in order.
 
-    Call `keep` for each chunk of the file, then `push` once. Both raise WriteFailed or Redis'
-    errors. `list_key` is the list that the messages go to.
+    Call `keep` for each chunk of the file, then `push` once. Both raise WriteFailed or Redis's
+    errors. `list_key` is the list in Redis that the messages go to.
     """
 
     store: BatchStore
@@ -65,14 +65,16 @@ class PlannedMessages:
         self._spool.close()
 
     def push(self, end: tuple[int, str], report: Report) -> tuple[OrderChoice, int]:
-        """Queue what is not queued yet; `end` is the cursor and digest of the file's last chunk.
+        """Queue the messages that are not queued yet.
+
+        `end` is the cursor (last line number) and digest of the file's last chunk.
 
         Returns:
-            The order, and how many messages were queued now.
+            The order, and the number of messages that this call has queued.
 
         Raises:
             BatchConflict: the batch is closed, or its messages are queued in another order.
-            BatchChanged: it was deleted meanwhile; WritesLost if Redis has lost messages.
+            BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost messages.
             StoreUnavailable: the batch stays open.
         """
         state = self.store.batch(self.batch.id) or self.batch
@@ -100,7 +102,7 @@ class PlannedMessages:
         return choice, pushed
 
     def _read(self, choice: OrderChoice, position: int) -> list[bytes]:
-        """Return the messages from a position of the order, as many as one script takes."""
+        """Return the messages at a position of the order, for one call of the script."""
         end = min(position + CHUNK_LINES, len(self._spool))
         numbers = range(position, end) if choice.order is None else choice.order[position:end]
         found: list[bytes] = []
@@ -150,10 +152,10 @@ class PlannedMessages:
 
 
 class PlannedLines:
-    """All lines of a run's file. `seed` (hex) is the digest that the first chunk follows.
+    """Keeps all lines of a run's file, then yields them in order.
 
-    Each line keeps its number, so that requests and results do not depend on the order; a chunk's
-    cursor counts lines in the new order.
+    `seed` (hex) is the digest before the first chunk. Each line keeps its number, so that requests
+    and results do not depend on the order; a chunk's cursor counts lines in the new order.
     """
 
     def __init__(self, raws: Iterator[RawChunk], seed: str, overrides: dict[str, Any]) -> None:
@@ -161,8 +163,8 @@ class PlannedLines:
         self._explain: ExplainError | None = None
         self._spool, self._records = Spool(), Records()
         self._numbers, self._too_long = array("Q"), dict[int, int]()
-        #: Positions of lines with a repeated custom_id. They come last: as in any batch, the first
-        #: line of the file with an id runs.
+        #: Positions of lines with a repeated custom_id. These lines come last, so that the first
+        #: line with that custom_id in the file runs, and not another one.
         self._repeated: dict[int, None] = {}
         with closing(SeenIds()) as seen:
             for raw in raws:

@@ -1,7 +1,7 @@
 """Counts prompt tokens as vLLM counts them, with the model's tokenizer and chat template.
 
-Without a tokenizer, and for requests that it cannot count (images, scores), the number is an
-estimate from characters.
+Without a tokenizer, and for requests that a tokenizer cannot count (images, scores), tokens are
+estimated from characters.
 """
 
 import logging
@@ -19,43 +19,43 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL
 
 Json = dict[str, Any]
-#: Renders a chat as the model reads it; None if it cannot.
+#: Function that renders a chat as the model reads it, or returns None if that is unknown.
 Template = Callable[[Json], str | None]
 
-#: For estimates: characters a token, and tokens that a chat template adds to each message.
+#: Characters that an estimate counts as one token, and tokens that it adds to each message.
 CHARACTERS_PER_TOKEN, _MESSAGE_TOKENS = 4, 4
-#: A template with a loop over the parts of a message gets them apart (vLLM's
-#: `--chat-template-content-format auto`).
+#: Pattern of a template that loops over the parts of a message. Such a template gets the parts,
+#: any other template one text (vLLM's `--chat-template-content-format auto`).
 _LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b")
 _MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
 
 
 @dataclass(slots=True)
 class Prompt:
-    """What to count of a request: `texts`, and a number of token `ids`."""
+    """The parts of a request's prompt that are counted."""
 
     texts: list[str] = field(default_factory=list)
-    ids: int = 0
+    ids: int = 0  # number of token ids
     special: bool = True  # whether each text gets special tokens
-    exact: bool = True  # whether nothing else is in the prompt
-    messages: int = 0
-    most: int | None = None  # where the request truncates it
+    exact: bool = True  # whether the prompt has no other parts
+    messages: int = 0  # number of messages, if the chat could not be rendered
+    most: int | None = None  # tokens to which the request truncates its prompt
 
 
 def prompt_of(url: str, body: Json, chat: Template) -> Prompt:
-    """Return what to count of a checked request."""
+    """Return the parts of a checked request that are counted."""
     if body.get("messages") is not None and url in (CHAT_URL, EMBEDDINGS_URL):
         prompt = _chat(body, chat)
     elif url in (COMPLETION_URL, EMBEDDINGS_URL):
         prompt = Prompt(special=body.get("add_special_tokens") is not False)
         prompt.exact = body.get("prompt_embeds") is None
         _add(prompt, body["prompt" if url == COMPLETION_URL else "input"])
-    else:  # scores: the model decides how the two sides are combined
+    else:  # scores: each model combines query and document in its own form
         prompt = Prompt(list(_texts(body)), exact=False)
     kept = body.get("truncate_prompt_tokens")
     if kept is not None and kept >= 0:
         prompt.most = kept
-    elif kept is not None:  # -1: to what the context leaves
+    elif kept is not None:  # -1: truncated to the rest of the context
         prompt.exact = False
     return prompt
 
@@ -134,7 +134,7 @@ class CharacterCounter:
 
 
 class Tokenizer(CharacterCounter):
-    """Counts with a model's tokenizer; `model` is a folder, or a name of the hub.
+    """Counts with a model's tokenizer; `model` is a folder or a name on the Hugging Face hub.
 
     Raises NoTokenizer if transformers is not installed, or finds no tokenizer.
     """
@@ -172,7 +172,7 @@ class Tokenizer(CharacterCounter):
         if not texts:
             return []
         rust = getattr(self._tokenizer, "backend_tokenizer", None)
-        if rust is not None:  # on all cores, and half of the time without lists of ids
+        if rust is not None:  # uses all cores, and returns no lists of ids
             return list(map(len, rust.encode_batch_fast(texts, add_special_tokens=special)))
         ids = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
         return list(map(len, ids))
@@ -195,7 +195,7 @@ class Tokenizer(CharacterCounter):
                 add_generation_prompt=not continues if generate is None else generate,
                 **options,
             )
-        except Exception:  # templates are programs of the model's author; vLLM reports the error
+        except Exception:  # a template is a program and may fail in any way; vLLM reports it
             return None
         return text
 
@@ -219,9 +219,10 @@ class Tokenizer(CharacterCounter):
 
 
 def choose_counter(named: str, announced: Sequence[str]) -> CharacterCounter:
-    """Return the named tokenizer; else that of the one announced model, if its folder is here.
+    """Return the named tokenizer, the announced model's, or a counter of characters.
 
-    Raises NoTokenizer if the named one cannot be used.
+    `announced` has the model of each worker. Its tokenizer is used if all workers have the same
+    model and its folder is on this machine. Raises NoTokenizer if the named one cannot be used.
     """
     if named:
         return Tokenizer(named)

@@ -1,4 +1,4 @@
-"""The options of a submit, and the batch that they create."""
+"""Holds the options of a submit, and creates its batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from producer.input.options import BadOption, check_name
 from producer.input.seen import SeenIds
 from producer.submit import batch_trace
 
-#: Part of every digest; changes with chunk boundaries or the form of messages.
+#: Version number in every digest; it changes if chunk boundaries or messages change.
 _FORMAT = 2
-#: Order in which the lines are queued; `auto` chooses one (producer/submit/order).
+#: Order in which the lines are queued; `auto` chooses `input` or `prefix` (producer/submit/order).
 OrderOption = Literal["input", "prefix", "auto"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -34,10 +34,10 @@ def new_batch_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """State that the windows of a run share (producer/run/windows.py).
+    """Context of a window, the part of a file that `producer run` submits as one batch.
 
-    `digest` covers the file before the window. custom_ids are in `seen` as requests of the batch
-    `name`, whichever window they are in.
+    `digest` covers the file before the window. `seen` has the custom_ids of all windows, as
+    requests of one batch called `name` (producer/run/windows.py).
     """
 
     digest: str
@@ -47,7 +47,7 @@ class WindowContext:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """All options that shape a batch's messages."""
+    """The options on which a batch's messages depend."""
 
     batch_id: str
     queue: str
@@ -57,10 +57,10 @@ class Submission:
     deadline: str = ""  # ms since 1970, or `+` and ms after the batch's creation; '' for never
     window: WindowContext | None = None
     tenant: str = naming.DEFAULT_TENANT
-    in_order: bool = False  # after its tenant's earlier batches with this option
-    dedupe: bool = False  # lines with the same repeatable body run once (lines.py)
+    in_order: bool = False  # run after the tenant's earlier batches with this option
+    dedupe: bool = False  # run lines with the same body once, if repeatable (lines.py)
     order: OrderOption = "input"
-    parent_traceparent: str = ""  # the caller's, if it traces
+    parent_traceparent: str = ""  # the caller's trace; '' for none
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -70,9 +70,9 @@ class Submission:
             raise BadOption(f"model {self.model!r}: control characters are not allowed")
 
     def check_deadline(self, store: BatchStore) -> None:
-        """Raise BadOption for a deadline that has passed on Redis' clock.
+        """Raise BadOption for a deadline that has passed on Redis's clock.
 
-        An existing batch may still be completed.
+        For an existing batch it raises nothing: its submit may be resumed.
         """
         if not self.deadline or self.deadline.startswith("+"):
             return
@@ -89,7 +89,7 @@ class Submission:
 
     @property
     def options(self) -> str:
-        """The options as JSON; equal for equal messages."""
+        """The options as JSON. Submits with equal JSON write equal messages."""
         shaping = {"queue": self.queue, "priority": self.priority, "set": self.overrides}
         # Defaults are left out, so that digests of earlier versions stay valid.
         if self.deadline:
@@ -106,12 +106,12 @@ class Submission:
 
     @property
     def seed(self) -> str:
-        """The digest (hex) that the file's first chunk follows."""
+        """The digest (hex) before the file's first chunk."""
         return hashlib.sha256(b"warmq %d\n" % _FORMAT + self.options.encode()).hexdigest()
 
     @property
     def start(self) -> str:
-        """The digest (hex) that the batch's first chunk follows."""
+        """The digest (hex) before the batch's first chunk."""
         return self.window.digest if self.window else self.seed
 
     def create(
@@ -119,24 +119,24 @@ class Submission:
     ) -> Batch:
         """Create the batch, or return the one that an earlier submit has created.
 
-        A `planned` one gets its messages when all lines have been read (planned.py). With `ends`
-        it is created sealed, so that no submit fills it.
+        With `planned`, messages are queued after all lines have been read (planned.py). With `ends`
+        the batch is created sealed (completely submitted), so that no submit adds lines.
 
         Raises:
             BatchConflict: the batch has other options.
-            ProtocolMismatch: it was created by a newer warmq, or by 0.1.0.
+            ProtocolMismatch: the batch was created by a newer warmq, or by 0.1.0.
         """
         fields: dict[str, str | int] = {
             "model": self.model,
             "queue": self.queue,
-            "input": input_name.encode(errors="replace").decode(),  # a file's name is any bytes
+            "input": input_name.encode(errors="replace").decode(),  # any bytes
             "options": self.options,
             "tenant": self.tenant,
             "list": self._new_list,
             **batch_trace.new_batch_fields(self.parent_traceparent),
         }
         if self.dedupe:
-            fields["identical"] = 0  # makes the scripts search for followers
+            fields["identical"] = 0  # tells the scripts that lines may share a result
         if planned:
             fields["planned"] = 0
         if ends:
@@ -152,15 +152,15 @@ class Submission:
 
     @property
     def _new_list(self) -> str:
-        # The windows of a run share a list, and the turns of one batch.
+        # The windows of a run share one list in Redis, and take turns as one batch does.
         name = self.window.name if self.window else self.batch_id
         batch = "" if self.in_order else name
         return naming.turn_list(self.queue, self.priority, self.tenant, batch)
 
     def writer(self, batch: Batch) -> MessageWriter:
         """Return the writer of the batch's messages."""
-        # The deadline is the option's: a retry may have removed the batch's own while this submit
-        # was interrupted, and all messages of a batch must have the same.
+        # All messages of a batch must have the same deadline. The batch's own may be missing: a
+        # retry removes it, and may have run while this submit was interrupted.
         created, deadline, trace = int(batch.created), None, batch.fields.get(batch_trace.FIELD, "")
         if self.deadline:
             after = created if self.deadline.startswith("+") else 0

@@ -1,8 +1,8 @@
 """Submits a file as one batch, a chunk at a time.
 
-The next chunk is parsed while earlier ones are being sent. Each chunk names the cursor and digest
-that it follows: repeated, resumed and concurrent submits of the same file queue every request once,
-and another file is refused.
+The next chunk is parsed while earlier ones are being sent. Each chunk is sent with the cursor (last
+line number) and digest of the chunk before it. So repeated, resumed and concurrent submits of the
+same file queue every request once, and another file is refused.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
 from producer.submit.submission import Submission
 from producer.time_left import pace_of_queue
 
-if TYPE_CHECKING:  # they load numpy, which takes 0.1 s, and what reads tables
+if TYPE_CHECKING:  # these load numpy, which takes 0.1 s, and the readers of tables
     from producer.input.source import Source
     from producer.submit.order.prefix import OrderChoice
     from producer.submit.planned import PlannedMessages
 
-#: Seconds between two checks of the sender's thread.
+#: Seconds between two checks whether the sender's thread has sent a chunk.
 _POLL_S = 0.1
-#: With one chunk in flight, Redis would wait for each until the next is parsed.
+#: Most chunks in flight; with one, Redis would be idle while the next chunk is parsed.
 CHUNKS_IN_FLIGHT = 2
-#: Times that a source is read again after Redis lost writes.
+#: Most times that a source is read again after Redis has lost writes.
 _RETRIES = 5
 
 
@@ -55,10 +55,11 @@ _RETRIES = 5
 class Summary:
     """Counts of one submit.
 
-    `found` requests were in the batch before it, `queued` were not; `without_limit` of those have
-    no max_tokens. `ignored` counts lines with each ignored field. `lines` were read, with requests
-    of `size` bytes. `waiting` is the reason while Redis is full. Of a planned batch `pushed`
-    messages are in the queue, in the order of `choice`.
+    `lines` is the number of lines read, `size` the bytes of their requests. `found` requests were
+    in the batch before this submit, `queued` were added by it, `without_limit` of the added ones
+    have no max_tokens. `ignored` counts the lines with each ignored field. `waiting` is the reason
+    of a wait for a full Redis. If the batch is planned, `pushed` messages are in the queue, in the
+    order `choice`.
     """
 
     batch: Batch
@@ -79,8 +80,8 @@ class Summary:
 class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
-    One thread sends chunks; the caller's thread counts, and calls `report`. `check` may refuse
-    lines. With `unique`, the caller has checked that no custom_id is repeated.
+    One thread sends chunks; the caller's thread counts, and calls `report`. `check` may raise
+    RequestRejected for a line. With `unique`, the caller has checked that no custom_id is repeated.
     """
 
     store: BatchStore
@@ -96,18 +97,18 @@ class Submitter:
         self._writer = self.submission.writer(batch)
         self._summary = Summary(batch)
         self._end = (0, self.submission.start)
-        #: Chunks in flight: (queued, rejected, found) once done, and the reasons of waits.
+        #: Chunks in flight: the future of (queued, rejected, found), and the reasons of waits.
         self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
         self._stop = threading.Event()
         self._planned: PlannedMessages | None = None
 
     def run(self, raw_chunks: Iterator[RawChunk]) -> Summary:
-        """Queue what is not queued yet, and seal the batch.
+        """Queue the requests that are not queued yet, and seal the batch (mark it as complete).
 
         Raises:
-            BatchConflict: at the first chunk that differs from what was submitted.
-            BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost chunks of
-                it, which submitting again restores.
+            BatchConflict: a chunk differs from the one that was submitted before.
+            BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost chunks, to
+                be submitted again.
             InputUnreadable: for damaged input; the batch stays open.
             StoreUnavailable: the batch stays open.
             WriteFailed: the disk cannot hold a planned batch's messages.
@@ -175,7 +176,7 @@ class Submitter:
         summary.choice, summary.queued = planned.push(self._end, report)
 
     def _queue(self, sender: ThreadPoolExecutor, lines: LinesToMessages, raw: RawChunk) -> None:
-        """Give the sender a chunk, when it has few enough."""
+        """Pass a chunk to the sender, when fewer than CHUNKS_IN_FLIGHT are in flight."""
         prepared = lines.prepare(raw, self._end)
         if self._planned:
             self._planned.keep(prepared)
@@ -187,14 +188,14 @@ class Submitter:
         self._sending.append((sender.submit(self._send, prepared, waits), waits))
         del prepared
         if raw.size > CHUNK_BYTES:
-            self._settle(0)  # it holds a huge line: one such in memory at a time
+            self._settle(0)  # it has a huge line, and memory may hold only one of these
 
     def _settle(self, most: int) -> None:
         """Wait until at most `most` chunks are in flight; count the results of the rest."""
         summary = self._summary
         while len(self._sending) > most:
             future, waits = self._sending[0]
-            # In turns: a Ctrl-C that comes just before an endless wait would not end it.
+            # Short waits, because a Ctrl-C that comes just before an endless wait has no effect.
             while not wait([future], _POLL_S).done:
                 if not waits.empty():
                     summary.waiting = waits.get()
@@ -207,7 +208,7 @@ class Submitter:
             summary.waiting = ""
 
     def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
-        """Take a chunk as submitted before, if it is the same."""
+        """Count a chunk that was submitted before; raise BatchConflict if it differs."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
             raise different_file(self._id, f"it differs within lines {raw.first} to {raw.cursor}")
         self._summary.found += len(kept.entries)
@@ -240,9 +241,9 @@ class Submitter:
         return 0, 0, self._stored_before(answer, chunk)
 
     def _stored_before(self, answer: Enqueued, chunk: PreparedChunk) -> int:
-        """Return how many requests of a chunk are stored already.
+        """Return the number of a chunk's requests that are stored already.
 
-        By another submit, or by a script whose reply was lost.
+        Another submit has stored them, or a script whose reply was lost.
         """
         if answer.answer == "gone":
             raise batch_deleted(self._id)
@@ -258,7 +259,7 @@ class Submitter:
         return len(kept.entries)
 
     def seal(self) -> Summary:
-        """Mark the batch as completely submitted; may be repeated if Redis has lost that.
+        """Mark the batch as completely submitted; call it again if Redis has lost the mark.
 
         Raises:
             BatchConflict: the batch has more lines than this file.
@@ -297,7 +298,7 @@ class Submitter:
         if total == 0:
             return "the file has no request lines"
         first = self._summary.first_error or "see the batch's results"
-        if not self._summary.first_error:  # an earlier submit has written it
+        if not self._summary.first_error:  # an earlier submit has found it
             first_id = next(self.store.index(self._id)).request_ids(self._id)[:1]
             for raw in filter(None, self.store.results(first_id)):
                 first = error_of(raw).message
@@ -308,8 +309,8 @@ class Submitter:
 class ResumableSubmit:
     """A submit that reads its source again if Redis has lost writes (a failover).
 
-    Redis then has a beginning of the batch, up to its cursor; the rest is queued again. `source`
-    is closed after each reading.
+    Redis then has the first lines of the batch, up to its cursor; the later ones are queued again.
+    `source` is closed after each reading.
     """
 
     store: BatchStore
@@ -320,7 +321,7 @@ class ResumableSubmit:
     _retries_left: int = _RETRIES
 
     def submit(self) -> Summary:
-        """Queue what is not queued yet, and seal the batch. Raises as Submitter does."""
+        """Queue the requests that are not queued yet, and seal the batch. Raises as Submitter."""
         while True:
             try:
                 return self._once()
@@ -328,7 +329,7 @@ class ResumableSubmit:
                 self._read_again(error)
 
     def follow(self, batch: Batch, follow: Callable[[Batch], Batch]) -> Batch:
-        """Return `follow(batch)`; after lost writes, submit what is missing and follow again.
+        """Return `follow(batch)`; after lost writes, submit the lost requests and follow again.
 
         Raises BatchChanged if the batch is deleted or replaced, or lost lines cannot be read again.
         """
@@ -344,17 +345,17 @@ class ResumableSubmit:
                 batch = self.submit().batch
 
     def _read_again(self, error: WritesLost) -> None:
-        if not (self.source.repeatable and self._retries_left):  # a pipe's lines are gone
+        if not (self.source.repeatable and self._retries_left):  # a pipe cannot be read again
             raise error
         self._retries_left -= 1
         self._notify(f"{error.message}; submitting the rest again")
         self.source = self.source.reopen()
 
     def _notify(self, text: str) -> None:
-        """Show a notice; for user interfaces."""
+        """Show a notice; user interfaces override this."""
 
     def _report(self, summary: Summary) -> None:
-        """Show progress; for user interfaces."""
+        """Show progress; user interfaces override this."""
 
     def _once(self) -> Summary:
         source, submission = self.source, self.submission

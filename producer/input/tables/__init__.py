@@ -1,1 +1,1 @@
-"""Tables as input and output: parquet, Arrow and CSV. Their rows are lines to everything else."""
+"""Reads parquet, Arrow and CSV tables; their rows become lines of an input file."""

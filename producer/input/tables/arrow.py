@@ -1,9 +1,9 @@
 """Reads parquet and Arrow files of any size, a few hundred rows at a time, with pyarrow.
 
-Cells are read as a person would write them as JSON, which `to_pylist` does not: it gives every
-struct all keys of its column, maps as lists of pairs, float32 as the nearest double, and fails for
-a whole batch with one cell that Python cannot hold. Here keys without a value are left out, maps
-are objects, numbers have their shortest form, and such a cell is a BadCell in its row.
+Arrow's `to_pylist` gives every struct all keys of its column, maps as lists of pairs, float32 as
+the nearest double, and fails for a whole record batch if Python cannot represent one cell. This
+module leaves out keys without a value, returns maps as objects and numbers in their shortest form,
+and returns a BadCell for such a cell.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from contract.errors import ExtraMissing
 from producer.input.reader import CHUNK_LINES, FilePlace, InputUnreadable, Place
 from producer.input.tables.cells import BadCell, duration_of, json_of, key_of
 
-#: Bytes read of a column at a time: without it, all columns of a row group are read whole.
+#: Bytes of a column that are read at a time; without it, Arrow reads all columns of a row group.
 _BUFFER = 2**20
+#: First bytes of an Arrow file; an Arrow stream has others.
 _ARROW_FILE = b"ARROW1"
-#: By bits of a float: its struct format, and the digits that tell two numbers apart.
+#: Bits of a float -> its format for `struct`, and the numbers of digits to try.
 _SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
 _JSON = "arrow.json"
-#: Extension types of which Arrow makes Python values; of any other it gives the stored value.
+#: Extension types that Arrow converts to Python values; for other types it gives the stored value.
 _KNOWN = ("arrow.uuid", "arrow.bool8")
 _PERIOD = "pandas.period"
 
-#: Columns, number of rows if known, and a function from wanted columns to batches.
+#: Columns, number of rows if known, and a function that reads wanted columns as record batches.
 _Opened = tuple[Sequence[str], int | None, Callable[[Sequence[str]], Iterator[Any]]]
 _Read = Callable[[Any], Any]
 
 
 def pyarrow(what: str, module: str = "") -> Any:
-    """Return pyarrow or a module of it; raise ExtraMissing, naming `what`, without it."""
+    """Return pyarrow or a module of it; raise ExtraMissing for `what` if it is not installed."""
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
@@ -47,14 +48,14 @@ def pyarrow(what: str, module: str = "") -> Any:
 
 
 def pieces(batch: Any, wanted: Sequence[str]) -> Iterator[Any]:
-    """Yield the wanted columns of a batch, a few hundred rows at a time."""
+    """Yield the wanted columns of a record batch, a few hundred rows at a time."""
     kept = batch.select(list(wanted))
     for start in range(0, kept.num_rows, CHUNK_LINES):
         yield kept.slice(start, CHUNK_LINES)
 
 
 class ArrowTable:
-    """A parquet file, or an Arrow file or stream. `rows` is None if the file does not have it.
+    """A parquet file, or an Arrow file or stream. `rows` is None if their number is unknown.
 
     Opening and reading raise InputUnreadable.
     """
@@ -92,7 +93,7 @@ class ArrowTable:
 
 
 def _opened(place: Place, opener: str) -> Any:
-    """Return a place as pyarrow's file; `opener` is pyarrow's function for a local file."""
+    """Open a place as a file of pyarrow; `opener` is pyarrow's function for a local file."""
     arrow, stream = pyarrow(place.name), place.open(in_order=False)  # raises our own errors
     if not (isinstance(place, FilePlace) and place.size()):
         return arrow.PythonFile(stream, mode="r")
@@ -115,9 +116,10 @@ def _parquet(file: Any) -> _Opened:
 
 
 def _arrow(file: Any) -> _Opened:
-    """Open an Arrow file, or a stream: `.arrow` in a dataset's folder is a stream.
+    """Open an Arrow file or stream; Hugging Face's `datasets` writes streams as `.arrow`.
 
-    One batch is in memory at a time, as large as the writer made it; a local file is mapped.
+    One record batch is in memory at a time, and its writer decided its size; local files are
+    mapped into memory.
     """
     ipc = pyarrow("a table", "ipc")
     is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
@@ -144,7 +146,7 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 def _cells(field: Any, column: Any) -> list[Any]:
     name, read = field.name, _reader(column.type)
-    # Without pandas Arrow does not know the type, and leaves its name.
+    # Without pandas, Arrow does not know the type and has its name only in the metadata.
     if (field.metadata or {}).get(b"ARROW:extension:name") == _PERIOD.encode():
         read = _refuse_period
     if read is None:
@@ -162,7 +164,7 @@ def _cell(name: str, scalar: Any, read: _Read) -> Any:
         return BadCell(name, "is not UTF-8; convert it to UTF-8")
     except Exception as error:
         text = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, KeyError):  # the text is only the name of an unknown time zone
+        if isinstance(error, KeyError):  # the text is only the name of a time zone
             text = f"this machine does not know {error}"
         return BadCell(name, f"cannot be read: {text}; make the column a text")
 
@@ -182,7 +184,7 @@ def _inner(kind: Any) -> _Read:
 
 
 def _reader(kind: Any) -> _Read | None:
-    """Return a reader for values of an Arrow type; None where `to_pylist` is right."""
+    """Return a reader for values of an Arrow type; None if `to_pylist` reads them well."""
     types = pyarrow("a table", "types")
     if isinstance(kind, pyarrow("a table").BaseExtensionType):
         return _extension_reader(kind)
@@ -256,14 +258,14 @@ def _float(width: int, scalar: Any) -> Any:
     code, digits = _SHORT_FLOATS.get(width, ("d", range(0)))
     for count in digits:
         short = float(f"{value:.{count}g}")
-        with suppress(OverflowError):  # rounded up beyond the largest
+        with suppress(OverflowError):  # rounded up above the largest float
             if struct.unpack(code, struct.pack(code, short))[0] == value:
                 return short
     return value
 
 
 def _time_reader(types: Any, kind: Any) -> _Read | None:
-    """Return a reader for nanoseconds, for which Python has no type."""
+    """Return a reader for times in nanoseconds, which Python's types cannot hold; else None."""
     if getattr(kind, "unit", "") != "ns":
         return None
     arrow = pyarrow("a table")

@@ -1,4 +1,4 @@
-"""Converts a table's cells to texts and JSON values; also those of pandas and numpy."""
+"""Converts cells of tables, pandas and numpy to texts and JSON values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 
 import orjson
 
-#: Below it, each whole float is one integer.
+#: Bound below which each whole float is equal to exactly one integer.
 _EXACT = 2**53
-#: orjson itself would write 00:00:14.010000 as 00:00:14.10000.
+#: Options of orjson. It passes times to `plain`: it would write 00:00:14.010000 as 00:00:14.10000.
 JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
 _TIMES = (dt.datetime, dt.date, dt.time)
-#: Only JSON with so many digits in a row can have an integer of more than 64 bits.
+#: Pattern of 20 digits in a row: only JSON with them can have an integer of more than 64 bits.
 _MANY_DIGITS = re.compile(r"\d{20}")
-#: pandas' types of missing values; NA supports no comparison.
+#: Names of pandas' types of missing values. Types are compared, because NA cannot be.
 _MISSING = ("NAType", "NaTType")
 
 
@@ -51,7 +51,7 @@ class Duration:
 
 
 def duration_of(nanoseconds: int) -> dt.timedelta | Duration:
-    """Return a duration; Python's own type where that is exact."""
+    """Return a duration, as Python's timedelta if that is exact."""
     whole, rest = divmod(nanoseconds, 1000)
     return Duration(nanoseconds) if rest else dt.timedelta(microseconds=whole)
 
@@ -62,7 +62,7 @@ def empty(column: str) -> BadCell:
 
 
 def text_of(column: str, value: Any) -> str:
-    """Return a cell as text; raise BadCell for an empty one or bytes."""
+    """Return a cell as text; raise BadCell if it is empty or has bytes."""
     if isinstance(value, str):
         return value
     value = value_of(column, value)
@@ -76,7 +76,7 @@ def text_of(column: str, value: Any) -> str:
         return format(value, "f")
     if isinstance(value, int | float | uuid.UUID | dt.timedelta | Duration):
         return str(value)
-    written = _json(column, value)  # refuses what JSON does not have, which str() would not
+    written = _json(column, value)  # refuses values that JSON does not have
     text = orjson.loads(written)
     return text if isinstance(text, str) else written.decode()
 
@@ -126,13 +126,13 @@ def _within_64_bits(digits: str) -> None:
 
 
 def list_or_object(column: str, value: Any) -> Any:
-    """Return the list or object that a text has as JSON; otherwise the text."""
+    """Return a text's JSON value if it is a list or object, otherwise the text."""
     found = parsed(column, value)
     return found if isinstance(found, list | dict) else value
 
 
 def texts_or_json(column: str, value: Any) -> Any:
-    """Return the same; raise BadCell for a list in Python's syntax, as pandas writes into CSV."""
+    """Return `list_or_object`; raise BadCell for a list in Python's syntax (pandas writes it)."""
     found = list_or_object(column, value)
     if isinstance(found, str) and found[:1] == "[" and found[-1:] == "]":
         try:
@@ -145,7 +145,7 @@ def texts_or_json(column: str, value: Any) -> Any:
 
 
 def parsed(column: str, value: Any) -> Any:
-    """Return the JSON value that a text has; otherwise the text.
+    """Return a text's JSON value, or the text if it is not JSON.
 
     Raises BadCell for an integer of more than 64 bits.
     """
@@ -160,7 +160,7 @@ def parsed(column: str, value: Any) -> Any:
 
 
 def plain(value: object) -> Any:
-    """Return the JSON value of a type that orjson does not know; else raise TypeError."""
+    """Convert a value that orjson does not know to JSON; raise TypeError if that is impossible."""
     if isinstance(value, Duration):
         value = decimal.Decimal(value.nanoseconds).scaleb(-9)
     if isinstance(value, decimal.Decimal):
@@ -177,7 +177,7 @@ def plain(value: object) -> Any:
 
 
 def not_json(row: Mapping[str, Any]) -> BadCell:
-    """Return the error for the first cell of a row that JSON does not have."""
+    """Return the error for the first cell of a row that cannot be written as JSON."""
     for column, value in row.items():
         try:
             _json(column, value)
@@ -197,7 +197,7 @@ def _json(column: str, value: Any) -> bytes:
 
 
 def as_cells(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """Return the cells of some columns of a row of Python values; a bad one as a BadCell."""
+    """Return the cells of some columns of a row of Python values; BadCell for a bad one."""
     return {column: _cell(column, row.get(column)) for column in columns}
 
 
@@ -229,7 +229,7 @@ def _plain(column: str, value: Any) -> Any:
 
 
 def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return an object without its missing values; None is kept."""
+    """Return an object without pandas' missing values and NaN; None is kept."""
     found: dict[str, Any] = {}
     for key, one in value.items():
         name, inner = key_of(key), _plain(column, one)
@@ -241,7 +241,7 @@ def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _of_numpy(column: str, value: Any) -> Any:
-    """Return the value of a number, an array or a column of pandas."""
+    """Return the JSON value of a number or array of numpy, or of a column of pandas."""
     if value.ndim:
         return [_plain(column, one) for one in value]
     kind, text = value.dtype.kind, str(value)
@@ -252,5 +252,5 @@ def _of_numpy(column: str, value: Any) -> Any:
     if kind == "m":
         return duration_of(int(value.astype("timedelta64[ns]").astype("int64")))
     if kind == "f" and math.isfinite(value):
-        return value_of(column, float(text))  # the shortest number of its own width
+        return value_of(column, float(text))  # the shortest number for its number of bits
     return _plain(column, value.item())

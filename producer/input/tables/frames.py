@@ -1,4 +1,4 @@
-"""Sources over data frames and tables (through Arrow), and over Hugging Face data sets."""
+"""Reads data frames and tables through Arrow, and Hugging Face data sets, as sources."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from producer.input.reader import InputUnreadable
 from producer.input.tables.arrow import pieces, pyarrow, rows_of
 from producer.input.tables.mapping import RowMapping
 
-#: Prefix of the columns in which pandas keeps an index that is no plain numbering.
+#: Prefix of the columns in which pandas exports an index, unless the index is a plain numbering.
 _INDEX = "__index_level_"
 
 
 def is_frame(given: object) -> bool:
-    """Whether an object exports an Arrow stream, as pandas' and polars' frames do."""
+    """Whether an object exports an Arrow stream; frames of pandas and polars do."""
     return hasattr(given, "__arrow_c_stream__")
 
 
 def frame_source(frame: Any, pairs: Mapping[str, str]) -> IterableSource:
-    """Return a source over a frame. Raises BadOption as RowMapping does, and ExtraMissing."""
+    """Return a source over a frame. Raises ExtraMissing, and BadOption for a bad mapping."""
     rows = _Rows(frame)
     mapping = RowMapping(pairs, rows.columns)
     rows.wanted = mapping.wanted
@@ -32,7 +32,7 @@ def frame_source(frame: Any, pairs: Mapping[str, str]) -> IterableSource:
 
 
 class _Rows:
-    """The rows of a frame, as dicts of the wanted columns."""
+    """Iterates over the rows of a frame, each a dict of the wanted columns."""
 
     def __init__(self, frame: Any) -> None:
         self.name = f"a {type(frame).__name__}"
@@ -65,7 +65,7 @@ class _Rows:
             row += batch.num_rows
 
     def _next(self, stream: Any, row: int) -> Any:
-        """Return the next batch of rows, None at the end; `row` is the last one read."""
+        """Return the next record batch, None at the end; `row` is the number of rows read."""
         try:
             return next(stream, None)
         except self._errors as error:
@@ -79,9 +79,10 @@ def is_data_set(given: object) -> bool:
 
 
 def unpadded(data_set: Any, to_line: ToLine) -> ToLine:
-    """Return a `to_line` that first removes the keys without a value, at any depth.
+    """Return a `to_line` that first removes keys without a value, at any depth.
 
-    A struct of a data set has the keys of all rows, with nulls; a JSON column keeps its own nulls.
+    A struct of a data set has the keys of all rows, with nulls for those that a row does not have.
+    The nulls of a JSON column are kept.
     """
     features = data_set.features
 
@@ -92,7 +93,7 @@ def unpadded(data_set: Any, to_line: ToLine) -> ToLine:
 
 
 def _without_nulls(value: Any, feature: Any) -> Any:
-    """Remove padding; where no features are known, all nulls of objects."""
+    """Remove the nulls that pad structs; without known features, all nulls of objects."""
     if isinstance(value, dict) and (feature is None or isinstance(feature, Mapping)):
         inner = feature or {}
         return {k: _without_nulls(v, inner.get(k)) for k, v in value.items() if v is not None}

@@ -1,4 +1,4 @@
-"""Maps a table's rows to requests, by columns and templates."""
+"""Converts a table's rows to requests, by columns and templates."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ from producer.input.tables.cells import (
     value_of,
 )
 
-#: A row by columns.
+#: A row: the cells by column name.
 Row = Mapping[str, Any]
-#: Returns a field's value in one row, None to leave the field out; raises BadCell.
+#: Function that returns a field's value in one row, None for no field, or raises BadCell.
 _Get = Callable[[Row], Any]
 
-#: `{{` and `}}` are braces, `{name}` is a column; any other brace is an error.
+#: Pattern of a template: `{{` and `}}` are braces, `{name}` is a column, any other brace an error.
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 _MESSAGES = "messages."
 _ROLES = ("system", "developer", "user", "assistant")
-#: Fields of a line that has its request in `body`.
+#: Fields of an OpenAI batch line, which has its request in `body`.
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
+#: Fields whose values are always texts.
 _TEXTS = frozenset(("custom_id", "method", "url"))
-#: A plain text, or JSON of a list or object: `["a", "b"]` are two stops. A prompt that begins with
-#: a bracket stays a text.
+#: Fields whose cells are a plain text, or a JSON list or object: `["a", "b"]` are two stops. A
+#: prompt is not one of them: it may begin with a bracket.
 _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
-#: A row without its one of these is no request; any other field may be empty.
+#: Fields of which a mapping needs one, with a value in each row; other fields may be empty.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
+#: Most names that an error message lists.
 _SHOWN = 12
-#: Separators of other forms of CSV, and their names.
+#: Separators of cells other than a comma, and their names in messages.
 _SEPARATORS = {";": ";", "|": "|", "\t": "tabs"}
 
 
@@ -62,7 +64,7 @@ def is_template(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Texts, and the columns between them."""
+    """A parsed template: its texts, and the columns between them."""
 
     texts: tuple[str, ...]
     columns: tuple[str, ...]
@@ -96,12 +98,12 @@ class Template:
 
 
 class RowMapping:
-    """Makes lines of rows.
+    """Converts rows to lines of an input file.
 
     `pairs` maps each field to a column or template; without pairs, each column is the field of its
-    name. `columns` are the table's, None if unknown. A field is one of a request's body,
-    `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat, in the
-    order of `pairs`. With `input` alone the request is an embedding.
+    name. `columns` are the table's columns, None if unknown. A field is a field of a request's
+    body, `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat; the
+    messages are in the order of `pairs`. With `input` alone the request is an embedding.
 
     Raises BadOption, naming the field or the missing column.
     """
@@ -111,7 +113,7 @@ class RowMapping:
             pairs = _same_names(columns or ())
         self._gets: list[tuple[str, _Get]] = []
         self._messages: list[tuple[str, _Get]] = []
-        #: The columns of each field, for messages.
+        #: The columns of each field, for error messages.
         self.columns: dict[str, str] = {}
         wanted: dict[str, None] = {}
         for field, given in pairs.items():
@@ -127,7 +129,7 @@ class RowMapping:
             else:
                 self._gets.append((field, get))
                 self.columns[field] = ", ".join(used)
-        self._gets.sort(key=lambda pair: pair[0] != "custom_id")  # a bad row's error has it too
+        self._gets.sort(key=lambda pair: pair[0] != "custom_id")  # so that a bad row's error has it
         if self._messages and "messages" in pairs:
             raise BadOption("field messages: given as a whole and by roles; give it one way")
         if len(whole := sorted(WHOLE_REQUESTS & self.columns.keys())) > 1:
@@ -140,11 +142,11 @@ class RowMapping:
         self.wanted = list(wanted)
 
     def line_of_values(self, row: Any) -> bytes:
-        """Return the line of a row with values of Python, pandas or numpy."""
+        """Return the line of a row whose values are Python's, pandas' or numpy's."""
         return self.line(as_cells(row, self.wanted) if isinstance(row, Mapping) else row)
 
     def line(self, row: Any) -> bytes:
-        """Return the line of a row; for a bad row, the line of its error."""
+        """Return the line of a row; for a bad row, the line with its error (`bad_row`)."""
         if not isinstance(row, Mapping):
             return bad_row(f"is of type {type(row).__name__}; give a dict with the columns")
         request: dict[str, Any] = {}
@@ -211,7 +213,7 @@ def _check_column(field: str, column: str, columns: Sequence[str] | None) -> Non
 
 
 def _csv_remedy(columns: Sequence[str]) -> str:
-    """Return the remedy for a header in another form of CSV; otherwise ''."""
+    """Return the remedy for a header without commas between its cells; otherwise ''."""
     first = columns[0] if columns else ""
     if first.startswith("sep="):
         mark = first[len("sep=") :] or ","
@@ -240,7 +242,7 @@ def _converter(field: str, column: str) -> Callable[[Any], Any]:
     if field in _TEXTS or field.startswith(_MESSAGES):
         return partial(text_of, column)
     if field in _TEXTS_OR_JSON:
-        # An input may be any text, also a program's.
+        # An `input` may be a text that begins with a bracket and is not JSON, for example code.
         as_json = list_or_object if field == "input" else texts_or_json
         return lambda value: as_json(column, value_of(column, value))
     if _accepts_text(field):

@@ -1,4 +1,4 @@
-"""A source of lines over the rows of parquet, Arrow and CSV files."""
+"""Reads the rows of parquet, Arrow and CSV files as lines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from producer.input.reader import Input, InputUnreadable, LineStream, Place, Raw
 from producer.input.tables.arrow import ArrowTable
 from producer.input.tables.mapping import Row, RowMapping
 
-#: Most characters of a CSV cell: as many as a line may have by default. Python's limit is 128 KB.
+#: Most characters of a CSV cell, the default limit of a line's bytes. Python's own limit is 128 KB.
 _CELL = 10 * 2**20
 
 
 class CsvTable:
-    """A CSV file, also compressed, whose cells are texts; `delimiter` is `,` or a tab."""
+    """A CSV file, which may be compressed; its cells are texts, `delimiter` is `,` or a tab."""
 
     rows: int | None = None
 
@@ -45,7 +45,7 @@ class CsvTable:
         self._opened.append(text)
         lines, number = csv.reader(text, delimiter=self._delimiter, strict=True), -1
         try:
-            for cells in filter(None, lines):  # a blank line is no row
+            for cells in filter(None, lines):  # a blank line is not a row
                 number += 1
                 yield cells
         except csv.Error as error:
@@ -57,7 +57,7 @@ class CsvTable:
             raise InputUnreadable(f"{self._place.name}: after row {number}: {error}") from None
 
     def read(self, wanted: Sequence[str]) -> Iterator[Row | bytes]:
-        """Yield each row as a dict of all columns; a bad row as the line of `bad_row`."""
+        """Yield each row as a dict of all columns, a bad row as the line with its error."""
         columns, width = self.columns, len(self.columns)
         lines = self._lines()
         next(lines, None)
@@ -93,7 +93,7 @@ def _header_problem(columns: Sequence[str]) -> str:
     return f"two columns of the name {twice[0]!r}; rename one" if twice else ""
 
 
-#: File endings, and the class that opens such a file.
+#: File endings, and the function that opens such a file.
 _KINDS: dict[str, Callable[[Place], ArrowTable | CsvTable]] = {
     **dict.fromkeys((".parquet", ".pq"), partial(ArrowTable, parquet=True)),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), partial(ArrowTable, parquet=False)),
@@ -113,9 +113,9 @@ def kind_of(name: str) -> str:
 
 
 class TableSource:
-    """A source over the rows of one or several tables; reads the columns of the first immediately.
+    """A source over the rows of one or several tables. Opens the first to read its columns.
 
-    Raises BadOption as RowMapping does, InputUnreadable and ExtraMissing.
+    Raises BadOption for a bad mapping, InputUnreadable and ExtraMissing.
     """
 
     def __init__(self, name: str, places: Sequence[Place], pairs: Mapping[str, str]) -> None:
@@ -126,7 +126,7 @@ class TableSource:
             self._mapping = RowMapping(pairs, first.columns)
             #: Fields that come from columns.
             self.fields = self._mapping.columns.keys()
-            #: Number of rows; None if the files do not have it.
+            #: Number of rows; None if unknown.
             self.size = first.rows if len(places) == 1 else None
         finally:
             first.close()
@@ -148,7 +148,7 @@ class TableSource:
         return hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield the chunks, as `reader.chunks` does; BadOption for a file without a column."""
+        """Yield the chunks of `reader.chunks`; raise BadOption if a file lacks a column."""
         explain = explain_by_row("row", self._mapping.columns)
         return chunks(LineStream(self._lines()), seed, max_line_bytes, explain)
 

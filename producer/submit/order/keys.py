@@ -1,11 +1,11 @@
 """Computes keys of the prefixes of request bodies.
 
-The engine's input is written as one text a request, in the order in which chat templates render
-it: the head (model, template, tools), the system message, the turns. A key stands for the text up
-to one depth. Depths are close together (64 bytes, later an eighth of the text before), because a
-shared prefix may end anywhere; they start anew with each message, so that a short document after a
-long system message is found too. The depths of a text up to a byte depend only on its bytes up to
-there: texts that share a prefix share its keys.
+Each request is written as one text, in the order in which chat templates render it: the head
+(model, template, tools), the system message, the turns. A key stands for the text up to one
+position, its depth. A shared prefix may end anywhere, so depths are 64 bytes apart, and further
+into a message an eighth of the bytes before them. Each message begins with 64 bytes again, so that
+a short document after a long system message is found too. Depths depend only on the text before
+them: texts that share a prefix have its keys in common.
 """
 
 import hashlib
@@ -19,19 +19,21 @@ import orjson
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 
-#: Bytes of about one token in English, or of a character in Korean or Chinese.
+#: Bytes that count as one token: about an English token, or a Korean or Chinese character.
 BYTES_PER_TOKEN = 4
-#: One block of vLLM's prefix cache (16 tokens) in bytes, the smallest unit shared.
+#: Bytes of one block of vLLM's prefix cache (16 tokens), the smallest unit that requests share.
 BLOCK_BYTES = 64
-#: Bytes of a text that are compared (64,000 tokens).
+#: Most bytes of a text that are compared (64,000 tokens).
 MOST_BYTES = 2**18
 #: Most keys of one text.
 MOST_KEYS = 64
-#: Size that stands for an image or other medium: 256 tokens.
+#: Bytes that an image or other medium counts as (256 tokens).
 _MEDIA_BYTES = 1024
+#: Bytes of one word: hashes are computed over words.
 _WORD = 8
+#: Words of one block.
 _BLOCK = BLOCK_BYTES // _WORD
-#: Bytes of texts whose keys are computed at a time, to bound memory.
+#: Bytes of text whose keys are computed in one step, to bound memory.
 _STEP_BYTES = 2**20
 
 
@@ -43,18 +45,19 @@ def _ladder() -> np.ndarray:
 
 
 def _multipliers() -> np.ndarray:
-    """Return an odd number for each position: SplitMix64 (Steele, Lea, Flood 2014) of it."""
+    """Return an odd number for each position, by SplitMix64 (Steele, Lea, Flood 2014)."""
     z = np.arange(1, MOST_BYTES // _WORD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (z ^ (z >> np.uint64(31))) | np.uint64(1)
 
 
+#: Fixed depths within a section, in words; and the factor of each word's position in a hash.
 _LADDER, _MULTIPLIERS = _ladder(), _multipliers()
 
 
 class _Head(msgspec.Struct):
-    """Fields that templates and the cache put before the first message."""
+    """Fields that templates and the prefix cache put before the first message."""
 
     model: Any = None
     cache_salt: Any = None
@@ -81,7 +84,7 @@ _HEAD_FIELDS = _Head.__struct_fields__
 
 
 def _written(value: Any) -> bytes:
-    """Return a value's JSON; msgspec reads whole numbers that orjson does not write."""
+    """Return a value's JSON; its repr() if it has integers too large for orjson."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -91,7 +94,7 @@ def _written(value: Any) -> bytes:
 def text_of(url: str, body: bytes) -> list[bytes]:
     """Return a request's text in sections: the head, then the messages.
 
-    Empty for requests that use no prefix cache (embeddings and scores).
+    The list is empty for requests that use no prefix cache (embeddings and scores).
     """
     if url == CHAT_URL:
         return _sections(_chat_pieces(_chat(body)))
@@ -133,7 +136,7 @@ def _completion_pieces(body: _Completion) -> Iterator[bytes]:
 
 
 def _sections(pieces: Iterable[bytes]) -> list[bytes]:
-    """Join pieces to sections of at least a block, padded to whole words."""
+    """Join pieces into sections of at least a block, padded to whole words."""
     found: list[bytes] = []
     open_, left = b"", MOST_BYTES
     for piece in pieces:
@@ -157,8 +160,8 @@ def _add(found: list[bytes], section: bytes) -> int:
 def keys_of(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys of some texts, and the texts' lengths in bytes (uint32).
 
-    Keys are uint64 of shape (texts, most keys of one): depth in words of 8 bytes shifted left by
-    32, plus a hash of the text up to there; 0 after a text's last key.
+    Keys are uint64, with a row for each text. The upper 32 bits of a key are its depth in words of
+    8 bytes, the lower 32 bits a hash of the text up to there. A row ends with zeros.
     """
     tables, start, size = [], 0, 0
     for at, text in enumerate(texts):
@@ -187,11 +190,11 @@ def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
     owner = np.repeat(np.arange(rows), np.fromiter(map(len, texts), np.int64, rows))
     text_length = np.bincount(owner, weights=length, minlength=rows).astype(np.int64)
     text_start = _starts(text_length)
-    # Hash: the upper half of the sum of each word times the number of its position.
+    # The hash is the upper half of the sum of all words, each times the factor of its position.
     place = np.arange(len(words)) - np.repeat(text_start, text_length)
     sums = np.zeros(len(words) + 1, dtype=np.uint64)
     np.cumsum(words * _MULTIPLIERS[place], out=sums[1:])
-    # Depths: the ladder in each section, and its end unless the ladder ends near it.
+    # Depths of a section: those of _LADDER, and its end if it is a block or more after the last.
     steps = np.searchsorted(_LADDER, length, side="right")
     last = np.where(steps > 0, _LADDER[np.maximum(steps, 1) - 1], 0)
     count = steps + (length - last >= _BLOCK)
@@ -212,5 +215,5 @@ def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def depth_bytes(keys: np.ndarray) -> np.ndarray:
-    """Return the depth in bytes of keys (uint64, any shape)."""
+    """Return the depths of keys (uint64, any shape) in bytes."""
     return (keys >> np.uint64(32)).astype(np.int64) * _WORD

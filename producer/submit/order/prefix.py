@@ -1,8 +1,9 @@
-"""Orders a file's requests by prefix, and estimates what that saves.
+"""Orders a file's requests by prefix, and estimates the prompt tokens that this saves.
 
-The order is the depth-first walk of the tree of prefixes: the best one for a cache that drops the
-least recently used (Zheng et al., "SGLang", theorem 3.1). Groups are in the order of their first
-request in the file, requests of a group in the file's order.
+Requests that share a prefix are a group. The order is a depth-first walk of the tree of prefixes,
+the best order for a cache that drops its least recently used blocks (Zheng et al., "SGLang",
+theorem 3.1). Groups are in the order of their first requests in the file, the requests of a group
+in the file's order.
 """
 
 import hashlib
@@ -17,24 +18,24 @@ from producer.submit.submission import OrderOption
 
 #: Assumed tokens of an unknown prefix cache: small, so that `auto` tends to order files.
 UNKNOWN_CACHE_TOKENS = 32_768
-#: Least share of prompt tokens saved for which `auto` orders a file.
+#: Least share of its prompt tokens that an order must save for `auto` to use it.
 LEAST_GAIN = 0.02
 _INPUT, _PREFIX = "input", "prefix"
-#: For numbers of requests and bytes of a text: half the memory of numpy's default.
+#: Type of line numbers and byte counts; it takes half the memory of numpy's default.
 _NUMBER = np.int32
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixOrder:
-    """An order of requests, and estimates in tokens from the texts' lengths."""
+    """An order of requests. All tokens are estimates from the texts' lengths."""
 
-    order: np.ndarray  # numbers of requests from 0 (int32), the first to be queued first
-    prompt: int  # of all prompts
-    saved: int  # found in the prefix cache in this order
-    saved_as_is: int  # found in it in the file's order
-    distinct: int  # of shared prefixes, each counted once
-    groups: int  # requests' prefixes that two or more share
-    group_tokens: int  # their mean length
+    order: np.ndarray  # numbers of requests from 0 (int32), in the order of queueing
+    prompt: int  # tokens of all prompts
+    saved: int  # tokens found in the prefix cache in this order
+    saved_as_is: int  # tokens found in the prefix cache in the file's order
+    distinct: int  # tokens of shared prefixes, each prefix counted once
+    groups: int  # number of prefixes that two or more requests share
+    group_tokens: int  # mean tokens of these prefixes
 
     @property
     def fingerprint(self) -> str:
@@ -50,10 +51,10 @@ class PrefixOrder:
 
 @dataclass(slots=True)
 class _Groups:
-    """Requests that share a prefix with another one, group after group, lines rising in each.
+    """Requests that share a prefix with another one, sorted by group, then by line.
 
-    For each request: its `place` in the order, its `line`, and the index here at which its `group`
-    begins.
+    Each request has its `place` in the order, its `line`, and in `group` the index in these arrays
+    at which its group begins.
     """
 
     place: np.ndarray
@@ -67,7 +68,7 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
     order = np.arange(count, dtype=_NUMBER)
     now = _Groups(order.copy(), order.copy(), np.zeros(count, dtype=_NUMBER))
     saved, as_is = np.zeros(count, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
-    # Of each line's smallest group: its first line, and the bytes that it shares.
+    # leaf[i] and leaf_depth[i]: first line and shared bytes of the smallest group of line i.
     leaf, leaf_depth = np.full(count, -1, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
     written, distinct = _written(records, sizes), 0
     for level in range(records.levels):
@@ -102,7 +103,7 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
 def _written(records: Records, sizes: np.ndarray) -> np.ndarray:
     """Return the blocks written to the cache up to each request, in the file's order.
 
-    Without what each shares with the one before it, which is in the cache.
+    Bytes that a request shares with the one before it are in the cache, and are not counted.
     """
     new = sizes.astype(_NUMBER)
     same = np.ones(max(0, len(sizes) - 1), dtype=bool)
@@ -145,7 +146,7 @@ def _shared(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """The chosen order; None for the file's own. An interrupted submit continues by `name`."""
+    """The chosen order. `order` is None for the file's own; a resumed submit finds it by `name`."""
 
     name: str
     order: np.ndarray | None
@@ -153,14 +154,14 @@ class OrderChoice:
 
     @property
     def in_groups(self) -> bool:
-        """Whether it differs from the file's order."""
+        """Whether the requests are ordered by prefix, not as in the file."""
         return self.order is not None
 
 
 def cache_tokens(store: BatchStore, queue: str) -> int:
     """Return the tokens of the smallest prefix cache of a queue's workers; 0 if none has one.
 
-    UNKNOWN_CACHE_TOKENS if no worker announces it.
+    Returns UNKNOWN_CACHE_TOKENS if no worker announces the size of its cache.
     """
     workers = store.workers(queue)
     known = [w for w in workers if w.get("prefix_caching") is not None or w.get("kv_tokens")]
@@ -174,9 +175,10 @@ def cache_tokens(store: BatchStore, queue: str) -> int:
 def choose_order(
     option: OrderOption, records: Records, cache: int, earlier: str = ""
 ) -> OrderChoice:
-    """Choose an order; `earlier` is the name of the one by which some messages are queued.
+    """Choose an order.
 
-    `cache` is in tokens; with 0, workers have no prefix cache and `auto` keeps the file's order.
+    `cache` is the size of the workers' prefix cache in tokens; with 0, they have none and `auto`
+    keeps the file's order. `earlier` is the name of the order of a submit that is resumed.
     """
     found = prefix_order(records, cache)
     wanted = option == _PREFIX or (cache > 0 and found.gain >= LEAST_GAIN)

@@ -1,4 +1,4 @@
-"""Fixed-size records of requests, column by column, in memory or in a temporary file."""
+"""Stores the prefix keys of requests by column, in memory or in a temporary file."""
 
 import os
 import tempfile
@@ -9,25 +9,25 @@ import numpy as np
 
 from producer.input.files import WriteFailed
 
-#: Requests whose keys are kept in memory; with more, all keys are on disk.
+#: Most requests whose keys are kept in memory; with more, all keys are on disk.
 IN_MEMORY = 50_000
-#: Requests that are written at a time.
+#: Number of requests whose keys are written with one call.
 _GROUP = 8192
 
 
 class Records:
-    """Prefix keys and text lengths of a file's requests, in the file's order.
+    """Stores prefix keys and text lengths of a file's requests, in the file's order.
 
-    Ordering needs one column (8 bytes a request) at a time.
+    A column has the keys of one level, 8 bytes a request. Ordering reads one column at a time.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._in_memory = in_memory
         self._waiting: list[np.ndarray] = []
         self._rows_waiting = 0
-        #: For each group of requests: its rows and columns; on disk: rows, first number in the
-        #: spool, number of columns.
+        #: Number of rows, and the columns, of each group of requests in memory.
         self._groups: list[tuple[int, list[np.ndarray]]] = []
+        #: Number of rows, first column's number in the spool, and columns of each group on disk.
         self._on_disk: list[tuple[int, int, int]] = []
         self._spool: Spool | None = None
         self._sizes: list[np.ndarray] = []
@@ -90,7 +90,7 @@ class Records:
 
 
 class Spool:
-    """Byte strings in an unnamed temporary file, read by number."""
+    """Stores byte strings in an unnamed temporary file, and reads them by number."""
 
     def __init__(self) -> None:
         try:
@@ -103,11 +103,11 @@ class Spool:
         return len(self._ends) - 1
 
     def add(self, values: Iterable[bytes]) -> None:
-        """Append some; raise WriteFailed, as on a full disk."""
+        """Append byte strings; raise WriteFailed, for example on a full disk."""
         end, pieces = self._ends[-1], list(values)
         left = memoryview(b"".join(pieces))
         try:
-            while left:  # a nearly full disk takes a part
+            while left:  # a nearly full disk writes only a part
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise self._failed(error) from None
@@ -126,7 +126,7 @@ class Spool:
     def _failed(error: OSError) -> WriteFailed:
         try:
             folder = tempfile.gettempdir()
-        except OSError:  # no candidate is writable
+        except OSError:  # no temporary folder is writable
             folder = "a temporary folder"
         return WriteFailed(
             f"cannot keep the requests in {folder} until they are in order: {error.strerror}; free "
