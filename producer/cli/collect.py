@@ -1,4 +1,8 @@
-"""Collects a batch's results into files or stdout, and shows the progress."""
+"""Collects a batch's results into files or stdout, and shows the progress.
+
+A file's mark is the size and digest of what was written. Redis keeps the marks, so that a later
+collection can recognise the files and replace them.
+"""
 
 import os
 import stat
@@ -22,7 +26,10 @@ from producer.queue_workers import QueueWorkers
 
 
 class Collected(NamedTuple):
-    """Numbers of result lines. `errors_file` has the failed ones, None if they went to stdout."""
+    """Numbers of result lines. `errors_file` has the failed ones.
+
+    It is None if none failed, or if they went to stdout.
+    """
 
     completed: int
     failed: int
@@ -39,7 +46,7 @@ class _Progress:
         self.completed = self.failed = 0
 
     def lines(self, order: str) -> Iterator[ResultLine]:
-        """Yield the collector's lines; each is counted when the next one is asked for."""
+        """Yield the collector's lines; each is counted when the next one is requested."""
         for line in self.collector.lines(order):
             yield line
             if line.failed:
@@ -55,7 +62,7 @@ class _Progress:
         self._meter.update(count, f"{count} results, {self.failed} failed{waiting}")
 
     def wait(self, seconds: float) -> None:
-        """Sleep, and show what missing results wait for."""
+        """Sleep, and show the reason why results are missing."""
         batch = self.collector.batch
         quiet_s = self._pause.add(batch)
         if self._meter.due():
@@ -75,14 +82,14 @@ def collect(
     partial: bool = False,
     force: bool = False,
 ) -> Collected:
-    """Write a batch's results, in input or completion order, as `write` does.
+    """Write a batch's results, in input or completion order, to the files of `write`.
 
     `follow` waits for missing results, `partial` leaves them out, `force` replaces any file. Raises
-    BatchChanged and OutputUnwritable, before any file appears.
+    BatchChanged and OutputUnwritable; then no file appears.
     """
 
     def before_commit(marks: list[str]) -> None:
-        if marks and not force:  # a file may have changed while results were awaited
+        if marks and not force:  # another program may have changed a file meanwhile
             now = store.batch(batch.id) or batch
             check_replaced(output, errors, batch.id, now.written)
         if marks:
@@ -109,17 +116,18 @@ def write(
     errors: str | None,
     before_commit: Callable[[list[str]], None],
 ) -> str | None:
-    """Write result lines to files, which appear when all are written, or to stdout (None or `-`).
+    """Write result lines to files, which appear when complete, or to stdout (None or `-`).
 
-    Without `errors`, failed requests go to stdout if the results do, else to a file next to
-    `output`. `before_commit` gets the marks of the files. Returns the file of failed requests.
+    Without `errors`, failed requests go to stdout if the results do, otherwise to a file next to
+    `output`. `before_commit` gets the marks of the written files. Returns the name of the file with
+    failed requests, None without one.
     """
     with ExitStack() as files:
         good = files.enter_context(ResultFile(output)) if output and output != "-" else None
         bad = files.enter_context(ResultFile(errors)) if errors else None
         default = error_file_of(output) if output and good and not bad else None
         if default is not None and exists(default):
-            bad = files.enter_context(ResultFile(default))  # of an earlier collection: replace it
+            bad = files.enter_context(ResultFile(default))  # replaces an earlier collection's
         add_good = good.add if good else _write_to_stdout
         any_failed = False
         for line in lines:
@@ -130,7 +138,7 @@ def write(
                 bad = files.enter_context(ResultFile(default))
             (bad.add if bad else add_good)(line)
             any_failed = True
-        # All are on disk before the first one appears.
+        # All files are on disk before the first one appears.
         before_commit([file.sync() for file in (good, bad) if file is not None])
         return (errors or default) if any_failed and bad is not None else None
 
@@ -140,7 +148,7 @@ def _write_to_stdout(line: ResultLine) -> None:
         raise OutputUnwritable("standard output is closed, and the results go there")
     try:
         sys.stdout.buffer.write(line.json + b"\n")
-        sys.stdout.buffer.flush()  # a reader that follows the batch wants each line immediately
+        sys.stdout.buffer.flush()  # a reader gets each line immediately
     except BrokenPipeError:
         raise  # the command exits 0 on a closed pipe
     except OSError as error:
@@ -155,9 +163,9 @@ def check_outputs(
     *,
     force: bool = False,
 ) -> None:
-    """Raise OutputUnwritable if a file cannot be written, or if two of these are one file.
+    """Raise OutputUnwritable if a file cannot be written, or if two names are of one file.
 
-    `file` is the input, `-` for stdin. A terminal may appear twice: nothing in it can be lost.
+    `file` is the input, `-` for stdin. A terminal may be named twice, because it keeps no data.
     """
     output = output or "-"
     if not (Path(output).name or is_url(output)):
@@ -179,13 +187,13 @@ def check_outputs(
         if name not in (None, "-", file):
             check_output(str(name)) if purpose != "the journal" else check_writable(Path(name))
     if force and default is not None and not errors:
-        exists(default)  # a bucket that does not answer this is reported before the work
+        exists(default)  # asked now, so that a bucket's error comes before the work
 
 
 def check_replaced(
     output: str | None, errors: str | None, batch_id: str, written: Collection[str] = ()
 ) -> None:
-    """Raise OutputUnwritable if a file would be replaced whose mark is not in `written`."""
+    """Raise OutputUnwritable if a file exists and its mark is not in `written`."""
     default = error_file_of(output) if output and output != "-" else None
     for name in (output, errors or default):
         if not name or name == "-" or not (exists(name) if is_url(name) else Path(name).is_file()):
@@ -199,7 +207,7 @@ def check_replaced(
 
 
 def _file_identity(name: str | Path, standard: int) -> object:
-    """Return equal values for two names of one file; None for a device that may appear twice."""
+    """Return a value that is equal for all names of a file; None for a terminal or pipe."""
     if is_url(str(name)):
         return str(name)
     try:

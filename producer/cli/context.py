@@ -1,4 +1,4 @@
-"""Shared by the commands: exit statuses, settings, store, input, hints for interrupted work."""
+"""Gives the commands settings, store and input, and hints how to continue after an error."""
 
 import contextlib
 import sys
@@ -22,11 +22,12 @@ from producer.input.options import BadOption, check_column_conflicts, check_fiel
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source, open_source
 
+#: Hint after an interruption, for the batch id in its place.
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
 
 class Exit(IntEnum):
-    """Exit statuses that commands return; None is ALL_WELL."""
+    """Exit statuses that commands return; a command that returns None has ALL_WELL."""
 
     ALL_WELL = 0
     SOME_FAILED = 1
@@ -35,7 +36,7 @@ class Exit(IntEnum):
 
 
 class Context:
-    """Settings and store of one command line, each made when first used."""
+    """Settings and store of one command line, each created on its first use."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -61,7 +62,7 @@ pass_context = click.make_pass_decorator(Context, ensure=True)
 def open_input(name: str, mapped: tuple[str, ...], overrides: Mapping[str, Any]) -> Source:
     """Open FILE, `-` for stdin, with the values of `--map` and the fields of `--set`."""
     if name == "-" and not mapped:
-        # Unbuffered: a buffer over a buffer would wait for a full one.
+        # The unbuffered stream, because a buffer over a buffer waits until the inner one is full.
         stdin = sys.stdin.buffer
         return Input(name, getattr(stdin, "raw", stdin))
     columns = parse_map(mapped)
@@ -77,9 +78,10 @@ def open_input(name: str, mapped: tuple[str, ...], overrides: Mapping[str, Any])
 
 @contextlib.contextmanager
 def hint(text: str, *, changed: str = "", fix_input: str = "") -> Iterator[None]:
-    """Add to an interruption or error how to go on.
+    """Add `text`, which names the way to continue, to an interruption or error.
 
-    `changed` is for a batch that was changed meanwhile, `fix_input` for a damaged input.
+    `changed` is added instead if the batch was changed meanwhile, `fix_input` if the input is
+    damaged.
     """
     try:
         yield

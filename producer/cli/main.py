@@ -1,4 +1,4 @@
-"""The `producer` command: its subcommands and its exit status.
+"""Runs the `producer` command: finds its subcommands, and sets its exit status.
 
 Data goes to stdout, progress and messages to stderr.
 """
@@ -22,12 +22,13 @@ from contract.version import version
 from producer.heap import keep_free_memory
 from producer.remedies import with_remedy
 
+#: Exit statuses of errors; docs/reference/command-line.md lists them.
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
-#: EX_SOFTWARE of sysexits.h: no script takes it for failed requests.
+#: Exit status of an internal error (EX_SOFTWARE in sysexits.h), which differs from failed requests.
 INTERNAL_ERROR = 70
 
-#: Our commands, in producer/cli/commands, and their lines in `--help`, which imports none of them:
-#: that takes half a second.
+#: Commands of producer/cli/commands, and their lines in `--help`. `--help` does not import the
+#: commands, because that takes half a second.
 COMMANDS = {
     "cancel": "Cancel a batch's queued and running requests.",
     "dead": "Inspect dead letters: messages that are unreadable, or that killed the engine.",
@@ -45,10 +46,12 @@ COMMANDS = {
     "top": "Show the fleet live: tokens/s, slots, waiting requests, workers, batches.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
 }
-#: Packages add commands with this entry point: a table like COMMANDS in their modules' package.
+#: Group of entry points by which other packages add commands. An entry point is a table like
+#: COMMANDS, in the package that has the commands' modules.
 ENTRY_POINT = "warmq.commands"
+#: Package of the commands in COMMANDS.
 _OWN_PACKAGE = "producer.cli.commands"
-#: Commands that are in batches.py; each of the other ones has a module.
+#: Commands that are in batches.py; each other command has a module of its own.
 _OF_BATCHES = frozenset({"cancel", "delete", "list", "retry", "status"})
 
 
@@ -73,7 +76,7 @@ class Commands(click.Group):
         if cmd_name in _OF_BATCHES:
             command = importlib.import_module(f"{_OWN_PACKAGE}.batches").COMMANDS[cmd_name]
             return command
-        # Entry points are read only for a name that is not our own: that takes a while.
+        # Reading entry points takes time, so they are read only for names not in COMMANDS.
         if cmd_name not in COMMANDS and cmd_name not in commands():
             return None
         package = _OWN_PACKAGE if cmd_name in COMMANDS else commands()[cmd_name][0]
@@ -108,7 +111,7 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _exit_0_on_closed_pipe() -> Iterator[None]:
-    """Exit 0 silently on a closed pipe, as after `| head`; click would exit 1."""
+    """Exit 0 silently on a closed pipe, for example after `| head`; click would exit 1."""
     try:
         yield
     except BrokenPipeError:
@@ -156,7 +159,7 @@ def cli() -> None:
 
 
 def _terminate(*_: object) -> NoReturn:
-    # An exception, so that unfinished output files are removed.
+    # An exception ends the context managers, which remove unfinished output files.
     raise SystemExit(TERMINATED)
 
 
@@ -169,18 +172,18 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         status = USAGE
-    except click.Abort:  # click's form of Ctrl-C; a second one must not disturb the exit
+    except click.Abort:  # Ctrl-C in click; a second Ctrl-C must not interrupt the exit
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         status = INTERRUPTED
     except WarmqError as error:
         click.echo(f"producer: {with_remedy(error)}", err=True)
         status = UNREACHABLE if isinstance(error, StoreUnavailable) else USAGE
-    except UnicodeEncodeError:  # an argument of undecodable bytes was used as an id
+    except UnicodeEncodeError:  # an argument that is not UTF-8 was used as an id
         click.echo("producer: an argument is not valid UTF-8", err=True)
         status = USAGE
     except OSError as error:
         where = error.filename or "standard output"
-        with contextlib.suppress(OSError):  # stderr may be the full stream
+        with contextlib.suppress(OSError):  # stderr itself may be full
             click.echo(f"producer: cannot use {where}: {error.strerror}", err=True)
         status = USAGE
     except Exception as error:
@@ -191,7 +194,7 @@ def main() -> NoReturn:
 
 
 def _bug_report(error: Exception) -> str:
-    """Return the error and its place on one line: users get no traceback."""
+    """Return the error and its place in the code on one line; users get no traceback."""
     at = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in at)
     first = str(error).partition("\n")[0]
@@ -199,7 +202,7 @@ def _bug_report(error: Exception) -> str:
 
 
 def _discard_unprinted_output() -> None:
-    """Empty the buffers of full streams: Python would flush again, and exit with status 120."""
+    """Discard the buffers of full streams; Python would flush them again and exit with 120."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the start
         try:
             stream.flush()

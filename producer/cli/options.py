@@ -1,4 +1,4 @@
-"""Options that several commands take, and the parsers of --deadline, --set and --map."""
+"""Defines options of several commands, and parses --deadline, --set and --map."""
 
 import datetime as dt
 from typing import Any
@@ -17,12 +17,12 @@ from contract.redis.url import LONGEST_S
 from contract.settings import Settings, load
 from producer.input.options import BadOption
 
-#: Seconds that completion in a shell waits for Redis.
+#: Seconds that a shell's completion waits for Redis.
 _COMPLETE_S = 0.5
 
 
 def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the newest batch ids with this beginning; none where Redis does not answer."""
+    """Return the newest batch ids with this beginning; none if Redis does not answer."""
     try:
         settings = load(Settings)
         store = BatchStore.open(
@@ -113,9 +113,9 @@ _EXAMPLES = "90s, 2h, 1d12h, or a time with its zone such as 2026-11-21T08:00:00
 
 
 def parse_deadline(text: str | None) -> str:
-    """Return a deadline as CREATE takes it, in ms: `+7200000` after the creation, or a moment.
+    """Return a deadline in ms for the script CREATE: `+7200000` for a duration, else a moment.
 
-    A duration counts from the batch's creation on Redis' clock, so a resumed submit keeps it.
+    A duration counts from the batch's creation on Redis's clock, so a resumed submit keeps it.
     """
     if text is None:
         return ""
@@ -136,7 +136,7 @@ def parse_deadline(text: str | None) -> str:
 
 
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the body fields of `--set name=value`: JSON where it parses and fits, else text."""
+    """Return the body fields of `--set name=value`; a value is JSON if valid, otherwise text."""
     overrides: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

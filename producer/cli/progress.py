@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, plain lines otherwise."""
+"""Shows progress on stderr: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ from producer.queue_workers import QueueWorkers, clock_text
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-#: Seconds between two plain lines, two states of a bar, and two reads of a batch.
+#: Seconds between two plain lines.
 PLAIN_EVERY_S = 5.0
+#: Seconds between two updates of a bar.
 BAR_EVERY_S = 0.1
+#: Seconds between two reads of a batch.
 POLL_S = 0.3
-#: Columns of a bar with its elapsed time, and those that the text needs next to it: a narrower
-#: terminal gets no bar, and only the end of the batch id.
+#: Terminal columns of a bar with its elapsed time, and of the text next to it. A narrower terminal
+#: shows no bar, and only the end of the batch id.
 _BAR_COLUMNS, _TEXT_COLUMNS = 42, 60
-#: Rates are means over this many seconds.
+#: Seconds over which rates are averaged.
 _WINDOW_S = 30.0
-#: An unsealed batch that got no line for this many seconds: its submit may have stopped.
+#: Seconds without a new line after which the submit of an unsealed batch may have stopped.
 _STOPPED_S = 10.0
 
 
 def tell(text: str) -> None:
     """Print a message on stderr, if that is open."""
-    if sys.stderr is not None:  # print would use stdout instead
+    if sys.stderr is not None:  # without stderr, print() would use stdout
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place for it
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as `1 request` or `2 requests`."""
+    """Return a number with its noun, for example `1 request` or `2 requests`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Meter:
-    """A line of progress. `total` has the unit of `update`'s `done`; None if unknown."""
+    """A line of progress. `total` has the same unit as `done` of `update`; None if unknown."""
 
     def __init__(self, title: str, total: float | None = None) -> None:
         self._title = title
         self._total = total
         self._rich: Progress | None = None
-        #: Columns for the text; None without a limit.
+        #: Terminal columns for the text; None without a limit.
         self.width: int | None = None
         self._next = time.monotonic() + PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
         if sys.stderr is not None and sys.stderr.isatty():
-            # 80 ms of imports that only a terminal needs.
+            # These imports take 80 ms, and only a terminal needs them.
             from rich.console import Console  # noqa: PLC0415
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
             console, title = Console(stderr=True), self._title
             wide = console.width - len(title) - _BAR_COLUMNS >= _TEXT_COLUMNS
             most = console.width // 5
-            if not wide and len(title) > most:  # batches of one day differ at the end of their ids
+            if not wide and len(title) > most:  # ids of one day differ at their ends
                 title = "…" + title[1 - most :]
             self.width = console.width - len(title) - (_BAR_COLUMNS if wide else 1)
             text = TextColumn("{task.fields[text]}", markup=False)
@@ -77,7 +79,7 @@ class Meter:
             self._rich.stop()
 
     def due(self) -> bool:
-        """Whether `update` would print now: ask first where the text is costly."""
+        """Whether `update` would print now. Callers check it before they build a costly text."""
         return time.monotonic() >= self._next
 
     def update(
@@ -109,19 +111,19 @@ class Rates:
         span = now - then
         if span <= 0:
             return 0.0, 0.0
-        # A retry takes results back, so a counter can fall.
+        # A retry reduces the counters.
         return max(0, requests - requests_then) / span, max(0, tokens - tokens_then) / span
 
 
 class SubmitPause:
-    """Measures how long an unsealed batch has got no line."""
+    """Measures the time since an unsealed batch got its last line."""
 
     def __init__(self) -> None:
         self._last: tuple[bool, int] | None = None
         self._since = 0.0
 
     def add(self, batch: Batch) -> float:
-        """Add the batch's current state; return for how many seconds it is unchanged."""
+        """Add the batch's current state; return the seconds since it last changed."""
         now = time.monotonic()
         state = batch.sealed, batch.number("cursor") + batch.number("planned")
         if state != self._last:
@@ -136,7 +138,10 @@ def describe(
     quiet_s: float = 0.0,
     width: int | None = None,
 ) -> str:
-    """Return one line on a running batch, without rates that do not fit into `width` columns."""
+    """Return a line about a batch, without the rates that do not fit into `width` columns.
+
+    `quiet_s` is the seconds since an unsealed batch got its last line.
+    """
     total, done = batch.number("total"), batch.terminal
     counts = [f"{done}/{total} done"]
     for name in ("failed", "cancelled", "expired"):
@@ -156,7 +161,7 @@ def describe(
 
 
 def unsealed(batch: Batch, quiet_s: float) -> str:
-    """Describe a batch that is being submitted, or whose submit seems to have stopped."""
+    """Return a text about a batch that is being submitted, or whose submit may have stopped."""
     read = f"{batch.number('cursor')} lines read"
     if quiet_s < _STOPPED_S:
         return f"still being submitted ({read})"

@@ -1,4 +1,4 @@
-"""Prints batches, requests and tables: for people, or as JSON on stdout."""
+"""Prints batches, requests and tables, as text or as JSON."""
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ def put_json(value: Any, *, err: bool = False) -> None:
 
 
 def put_json_list(values: Iterable[Any]) -> None:
-    """Print a JSON list on one line, each value as it comes."""
+    """Print a JSON list on one line, without waiting for all its values."""
     separator = "["
     for value in values:
         click.echo(separator + one_line(orjson.dumps(value)).decode(), nl=False)
@@ -34,12 +34,12 @@ def put_json_list(values: Iterable[Any]) -> None:
 
 
 def iso_time(ms: str | None) -> str | None:
-    """Return milliseconds since 1970 as ISO 8601 text; None for none."""
+    """Return milliseconds since 1970 as ISO 8601 text; None for None or ''."""
     return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC).isoformat() if ms else None
 
 
 def batch_json(batch: Batch) -> dict[str, Any]:
-    """Return a batch as `--json` prints it; times are ISO 8601 in UTC."""
+    """Return the JSON object of a batch for `--json`; times are ISO 8601 in UTC."""
     prompt, completion = batch.number("prompt_tokens"), batch.number("completion_tokens")
     total = batch.number("total")
     return {
@@ -70,7 +70,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
 
 
 def batch_table(batch: Batch, workers: str | None = None, left_s: float | None = None) -> None:
-    """Print one batch for people, its queue's workers, and its time left."""
+    """Print a batch as text, with its queue's workers and the seconds left."""
     state = batch_json(batch)
     usage = state["usage"]
     put_rows({
@@ -97,7 +97,7 @@ def batch_table(batch: Batch, workers: str | None = None, left_s: float | None =
 
 
 def _expected(expected: dict[str, Any] | None) -> str | None:
-    """Return the tokens and time that the submit expected."""
+    """Return a text with the tokens and time that the submit expected."""
     if expected is None:
         return None
     parts = [f"about {expected['prompt_tokens']} prompt"]
@@ -114,7 +114,7 @@ def _counts(state: dict[str, Any]) -> str:
 
 
 def put_rows(named: dict[str, Any]) -> None:
-    """Print names and values, one a line, without those that are None."""
+    """Print a line for each name and value, except None values."""
     width = max(map(len, named))
     for name, value in named.items():
         if value is not None:
@@ -122,7 +122,7 @@ def put_rows(named: dict[str, Any]) -> None:
 
 
 def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, Any]:
-    """Return one request as `--json` prints it; `result` is its line of `producer results`."""
+    """Return the JSON object of a request; `result` is its line in `producer results`."""
     entry, own_id = store.find(batch, custom_id)
     line, custom_id, _ = entry[:3]
     leader = leader_of(entry)
@@ -155,7 +155,7 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
 
 
 def request_table(state: dict[str, Any]) -> None:
-    """Print one request for people, its stored line last."""
+    """Print a request as text, and its result as JSON."""
     rows = {k: v for k, v in state.items() if k not in ("object", "timing", "result")}
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
@@ -198,7 +198,7 @@ def print_end(batch: Batch) -> Exit:
 def written_json(
     output: str | None, errors_file: str | Path | None, completed: int, failed: int
 ) -> dict[str, Any]:
-    """Return the places and numbers of results as `--json` prints them; `-` is stdout."""
+    """Return the places and numbers of results for `--json`; the output `-` is stdout."""
     return {
         "output": None if output == "-" else output,
         "errors_file": str(errors_file) if errors_file and failed else None,

@@ -1,4 +1,4 @@
-"""Options and messages that `submit` and `run` have in common."""
+"""Defines options and messages that `submit` and `run` have in common."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from producer.cli.show import iso_time
 from producer.submit.submission import Submission
 from producer.submit.submit import Summary
 
-if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
+if TYPE_CHECKING:  # this module loads numpy, which takes 0.1 s
     from producer.submit.order.prefix import OrderChoice
 
-#: In the order of `--help`.
+#: Options that `submit` and `run` have in common, in the order of `--help`.
 _OPTIONS = (
     options.model, options.priority, options.tenant, options.turn, options.pairs, options.dedupe,
     options.once, options.order,
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add these options to a command, which passes their values to `make_submission`."""
+    """Add _OPTIONS to a command; it passes their values to `make_submission`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -36,7 +36,7 @@ def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def make_submission(
     settings: Settings, batch_id: str, shaping: dict[str, Any], deadline: str = ""
 ) -> Submission:
-    """Return the submission for these options; `deadline` as CREATE takes it."""
+    """Return the submission for the options `shaping`; `deadline` is from `parse_deadline`."""
     if shaping["once"]:
         tell("--once is now --dedupe; this release still takes --once, the next one does not")
     submission = Submission(
@@ -56,7 +56,7 @@ def make_submission(
 
 
 def queued_text(summary: Summary, took_s: float) -> str:
-    """Return lines on a queued file: its requests, bad lines, ignored fields, order."""
+    """Return a text about a queued file: its requests, bad lines, ignored fields, order."""
     batch = summary.batch
     valid, rejected = batch.number("valid"), batch.number("total") - batch.number("valid")
     text = f"{counted(valid, 'request')} queued in {took_s:.1f} s"
@@ -88,7 +88,7 @@ def queued_text(summary: Summary, took_s: float) -> str:
 
 
 def order_text(choice: OrderChoice) -> str:
-    """Return the order in which requests are queued, and its expected saving."""
+    """Return a text about the order of the requests, and the tokens that it may save."""
     plan = choice.plan
     if not choice.in_groups:
         gain = max(0.0, 100 * plan.gain)
@@ -104,13 +104,13 @@ def order_text(choice: OrderChoice) -> str:
 
 
 def ignored_text(lines: Counter[str]) -> str:
-    """Return the fields that were left out, with the number of their lines."""
+    """Return a text with the fields that were left out, and the number of their lines."""
     names = (f"{name} (on {counted(count, 'line')})" for name, count in sorted(lines.items()))
     return f"ignored, because they concern OpenAI's service and not the answer: {', '.join(names)}"
 
 
 def tell_if_unserved(store: BatchStore, base: str, model: str) -> None:
-    """Print which models are served if `model` is not among them; '' is the base queue."""
+    """Print the served models if `model` is not one of them; '' is the base queue's."""
     queue, served = queue_name(model or None, base), store.served_queues()
     if queue in served or not served:
         return

@@ -1,7 +1,7 @@
-"""The client for asyncio: the same calls, each in a thread, so that none blocks the loop.
+"""The client for asyncio, whose calls run in threads so that none blocks the loop.
 
-`results`, `wait` and `submit` may take long, so each has a thread of its own: in the loop's
-executor they could take all threads. The other calls are short and use that executor.
+Calls of `results`, `wait` and `submit` may take long, so each gets a new thread: in the loop's
+executor they could use up all threads. The other calls are short and use that executor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from producer.client.batch import Batch, BatchStatus, Order, Result, Retried
 from producer.client.client import Client, Request, Requests, SubmitOptions
 
 T = TypeVar("T")
-#: Results or requests that pass between thread and loop with one call.
+#: Most results or requests that a thread and the loop exchange with one call.
 _CHUNK = 250
 #: Seconds between two checks whether the thread should stop.
 _POLL_S = 0.1
@@ -28,7 +28,7 @@ class _Stopped(Exception):
 
 
 class _Thread:
-    """A thread that works for the loop until it is done or stopped."""
+    """A thread that runs one call for the loop, until the call ends or is stopped."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ class _Thread:
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon: the program may exit, because Redis has all that is needed to go on.
+        # A daemon, so that the program may exit: Redis has all that is needed to continue.
         threading.Thread(target=run, name="warmq-client", daemon=True).start()
         return asyncio.wrap_future(future, loop=self._loop)
 
@@ -89,7 +89,7 @@ class _Thread:
         raise _Stopped
 
     def iterate(self, values: AsyncIterable[T]) -> Iterator[T]:
-        """Iterate in the thread over an asynchronous iterable of the loop."""
+        """Iterate in the thread over an asynchronous iterable that runs in the loop."""
         iterator = aiter(values)
 
         async def chunk() -> list[T]:
@@ -130,7 +130,7 @@ class AsyncBatch:
     async def results(
         self, order: Order = "completion", *, follow: bool = True, partial: bool = False
     ) -> AsyncIterator[Result]:
-        """Yield one result for each request, as `Batch.results` does."""
+        """Yield one result for each request; see `Batch.results`."""
         thread, chunks = _Thread(), asyncio.Queue[list[Result]](maxsize=2)
         ready: list[Result] = []
 
@@ -150,7 +150,7 @@ class AsyncBatch:
                     if len(ready) == _CHUNK:
                         hand_over()
                 hand_over()
-            finally:  # after an error too: the future `reading` has it
+            finally:  # also after an error, which the future `reading` has
                 thread.ask(chunks.put([]))
 
         reading = thread.start(read)
@@ -164,7 +164,7 @@ class AsyncBatch:
             reading.cancel()  # its errors no longer matter
 
     def __aiter__(self) -> AsyncIterator[Result]:
-        """Yield the results as they come."""
+        """Yield the results in the order in which requests end."""
         return self.results()
 
     async def cancel(self) -> int:
@@ -172,7 +172,7 @@ class AsyncBatch:
         return await asyncio.to_thread(self._batch.cancel)
 
     async def retry(self, *also: Retried) -> int:
-        """Run failed requests again, as `Batch.retry` does; return their number."""
+        """Run failed requests again, and those with the outcomes `also`; return their number."""
         return await asyncio.to_thread(self._batch.retry, *also)
 
     async def delete(self, *, force: bool = False) -> None:
@@ -181,7 +181,7 @@ class AsyncBatch:
 
 
 class AsyncClient:
-    """Submits requests and finds batches, as `Client` does; each call is awaited."""
+    """A client like `Client`; each call is awaited."""
 
     def __init__(self, url: str | None = None, *, queue: str | None = None) -> None:
         self._client = Client(url, queue=queue)
@@ -193,7 +193,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; batches go on."""
+        """Close the connections; batches continue to run."""
         await asyncio.to_thread(self._client.close)
 
     async def submit(
@@ -202,8 +202,8 @@ class AsyncClient:
         """Queue requests as one batch; return when all are queued.
 
         Options, results and errors are those of `Client.submit`. A synchronous iterable is
-        iterated in a thread. When cancelled, the batch stays open, and an asynchronous iterable
-        is read no further; a synchronous one is read on in its thread.
+        iterated in a thread. If the call is cancelled, the batch stays open; an asynchronous
+        iterable is read no further, a synchronous one is read to its end in the thread.
         """
         thread = _Thread()
         given = thread.iterate(requests) if isinstance(requests, AsyncIterable) else requests

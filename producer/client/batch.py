@@ -1,4 +1,4 @@
-"""A program's view of a batch: its state, its results, its end."""
+"""The batch of the Python library: reads its state and results, waits for its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from producer.submit.submit import ResumableSubmit
 
 Order = Literal["completion", "input"]
 Retried = Literal["failed", "cancelled", "expired"]
-#: Seconds between two reads of a batch, at first and at most.
+#: First and longest wait in seconds between two reads of a batch.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
@@ -36,7 +36,7 @@ def store_of(settings: Settings) -> BatchStore:
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """Error of a failed request. docs/reference/errors.md lists the codes."""
+    """The error of a failed request. docs/reference/errors.md lists the codes."""
 
     code: str
     message: str
@@ -44,7 +44,7 @@ class ResultError:
 
 
 class Result:
-    """Result of one request. Its JSON is decoded on first access."""
+    """The result of one request. Its JSON is decoded on the first access."""
 
     def __init__(self, line: ResultLine) -> None:
         self._line = line
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def custom_id(self) -> str:
-        """The request's own custom_id, or `line-7` for the seventh if it has none."""
+        """The request's custom_id; if it has none, `line-` and its number: `line-7`."""
         return str(self._decoded["custom_id"])
 
     @property
@@ -90,7 +90,7 @@ class Result:
 
     @property
     def text(self) -> str | None:
-        """Text of the first choice; None without text, as for embeddings and failed requests."""
+        """Text of the first choice; None if there is none (embeddings, failed requests)."""
         body: object = self.body  # another program may have written it
         return text_of(body) if isinstance(body, dict) else None
 
@@ -101,10 +101,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """A batch at one moment. Counts are requests; times are Redis'.
+    """The state of a batch at one moment. It counts requests; its times are Redis's.
 
-    `status` is OpenAI's: validating (still submitted), in_progress, completed, failed (no valid
-    request; `reason` has the cause), expired, cancelling, cancelled.
+    `status` is OpenAI's: validating (still being submitted), in_progress, completed, failed (no
+    request is valid; `reason` has the cause), expired, cancelling, cancelled.
     """
 
     id: str
@@ -171,7 +171,7 @@ class Batch:
         self._resuming = resuming
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the batch and Redis' address with its password, but not the input."""
+        """Return the batch and Redis's address with its password, but not the input."""
         return {"_first": self._first, "_settings": self._settings, "_resuming": None}
 
     @cached_property
@@ -192,13 +192,13 @@ class Batch:
             return _status_of(self._state())
 
     def wait(self, timeout: float | None = None) -> BatchStatus:
-        """Wait for its end; return its last state.
+        """Wait for the batch's end; return its last state.
 
-        If Redis loses its last writes meanwhile (a failover), requests that this program has
-        submitted from a repeatable input are queued again.
+        If Redis loses its last writes meanwhile (a failover), lost requests are queued again if
+        this program has submitted them and can iterate over them again.
 
         Raises:
-            TimeoutError: it has not ended within `timeout` seconds; it goes on.
+            TimeoutError: the batch has not ended within `timeout` seconds; it continues to run.
         """
         return self._wait(timeout, time.sleep)
 
@@ -229,9 +229,9 @@ class Batch:
         """Yield one result for each request.
 
         Args:
-            order: `completion`, as they come, or `input`, in the order of the requests.
+            order: `completion` for the order in which requests end, `input` for that of the input.
             follow: wait for missing results.
-            partial: with `follow=False`, give the results so far of an unfinished batch.
+            partial: with `follow=False`, yield the results so far of an unfinished batch.
 
         Raises:
             BatchConflict: the batch has not ended, and neither `follow` nor `partial` is given.
@@ -253,7 +253,7 @@ class Batch:
             collector.mark_collected()
 
     def __iter__(self) -> Iterator[Result]:
-        """Yield the results as they come."""
+        """Yield the results in the order in which requests end."""
         return self.results()
 
     def cancel(self) -> int:
@@ -267,7 +267,10 @@ class Batch:
             return self._store.retry(self._state(), ["failed", *also])
 
     def delete(self, *, force: bool = False) -> None:
-        """Delete a finished batch and its results; `force` cancels it first. Else BatchConflict."""
+        """Delete the batch and its results; `force` cancels an unfinished batch first.
+
+        Raises BatchConflict for an unfinished batch without `force`.
+        """
         with add_remedies():
             state = self._state()
             if force and not state.finished:

@@ -1,4 +1,4 @@
-"""The client: submits requests, and finds batches."""
+"""The client of the Python library: submits requests, and finds batches."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from producer.submit.submit import ResumableSubmit
 
 
 class SupportsArrow(Protocol):
-    """A data frame or table of any library that speaks Arrow."""
+    """A data frame or table of any library that exports Arrow streams."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None, /) -> object:
         """Return a capsule of an Arrow stream."""
 
 
-#: A request like a line of a file: `{"prompt": ...}`, `{"messages": ...}` or OpenAI's form.
+#: A request with the fields of a line: `{"prompt": ...}`, `{"messages": ...}` or OpenAI's form.
 Request = Mapping[str, Any]
 Requests = Iterable[Request] | SupportsArrow | str | os.PathLike[str]
 Deadline = dt.timedelta | dt.datetime
@@ -41,18 +41,18 @@ Deadline = dt.timedelta | dt.datetime
 class SubmitOptions(TypedDict, total=False):
     """Options of `submit`; all are optional.
 
-    columns: column or template over columns for each field, where rows are not requests yet, as
-        `{"prompt": "text"}` or `{"messages.user": "Translate: {text}"}`.
-    batch_id: id of the batch; the same one resumes it. Default: a new one.
-    model: served model to send the requests to; '' for workers without a name.
-    fields: body fields of every request, as `{"max_tokens": 256}`.
+    columns: for rows that are not requests: the column of each field, or a template over columns.
+        Examples: `{"prompt": "text"}`, `{"messages.user": "Translate: {text}"}`.
+    batch_id: id of the batch; the id of an existing batch resumes it. Default: a new id.
+    model: served model to send the requests to; '' for workers without a model name.
+    fields: body fields of every request. Example: `{"max_tokens": 256}`.
     priority: 0 (most urgent) to 9, in steps of 3. Default: 6.
     tenant: tenant of the requests.
-    turn: `fair` shares with the tenant's other batches, `fifo` waits for them.
+    turn: `fair` takes turns with the tenant's other batches, `fifo` waits for its earlier ones.
     deadline: when unfinished requests expire: a time, or a duration from the batch's creation.
-    dedupe: run requests with the same body once, where temperature is 0. `once` is its old name.
-    order: `prefix` groups requests with a common beginning, `auto` does so where that saves
-        something. `prefix` needs a repeatable input.
+    dedupe: run requests with the same body once, if their temperature is 0. `once` is its old name.
+    order: `prefix` groups requests with a common beginning, `auto` does so if that saves prompt
+        tokens. `prefix` needs requests that can be iterated again.
     """
 
     columns: Mapping[str, str]
@@ -69,7 +69,7 @@ class SubmitOptions(TypedDict, total=False):
 
 
 def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
-    """Return the submission for these options. Raises BadOption."""
+    """Return the submission for these options; raise BadOption if one is wrong."""
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         known = ", ".join(SubmitOptions.__annotations__)
         raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
@@ -105,7 +105,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
 
 
 def _deadline(deadline: Deadline | None) -> str:
-    """Return a deadline as CREATE takes it."""
+    """Return a deadline in the form of the script CREATE (contract/lua/create.lua)."""
     if deadline is None:
         return ""
     if isinstance(deadline, dt.timedelta):
@@ -118,10 +118,10 @@ def _deadline(deadline: Deadline | None) -> str:
 
 
 class Client:
-    """Submits requests to the queue and finds batches. Threads may share one.
+    """Submits requests to the queue and finds batches. Threads may share one client.
 
     Args:
-        url: Redis' address. Default: the setting WARMQ_REDIS_URL.
+        url: Redis's address. Default: the setting WARMQ_REDIS_URL.
         queue: base name of the queue. Default: the setting WARMQ_QUEUE.
 
     Raises:
@@ -137,7 +137,7 @@ class Client:
         return store_of(self._settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings, from which another process makes its own connections."""
+        """Return the settings, from which another process opens its own connections."""
         return {"_settings": self._settings}
 
     def __enter__(self) -> Self:
@@ -147,7 +147,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; batches go on."""
+        """Close the connections; batches continue to run."""
         if "_store" in self.__dict__:
             self._store.close()
             del self.__dict__["_store"]
@@ -155,8 +155,8 @@ class Client:
     def submit(self, requests: Requests, **options: Unpack[SubmitOptions]) -> Batch:
         """Queue requests as one batch; return when all are queued. They run meanwhile.
 
-        A wrong request becomes an error result, the other requests run. The same call with the
-        same `batch_id` and requests resumes an interrupted one; no request runs twice.
+        A wrong request becomes an error result; the other requests run. A call with the same
+        `batch_id`, options and requests resumes an interrupted one; no request runs twice.
 
         Args:
             requests: any iterable of dicts; a data frame or table (pandas, polars, pyarrow) with a
@@ -166,8 +166,8 @@ class Client:
         Raises:
             BadOption: an argument is wrong.
             BatchConflict: the batch exists with other requests or options.
-            StoreUnavailable: Redis cannot be used; the same call goes on later.
-            Errors of iterating over `requests`; the batch stays open.
+            StoreUnavailable: Redis cannot be used; make the same call later to continue.
+            Any error of iterating over `requests`; the batch stays open.
         """
         with add_remedies():
             submission = submission_of(options, self._settings)

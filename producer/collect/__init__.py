@@ -1,1 +1,1 @@
-"""Collects a batch's results into files and tables."""
+"""Reads a batch's results, and writes them into files and tables."""

@@ -1,4 +1,7 @@
-"""Reads a batch's results, in input or completion order."""
+"""Reads a batch's results, in input or completion order.
+
+A follower is a line that gets the result of an earlier line with the same body, its leader.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,20 +18,22 @@ from producer.batch_watch import BatchWatch
 from producer.input.seen import SeenIds
 from producer.redis import ResultPrefetch
 
-#: Results of the first MGET, and the most of one if they are small.
+#: Results in the first MGET, and the most in any.
 _FIRST_FETCH, _MOST_FETCHED = 50, 250
+#: Bytes of results that one MGET should return.
 _FETCH_BYTES = 2 * 2**20
-#: Chunks of the index between two checks of the batch: as many as the store reads with one call.
+#: Chunks of the index between two checks of the batch; the store reads this many with one call.
 _INDEX_CHUNKS = 8
-#: Seconds between two reads while following.
+#: Shortest and longest wait in seconds between two reads of an unfinished batch.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
 class _Window(NamedTuple):
-    """Lines that are fetched with one MGET.
+    """Lines whose results are read with one MGET.
 
-    `answering_ids` are the requests whose results answer the lines: a follower's is its leader.
-    It is the same list as `request_ids` where no line is a follower.
+    `answering_ids` are the requests whose results answer the lines; for a follower, its leader. It
+    is the same list object as `request_ids` if no line is a follower. In completion order
+    `request_ids` has entries of the batch's list of finished requests instead (`read_ending`).
     """
 
     request_ids: list[str]
@@ -47,16 +52,16 @@ class _Window(NamedTuple):
 def mark_collected(store: BatchStore, batch: Batch) -> None:
     """Note in Redis that all results of a finished batch are stored elsewhere.
 
-    Does nothing where Redis is full or this user may not write: reading results needs neither.
+    Does nothing if Redis is full or this user may not write: results can be read in both cases.
     """
     with suppress(StoreUnavailable):
         store.collected(batch)
 
 
 class Collector:
-    """Reads one batch's results: exactly one line for each request, or BatchChanged.
+    """Reads one batch's results: exactly one line for each request, or raises BatchChanged.
 
-    `follow` waits for missing results; else `partial` reads the results so far.
+    With `follow` it waits for missing results; otherwise, `partial` reads the results so far.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class Collector:
     def lines(self, order: str) -> Iterator[ResultLine]:
         """Yield the result lines in `input` or `completion` order.
 
-        Raises BatchChanged, at the latest after the last line, unless each request had one.
+        Raises BatchChanged if a request had no line, at the latest after the last line.
         """
         self._yielded, self._complete = 0, False
         self._same.state()
@@ -99,15 +104,15 @@ class Collector:
         self._complete = complete and batch.finished
 
     def mark_collected(self) -> None:
-        """Note that the lines are stored, so that no expiry warning follows.
+        """Note in Redis that the lines are stored, so that no warning of their expiry follows.
 
-        Does nothing unless they were all lines of a finished batch.
+        Does nothing unless all lines of a finished batch were read.
         """
         if self._complete:
             mark_collected(self._store, self._same.last)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
-        """Adapt the number of results of an MGET to the size of these."""
+        """Adapt the number of results in the next MGET to the size of these; return these."""
         size = sum(len(raw) for raw in raws if raw is not None) + 1
         self._fetch_count = max(1, min(_MOST_FETCHED, _FETCH_BYTES * len(raws) // size))
         return raws
@@ -124,7 +129,7 @@ class Collector:
             self._wait_s = _SHORTEST_WAIT_S
             self._yielded += len(raws)
             ids, answering_ids, entries = window
-            lines, custom_ids = islice(zip(*entries, strict=False), 2)  # followers' have 4 parts
+            lines, custom_ids = islice(zip(*entries, strict=False), 2)  # a follower's has 4 values
             leaders = repeat("") if answering_ids is ids else map(leader_of, entries)
             yield from map(result_line, ids, custom_ids, lines, raws, leaders)
 
@@ -132,7 +137,7 @@ class Collector:
         with closing(SeenIds()) as seen:
             for window, raws in self._fetched(self._finished_windows()):
                 for request_id, raw, followers in self._with_followers(window, raws):
-                    # None: it is being retried and will come again, or it is lost (_unlisted).
+                    # Without a result the request is being retried, or is lost (_unlisted).
                     line = stored_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
                         self._yielded += 1
@@ -148,7 +153,7 @@ class Collector:
     def _fetched(
         self, windows: Iterator[_Window | None]
     ) -> Iterator[tuple[_Window, list[bytes | None]]]:
-        """Yield windows with their results; Redis reads the next ones meanwhile."""
+        """Yield windows with their results, while Redis reads the next window's."""
         with closing(ResultPrefetch(self._store)) as ahead:
             asked: _Window | None = None
             for window in windows:
@@ -163,9 +168,9 @@ class Collector:
         """Yield windows in input order, and None before each wait and at the end."""
         batch, read = self._same.last, 0
         while True:
-            sealed = batch.sealed  # read before the index: a sealed batch's index is whole
+            sealed = batch.sealed  # read before the index: a sealed batch's index is complete
             chunks = list(islice(self._store.index(self._id, read), _INDEX_CHUNKS))
-            batch = self._same.state()  # read after the index: so these chunks are this batch's
+            batch = self._same.state()  # read after the index: the chunks are this batch's
             for chunk in chunks:
                 lines, start = self._lines_of(chunk), 0
                 while start < len(lines.entries):
@@ -181,7 +186,7 @@ class Collector:
             self._pause()
 
     def _finished_windows(self) -> Iterator[_Window | None]:
-        """Yield windows in completion order, without entries; `request_ids` are endings."""
+        """Yield windows in completion order; `request_ids` are the finished list's entries."""
         at, finished, dedupe = 0, False, self._same.last.dedupe
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch_count):
@@ -193,7 +198,7 @@ class Collector:
             yield None
             if finished or not self._follow:
                 return
-            finished = self._same.state().finished  # then the list is read once more to its end
+            finished = self._same.state().finished  # if so, the list is read once more
             if not finished:
                 self._pause()
 
@@ -207,7 +212,7 @@ class Collector:
     def _with_followers(
         self, window: _Window, raws: list[bytes | None]
     ) -> Iterator[tuple[str, bytes | None, Iterable[IndexEntry | None]]]:
-        """Return each request with its result and followers, to be read before the next request."""
+        """Return each request with its result and followers. Read these before the next request."""
         ended, request_ids, _ = window
         if ended is request_ids:
             return zip(ended, raws, repeat(()))
@@ -217,7 +222,7 @@ class Collector:
         return ((rid, results[rid], islice(entries, len(numbers))) for rid, numbers in endings)
 
     def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
-        """Yield the lines of a window with missing results: awaited or lost ones."""
+        """Yield the lines of a window with missing results, which are awaited or lost."""
         start, answering_ids = 0, window.answering_ids
         while start < len(answering_ids):
             raws, lost = self._read_again(answering_ids[start : start + self._fetch_count])
@@ -236,7 +241,7 @@ class Collector:
                 start += 1
 
     def _read_again(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
-        """Return results, and whether missing ones will never come."""
+        """Return results, and whether the missing ones are lost."""
         before = self._same.state()
         raws = self._sized(self._store.results(request_ids))
         after = self._same.state()
@@ -244,7 +249,7 @@ class Collector:
         return raws, before.finished and after.finished and not retried
 
     def _unlisted(self, seen: SeenIds) -> Iterator[ResultLine]:
-        """Yield a line for each request that is missing in the list of finished ones."""
+        """Yield a line for each request that is missing in the list of finished requests."""
         for chunk in self._store.index(self._id):
             lines = zip(*self._lines_of(chunk), strict=True)
             if missing := [line for line in lines if seen.add(line[0])]:

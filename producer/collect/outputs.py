@@ -1,4 +1,7 @@
-"""Result files: JSON lines or parquet, as files or as objects in buckets."""
+"""Writes results as JSON lines or parquet, into files or objects in buckets.
+
+A written file's mark is its size and digest. Redis keeps the marks, to recognise the file later.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _WRITE_BYTES = 65_536
 
 
 def is_parquet(name: str) -> bool:
-    """Whether results of this name are parquet; OutputUnwritable for another table."""
+    """Whether the results go into a parquet file; OutputUnwritable for another kind of table."""
     kind = kind_of(name)
     if kind and kind not in _PARQUET:
         raise OutputUnwritable(
@@ -38,7 +41,7 @@ def is_parquet(name: str) -> bool:
 
 
 def check_output(name: str) -> None:
-    """Raise OutputUnwritable unless results could be written there; create nothing."""
+    """Raise OutputUnwritable if results could not be written there; create nothing."""
     if is_parquet(name):
         ParquetLines.check(name)
     if is_url(name):
@@ -58,8 +61,8 @@ def exists(name: str) -> bool:
     """Whether there is a file or object of this name.
 
     Raises:
-        OutputUnwritable: the bucket does not answer that, as to a role that may not read. To
-            assume a no could overwrite the object, or repeat a complete run.
+        OutputUnwritable: the bucket does not answer, for example to a role that may not read. If
+            False were returned, the object could be overwritten or a complete run repeated.
     """
     if not is_url(name):
         return Path(name).exists()
@@ -83,7 +86,7 @@ def replaceable(name: str, marks: Collection[str]) -> bool:
         if size == 0:
             return True
         if not any(mark.startswith(f"{size}-") for mark in marks):
-            return False  # without reading it
+            return False  # its size differs, so it need not be read
         with place.open(in_order=True) as file:
             return _mark(size, hashlib.file_digest(file, "sha256")) in marks
     except InputUnreadable:
@@ -91,15 +94,15 @@ def replaceable(name: str, marks: Collection[str]) -> bool:
 
 
 def _mark(size: int, digest: Any) -> str:
-    """Return size and digest of written content, which identify it later."""
+    """Return the mark of written content: its size and digest."""
     return f"{size}-{digest.hexdigest()[:32]}"
 
 
 class ResultFile:
     """A file of results, JSON lines or a table, which appears when it is complete.
 
-    `expected` is an object's size in bytes, 0 if unknown. With an `owner`, a run's name, leaving
-    raises BatchConflict instead of replacing anything.
+    `expected` is an object's size in bytes, 0 if unknown. With an `owner` (the name of the run that
+    writes it), leaving the context raises BatchConflict if another file has that name.
     """
 
     def __init__(self, name: str, expected: int = 0, *, owner: str = "") -> None:
@@ -142,7 +145,7 @@ class ResultFile:
             self._write_lines()
 
     def _write_lines(self) -> None:
-        # Many lines with one call: writing each alone takes a tenth of a collection's CPU.
+        # One call for many lines: a call for each takes a tenth of a collection's CPU time.
         if self._lines:
             self._lines.append(b"")
             self._write(b"\n".join(self._lines))
@@ -154,7 +157,7 @@ class ResultFile:
         self._target.write(data)
 
     def sync(self) -> str:
-        """Write the rest to disk, so that a full disk fails here; return the content's mark."""
+        """Write the rest to disk; return the file's mark. A full disk raises its error here."""
         if self._table is not None:
             self._table.finish()
         self._write_lines()

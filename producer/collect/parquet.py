@@ -1,6 +1,6 @@
-"""Results as a parquet table, a row for each request; and the fields of answers.
+"""Writes results as a parquet table, with a row for each request.
 
-The text, finish reason and tokens of an answer are found for every endpoint.
+Its functions find the text, finish reason and tokens in the answer of any endpoint.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from contract.results import ResultLine
 from producer.input.tables.arrow import pyarrow
 
 T = TypeVar("T")
-#: Rows or bytes of a row group, which Arrow's memory holds until it is written.
+#: Rows or bytes after which a row group is written; until then it is in Arrow's memory.
 _GROUP_ROWS, _GROUP_BYTES = 50_000, 8 * 2**20
-#: Rows or bytes that are held as Python objects, which take several times as much.
+#: Rows or bytes after which Python objects are converted to Arrow, which takes less memory.
 _PIECE_ROWS, _PIECE_BYTES = 500, 2**20
-#: Token counts above this are ignored: a column takes less than 2**63.
+#: Bound of token counts; larger ones are ignored, because a column has 64 bits.
 _MOST_TOKENS = 2**53
-#: Columns whose texts repeat.
+#: Columns whose texts repeat, and are stored as dictionaries.
 _REPEATED = ["finish_reason", "error_code"]
+#: Columns of integers; all other columns are texts.
 _NUMBERS = ("line", "prompt_tokens", "completion_tokens")
-#: `text` is that of the first choice, `response` the engine's answer as JSON.
+#: All columns. `text` is the first choice's text, `response` the engine's answer as JSON.
 _COLUMNS = (
     "custom_id", "line", "text", "finish_reason", "prompt_tokens", "completion_tokens",
     "error_code", "error_message", "response", "id",
@@ -133,11 +134,11 @@ class ParquetLines:
             self._writer.close()
 
 
-# Another program may have written the result: a value of another type counts as missing.
+# A result may be of another program, so a value of an unexpected type counts as missing.
 
 
 def text_of(body: dict[str, Any]) -> str | None:
-    """Return the text of an answer's first choice; None if it has none, as an embedding."""
+    """Return the text of an answer's first choice; None without text, for example an embedding."""
     if body.get("object") == "response":
         parts = [part for item in _objects(body, "output") for part in _objects(item, "content")]
         return _joined(parts, "output_text")
@@ -149,7 +150,7 @@ def text_of(body: dict[str, Any]) -> str | None:
 
 
 def finish_reason_of(body: dict[str, Any]) -> str | None:
-    """Return why an answer ended, in its endpoint's own words."""
+    """Return the reason why an answer ended, in its endpoint's own words."""
     if body.get("object") == "response":
         incomplete = _get(body, "incomplete_details", dict) or {}
         return _get(incomplete, "reason", str) or _get(body, "status", str)

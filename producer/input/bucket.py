@@ -1,8 +1,8 @@
-"""Objects in buckets (S3, Google Cloud Storage, Azure) and files behind HTTPS, through obstore.
+"""Reads objects in buckets (S3, Google Cloud Storage, Azure) and files at https:// URLs.
 
-Credentials and endpoint come from the variables that these services' own tools read
-(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY, ...); an
-endpoint without TLS also needs AWS_ALLOW_HTTP=true.
+The library is obstore. Credentials and endpoint come from the environment variables of the
+services' own tools (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT,
+AZURE_STORAGE_ACCOUNT_KEY, ...); an endpoint without TLS also needs AWS_ALLOW_HTTP=true.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from typing import Any
 from contract.errors import ExtraMissing, WarmqError
 from producer.input.reader import FilePlace, InputUnreadable
 
-#: Schemes for reading and writing, and schemes for reading only.
+#: Schemes of URLs for reading and writing.
 _BUCKETS = ("s3", "gs", "az")
+#: Schemes of URLs for reading only.
 _WEB = ("https", "http")
-#: obstore's own figures are 10 tries in 180 s.
+#: Retries of one request to a bucket; obstore's default is 10 in 180 s.
 RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
-#: Bytes of one request when reading in order. No request stays open while Redis is full.
+#: Bytes that one request reads when an object is read in order.
 _BLOCK = 8 * 2**20
-#: Characters that obstore refuses in names, and its error for a listed object with them or `..`.
+#: Characters that obstore refuses in names.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: obstore's error when it lists an object whose name has such characters or `..`.
 _INVALID_PATH = re.compile(r'invalid path: Error parsing Path "(.*)": ', re.DOTALL)
-#: Signature or password in a URL.
+#: Pattern of a signature or password in a URL.
 _SIGNED = re.compile(r"\?\S+|(?<=//)[^/\s@]*@")
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, for servers other than "
@@ -77,7 +79,7 @@ def redacted(name: str) -> str:
 
 
 def obstore(name: str, module: str = "") -> Any:
-    """Return obstore or a module of it; raise ExtraMissing, naming `name`, without it."""
+    """Return obstore or a module of it; raise ExtraMissing for `name` if it is not installed."""
     try:
         return importlib.import_module(f"obstore.{module}" if module else "obstore")
     except ImportError as error:
@@ -88,12 +90,12 @@ def obstore(name: str, module: str = "") -> Any:
 
 def bucket_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of obstore for a bucket that cannot be used."""
-    # ValueError: for names that its client refuses.
+    # ValueError is for names that obstore's client refuses.
     return (obstore("a bucket", "exceptions").BaseError, OSError, ValueError)
 
 
 def error_text(error: Exception) -> str:
-    """Return the first line of an obstore error, without secrets; the rest is source code."""
+    """Return an obstore error's first line without secrets; the other lines are source code."""
     lines = [line.strip() for line in str(error).splitlines()]
     return _SIGNED.sub("", next(filter(None, lines), type(error).__name__))[:300]
 
@@ -121,7 +123,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def _check_key(url: str, key: str) -> None:
-    """Refuse keys that obstore refuses. The last part may be empty: that is a folder."""
+    """Raise BadPlace for a key that obstore refuses. A key may end with `/`: that is a folder."""
     if found := _CONTROL.search(key):
         raise BadPlace(f"{url!r}: its name has {found[0]!r}; write the name without it")
     *folders, name = key.split("/")
@@ -148,13 +150,13 @@ def open_bucket(url: str) -> tuple[Any, str]:
 
 
 def credentials(url: str) -> str:
-    """Return the remedy that names the variables with a service's credentials."""
+    """Return the remedy with the names of the variables for a service's credentials."""
     names = _CREDENTIALS.get(_scheme(url))
     return f"set {names} in the environment" if names else "check the address"
 
 
 def keys_under(url: str) -> Iterator[str]:
-    """Yield the URLs of the objects whose names begin with a URL's, sorted."""
+    """Yield the URLs of the objects that begin with `url`, sorted."""
     store, key = open_bucket(url)
     bucket, _ = split(url)
     try:
@@ -171,12 +173,12 @@ def keys_under(url: str) -> Iterator[str]:
 
 
 def place_of(name: str) -> FilePlace | ObjectPlace:
-    """Return the file or object of a name."""
+    """Return the file or object with a name."""
     return ObjectPlace(name) if is_url(name) else FilePlace(name)
 
 
 class ObjectPlace:
-    """The object at a URL. Raises as `open_bucket` does."""
+    """The object at a URL. Raises the errors of `open_bucket`."""
 
     def __init__(self, url: str) -> None:
         self.name = redacted(url)
@@ -195,7 +197,7 @@ class ObjectPlace:
         except InputUnreadable:
             if not is_web(self.name):
                 raise
-        with self._as_unreadable():  # a URL that is signed for GET refuses HEAD
+        with self._as_unreadable():  # a URL that is signed for GET does not allow HEAD
             return dict(self._obs.get(self._store, self._key).meta)
 
     @contextmanager
@@ -221,7 +223,7 @@ class ObjectPlace:
         return int(self._meta["size"])
 
     def fingerprint(self) -> str:
-        """Return size and ETag, or size and time of the last change."""
+        """Return the size with the ETag, or with the time of the last change."""
         now = self._fetch_meta()
         tag = now.get("e_tag") or now["last_modified"].isoformat()
         return f"{now['size']}-{tag}"
@@ -254,7 +256,7 @@ class ObjectPlace:
         return copy
 
     def read(self, start: int, end: int) -> bytes:
-        """Return some bytes; raise InputUnreadable if the object has changed meanwhile."""
+        """Return the bytes start..end; raise InputUnreadable if the object has changed."""
         options: dict[str, Any] = {"range": (start, end)}
         tag = self._meta.get("e_tag")
         if tag and not tag.startswith("W/"):  # a weak tag never matches (RFC 9110)

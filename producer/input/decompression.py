@@ -1,4 +1,4 @@
-"""Decompresses gzip and zstd while reading, within bounds of the output.
+"""Decompresses gzip and zstd while reading, and bounds the size of the output.
 
 One compressed byte can stand for 32 KB, so a file's size on disk bounds neither time nor memory.
 """
@@ -12,23 +12,27 @@ from typing import IO, Any
 
 import zstandard
 
-#: The output may have FREE_BYTES, and beyond them MOST_RATIO times the input. Measured: chats with
-#: one system prompt of 2 kB and a question of their own are compressed 97 to 127 times by zstd, by
-#: `zstd -19` at most 780 times where they differ in a number only; one of 10 kB, up to 2,200 times.
+#: Bytes of output that any file may have, and the most output above them as a multiple of the
+#: input. Measured ratios for chats with the same system prompt: 97 to 127 with different questions
+#: (a prompt of 2 kB, zstd); up to 780 if only a number differs (2 kB, `zstd -19`); up to 2,200 if
+#: only a number differs and the prompt has 10 kB.
 FREE_BYTES, MOST_RATIO = 2**30, 1000
-#: Input allowed without as much output: frames and members may be empty.
+#: Bytes of input that may have less output than input: frames and members may be empty.
 _IDLE_BYTES = 16 * 2**20
 
+#: Bytes of a read buffer.
 _BUFFER = 256 * 1024
+#: First bytes of gzip and zstd files. Files of pzstd begin with a skippable frame: a byte from 0x50
+#: to 0x5f, then _SKIPPABLE.
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = b"\x2a\x4d\x18"  # pzstd begins with such a frame; its first byte is 0x50 to 0x5f
-#: Input decompressed at a time: at 32 KB a byte, 16 MB of output at most.
+_SKIPPABLE = b"\x2a\x4d\x18"
+#: Bytes of input decompressed at a time: a byte gives up to 32 KB, so the output is at most 16 MB.
 _ZSTD_STEP = 512
-#: Memory for zstd's window; `zstd --ultra -22` would ask for 128 MB.
+#: Most bytes of zstd's window in memory; `zstd --ultra -22` would ask for 128 MB.
 _ZSTD_WINDOW = 32 * 2**20
 
-#: Called at least every 256 KiB of reading; what it raises ends the reading.
+#: Function that is called at least every 256 KiB of reading; an error that it raises ends it.
 ReadHook = Callable[[], None]
 
 
@@ -69,7 +73,7 @@ class WatchedStream(io.RawIOBase):
 
 
 class _CompressedFile:
-    """A compressed file that counts its bytes against the bytes of output."""
+    """Reads a compressed file; raises OverLimit if it has too little output."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -87,7 +91,7 @@ class _CompressedFile:
 
 
 class _DecompressedStream(WatchedStream):
-    """The output, readable once; raises OverLimit for too much of it."""
+    """The decompressed output, readable once; raises OverLimit if it is too large."""
 
     def __init__(self, packed: _CompressedFile, source: Any, watch: ReadHook | None) -> None:
         super().__init__(source, watch)
@@ -109,7 +113,7 @@ class _DecompressedStream(WatchedStream):
 
 
 class _ZstdFile(io.RawIOBase):
-    """The output of zstd in bounded steps; raises EOFError where the input is cut off."""
+    """Decompresses zstd in bounded steps; raises EOFError if the input is cut off."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -155,7 +159,7 @@ def decompressed(file: io.BufferedReader, watch: ReadHook | None) -> WatchedStre
 
 _UTF_32 = "it is UTF-32; convert it to UTF-8, for example with iconv -f UTF-32 -t UTF-8"
 _UTF_16 = "it is UTF-16; convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
-#: First bytes of unsupported files, and the remedy.
+#: First bytes of unsupported files, and the remedy for each.
 _UNSUPPORTED = (
     (b"BZh", "it is compressed by bzip2; uncompress it (bunzip2), or send gzip or zstd"),
     (b"\xfd7zXZ\0", "it is compressed by xz; uncompress it (unxz), or send gzip or zstd"),
@@ -170,5 +174,5 @@ _UNSUPPORTED = (
 
 
 def unsupported_format(head: bytes) -> str:
-    """Return the remedy for a file that is no UTF-8 text, by its first bytes; else ''."""
+    """Return the remedy for a file whose first bytes are not UTF-8 text; '' for other files."""
     return next((remedy for start, remedy in _UNSUPPORTED if head.startswith(start)), "")

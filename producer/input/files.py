@@ -1,7 +1,7 @@
-"""Atomic output: files and bucket objects that appear complete, or not at all.
+"""Writes files and bucket objects that appear complete, or not at all.
 
-An object's parts are uploaded while it is written. Parts left by a killed process are invisible;
-the bucket's rule for unfinished uploads removes them.
+An object is uploaded in parts while it is written. The parts that a killed process leaves are
+invisible; the bucket's rule for unfinished uploads removes them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ from producer.input.bucket import (
     redacted,
 )
 
+#: Bytes of a file's write buffer.
 BUFFER_BYTES = 2**20
 #: Ending of a file's name until the file is complete.
 UNFINISHED = ".part"
-#: Smallest part of an upload (S3 requires 5 MiB), and parts in flight, each held in memory.
+#: Bytes of the smallest upload part (S3 requires 5 MiB), and most upload parts in flight, which are
+#: in memory.
 _PART_BYTES, _PARTS_IN_FLIGHT = 8 * 2**20, 2
-#: S3 allows 10,000 parts. Half of them must hold the expected size: a table of results, which has
-#: the texts twice, may be larger than the lines that it is made of.
+#: Most upload parts for the expected size. S3 allows 10,000; the others are for a table of results,
+#: which has the texts twice and may be larger than its lines.
 _MOST_PARTS, _MIB = 5_000, 2**20
-#: Errors of a file system without hard links.
+#: Error numbers of a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class OutputUnwritable(WarmqError):
-    """An output cannot be written. The fact `why` is the disk's or the bucket's error text."""
+    """An output cannot be written. The error's fact `why` has the disk's or bucket's own text."""
 
     code = "output_unwritable"
 
 
 class WriteFailed(OutputUnwritable):
-    """Writing failed part way, as on a full disk."""
+    """Writing failed after it had begun, for example on a full disk."""
 
 
 def unwritable(path: str | Path, error: OSError) -> OutputUnwritable:
@@ -65,7 +67,7 @@ def write_failed(path: str | Path, error: OSError) -> WriteFailed:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OutputUnwritable unless AtomicFile could write this file; create nothing."""
+    """Raise OutputUnwritable if AtomicFile could not write this file; create nothing."""
     if path.is_dir():
         raise OutputUnwritable(f"cannot write {path}: it is a folder; name a file in it")
     target = Path(os.path.realpath(path))
@@ -116,14 +118,15 @@ class AtomicFile(_Output):
     """A file written under a temporary name in its folder, and renamed by `commit`.
 
     A pipe or device (/dev/stdout) is written directly. With `new`, `commit` raises BatchConflict if
-    there is a file of that name with other content; the folder decides between two writers, also
-    where locks do not reach. With `durable`, the name too is on disk when `commit` returns.
+    a file of that name has other content. Of two writers one succeeds, because the file system
+    creates a name only once; this needs no locks, which some network folders do not have. With
+    `durable`, the name too is on disk when `commit` returns.
     """
 
     def __init__(self, name: str | Path, *, new: bool = False, durable: bool = False) -> None:
-        self.path = Path(os.path.realpath(name))  # a link stays, its target is replaced
+        self.path = Path(os.path.realpath(name))  # replaces a link's target
         self._new, self._durable = new, durable
-        #: Never reset: `commit` and `discard` may run in two threads, and must see the removal.
+        #: Never reset, so that `commit` sees that another thread's `discard` removed the file.
         self._temporary: Path | None = None
         self._file: BinaryIO
         try:
@@ -161,7 +164,7 @@ class AtomicFile(_Output):
             raise write_failed(self.path, error) from None
 
     def commit(self) -> None:
-        """Rename to the final name; raise WriteFailed if another thread discards it meanwhile."""
+        """Rename the file to its final name; WriteFailed if another thread discards it."""
         try:
             self.sync()  # on disk before it is visible
             self._file.close()
@@ -180,7 +183,7 @@ class AtomicFile(_Output):
                 return
         except FileExistsError:
             if filecmp.cmp(complete, self.path, shallow=False):
-                return  # an earlier commit of the same content, which was killed
+                return  # by an earlier commit of the same content that was killed
             raise _conflict(self.path) from None
         complete.replace(self.path)
 
@@ -194,9 +197,10 @@ class AtomicFile(_Output):
 
 
 def _linked(complete: Path, path: Path) -> bool:
-    """Link a complete file to its name; False if only an empty file could take the name.
+    """Link a complete file to its name.
 
-    Raises FileExistsError if the name is taken.
+    Returns False on a file system without hard links, where an empty file reserves the name. Raises
+    FileExistsError if the name is taken.
     """
     try:
         path.hardlink_to(complete)
@@ -217,12 +221,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def part_bytes(expected: int) -> int:
-    """Return the part size for uploading about `expected` bytes."""
+    """Return the bytes of an upload part for an upload of about `expected` bytes."""
     return max(_PART_BYTES, -(-expected // (_MOST_PARTS * _MIB)) * _MIB)
 
 
 def check_object(url: str) -> None:
-    """Raise OutputUnwritable unless the bucket of this URL answers; create nothing."""
+    """Raise OutputUnwritable if the bucket of this URL does not answer; create nothing."""
     if is_web(url):
         raise OutputUnwritable(
             f"cannot write {redacted(url)}: give s3://, gs:// or az://, or a file"
@@ -234,7 +238,7 @@ def check_object(url: str) -> None:
         list(obstore(url).list(store, prefix=key, chunk_size=1))
     except bucket_errors() as error:
         if invalid_listed_name(error):
-            return  # of an unrelated object: the bucket answers
+            return  # the error names another object, so the bucket answers
         raise OutputUnwritable(
             f"cannot write {url}: {error_text(error)}; {credentials(url)}"
         ) from None
@@ -243,9 +247,9 @@ def check_object(url: str) -> None:
 class ObjectFile(_Output):
     """A bucket object, uploaded in parts and completed by `commit`.
 
-    `expected` is its size in bytes where that may exceed 40 GB (parts have one size). With an
-    `owner`, the name of a run, it does not replace an object with other content. `opened` is the
-    result of `open_bucket`, if known.
+    `expected` is its size in bytes; it is needed above 40 GB, because all upload parts have one
+    size and S3 allows 10,000. With an `owner` (the name of the run that writes the object), it does
+    not replace an object with other content. `opened` is the result of `open_bucket`, if known.
     """
 
     def __init__(
@@ -259,7 +263,7 @@ class ObjectFile(_Output):
         self._obs = obstore(url)
         self._buffer, self._size, self._digest = bytearray(), 0, hashlib.sha256()
         self._upload: Any = None if owner else self._open_upload()
-        #: Set by `commit` if there is an owner; equals ObjectPlace.fingerprint().
+        #: Equals ObjectPlace.fingerprint(). `commit` sets it if `owner` is given.
         self.fingerprint = ""
 
     def _open_upload(self) -> Any:
@@ -289,7 +293,7 @@ class ObjectFile(_Output):
     def commit(self) -> None:
         """Complete the object; raise WriteFailed if it did not appear.
 
-        Raises BatchConflict, if there is an owner, where another object is there or being written.
+        With an owner, raises BatchConflict if another object exists or is being written.
         """
         try:
             if not self._owner:
@@ -309,7 +313,7 @@ class ObjectFile(_Output):
         return obstore(self._name, "exceptions").AlreadyExistsError
 
     def _put_new(self) -> None:
-        """Put a small object on the condition that none is there, which the bucket checks."""
+        """Put a small object; the bucket accepts it only if no object has its name."""
         try:
             meta = self._obs.put(
                 self._store, self._key, bytes(self._buffer), mode="create", use_multipart=False
@@ -319,10 +323,10 @@ class ObjectFile(_Output):
         self.fingerprint = f"{self._size}-{meta['e_tag']}"
 
     def _complete(self) -> None:
-        """Complete an upload in parts while holding a lock object.
+        """Complete an upload in parts, protected by a lock object.
 
-        Buckets complete uploads without a condition; only one run can create the lock object. A run
-        that was killed finds its own name in it.
+        A bucket cannot check a condition when it completes an upload, but it lets only one run
+        create the lock object. A run that was killed finds its own name in the lock object.
         """
         lock, name = f"{self._key}.writing", self._owner.encode()
         try:
@@ -340,11 +344,11 @@ class ObjectFile(_Output):
             self._upload.close()
             self.fingerprint = f"{self._size}-{self._obs.head(self._store, self._key)['e_tag']}"
         finally:
-            with suppress(*self._errors):  # without permission to delete it stays, with our name
+            with suppress(*self._errors):  # without the right to delete, our lock object stays
                 self._obs.delete(self._store, lock)
 
     def _check_same(self) -> Any:
-        """Return the metadata of the object that is there; raise BatchConflict if it differs."""
+        """Return the existing object's metadata; raise BatchConflict if its content differs."""
         found, digest = self._obs.get(self._store, self._key), hashlib.sha256()
         if found.meta["size"] == self._size:
             for piece in found.stream():

@@ -1,6 +1,7 @@
 """Reads lines in chunks with fixed boundaries and a rolling digest, in constant memory.
 
-Boundaries depend on the content alone: the same file always gives the same chunks.
+Boundaries depend only on the content: the same file always gives the same chunks. A rolling digest
+covers the file from its start to the end of each chunk.
 """
 
 from __future__ import annotations
@@ -25,27 +26,30 @@ from producer.input.decompression import (
     unsupported_format,
 )
 
-#: A chunk ends after this many requests or bytes, whichever comes first: Redis serves no other
-#: client while ENQUEUE takes a chunk (docs/explanation/architecture.md has the times).
+#: Requests after which a chunk ends. Redis serves no other client while the script ENQUEUE handles
+#: a chunk (docs/explanation/architecture.md has the times).
 CHUNK_LINES = 500
+#: Bytes after which a chunk ends, if it has fewer than CHUNK_LINES requests.
 CHUNK_BYTES = 2**20
-#: Bytes at the end of a file that its fingerprint covers; the whole file may be too much to read
-#: twice.
+#: Bytes at the end of a file that its fingerprint covers; reading a whole file twice takes long.
 _TAIL_BYTES = 2**20
+#: Byte order mark of UTF-8.
 _BOM = b"\xef\xbb\xbf"
+#: Bytes of a read buffer.
 _BUFFER = 256 * 1024
-#: Blank lines and their bytes allowed in a file, plus so many for each request.
+#: Most blank lines in a file, and how many more each request allows.
 MOST_BLANKS, BLANKS_A_REQUEST = 100_000, 10
+#: Most bytes of blank lines in a file; each request allows its own size in addition.
 MOST_BLANK_BYTES = 64 * 2**20
-#: A file with a longer line is refused.
+#: Most bytes of a line; a file with a longer line is refused.
 LONGEST_LINE = 2**30
 
-#: Takes a bad line's number, bytes and error; returns the error in the source's own terms.
+#: Function that takes a bad line's number, bytes and error, and returns the error for the user.
 ExplainError = Callable[[int, bytes, RequestRejected], RequestRejected]
 
 
 class InputUnreadable(WarmqError):
-    """The input cannot be read to its end; its owner must fix it."""
+    """The input cannot be read to its end; the user must fix it."""
 
     code = "input_unreadable"
 
@@ -54,9 +58,10 @@ class InputUnreadable(WarmqError):
 class RawChunk:
     """Consecutive lines of a file, unparsed.
 
-    `lines` are (physical line number from 1, bytes); `too_long` maps the number of each line
-    skipped for its size to that size. `cursor` is the last physical line read, `digest` covers the
-    file up to it, `size` is the bytes of `lines`.
+    `ordinal` is the number of the chunk from 0, `first` its first line. `lines` are (line number
+    from 1, bytes); blank lines have a number too. `too_long` maps the number of each line that was
+    skipped for its size to that size. `cursor` is the last line read, `digest` covers the file up
+    to it, `size` is the bytes of `lines`.
     """
 
     ordinal: int
@@ -79,7 +84,7 @@ class Place(Protocol):
         """Return the place as it is now."""
 
     def open(self, *, in_order: bool) -> Any:
-        """Return an unbuffered, seekable binary stream; `in_order`: for one pass from the start."""
+        """Return an unbuffered, seekable binary stream; `in_order` if it is read from the start."""
 
     def size(self) -> int: ...
 
@@ -110,7 +115,7 @@ class FilePlace:
             raise _unreadable(self.name, error) from None
 
     def fingerprint(self) -> str:
-        """Return size and digest of the end."""
+        """Return the size, and the digest of the file's last bytes."""
         with self.open(in_order=False) as file:
             return _fingerprint(self.name, file, self.size())
 
@@ -128,9 +133,9 @@ def _fingerprint(name: str, file: Any, size: int) -> str:
 
 
 class Input:
-    """The lines of a file, an object, or an open unbuffered stream.
+    """A source over the lines of a file, an object, or an open unbuffered stream.
 
-    The stream is not closed. `watch` is called during reading; what it raises ends the reading.
+    A given stream is not closed. `watch` is called during reading; an error of `watch` ends it.
     """
 
     def __init__(
@@ -146,19 +151,19 @@ class Input:
             raw = self._counted = WatchedStream(raw, watch)
         self._file = io.BufferedReader(raw, _BUFFER)
         self._lines = self._file
-        #: Size in bytes; None if unknown, as of a pipe.
+        #: Size in bytes; None if unknown, for example for a pipe.
         self.size = self._place.size() if self._owned and raw.seekable() else None
         #: Whether it can be read again: a pipe cannot.
         self.repeatable = self.size is not None
 
     @property
     def position(self) -> int:
-        """Bytes of `size` read so far."""
+        """Bytes read so far, of `size`; 0 for a pipe."""
         return self._file.tell() if self.repeatable else 0
 
     @property
     def decompressed(self) -> int:
-        """Bytes of lines read so far, decompressed; counted with a `watch`."""
+        """Bytes read so far, after decompression; 0 for an uncompressed file without `watch`."""
         return self._counted.count if self._counted is not None else 0
 
     def reopen(self) -> Input:
@@ -166,11 +171,11 @@ class Input:
         return Input(self._place.reopen())
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield the chunks, as the function `chunks` does."""
+        """Yield the chunks of the lines (see the function `chunks`)."""
         return chunks(self.lines(), seed, max_line_bytes)
 
     def fingerprint(self) -> str:
-        """Return the place's fingerprint, of a file as it was when opened; '' for a pipe."""
+        """Return the fingerprint of the object, or of the file that was opened; '' for a pipe."""
         if self.size is None:
             return ""
         if isinstance(self._place, FilePlace):
@@ -198,7 +203,7 @@ class Input:
 
 
 class LineStream:
-    """A stream over an iterator of lines."""
+    """Gives an iterator of lines the `readline` of a stream."""
 
     def __init__(self, lines: Iterator[bytes]) -> None:
         self._lines = lines
@@ -220,11 +225,12 @@ def chunks(
 ) -> Iterator[RawChunk]:
     """Yield the chunks of a stream of lines.
 
-    `seed` (hex) is the digest that the first chunk follows; None for no digests. A line of more
-    than `max_line_bytes` is skipped without keeping it in memory.
+    `seed` (hex) is the digest before the first chunk; None for no digests. A line of more than
+    `max_line_bytes` is skipped, and not kept in memory.
 
     Raises:
-        InputUnreadable: naming the line, for damaged compressed data or too many blank lines.
+        InputUnreadable: compressed data is damaged, or there are too many blank lines; the error
+            names the line.
     """
     digest, number, ordinal = seed, 0, 0
     blanks = _BlankLines()
@@ -232,7 +238,7 @@ def chunks(
         chunk = RawChunk(ordinal, number + 1, explain=explain)
         number = _fill(stream, chunk, digest, max_line_bytes, blanks)
         if not chunk.lines:
-            return  # blank lines at the end do not count
+            return  # only blank lines were left
         digest = None if seed is None else chunk.digest
         yield chunk
         ordinal += 1

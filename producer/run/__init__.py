@@ -1,1 +1,1 @@
-"""Runs a file of any size through the queue, in windows, into one growing output."""
+"""Runs a file of any size in windows (parts, each a batch), into one growing output."""

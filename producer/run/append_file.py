@@ -1,4 +1,4 @@
-"""Files that a run appends whole windows to, and sorts into the input's order at its end."""
+"""Appends complete windows (parts of the input) to a run's files, and sorts them at its end."""
 
 import contextlib
 import fcntl
@@ -22,7 +22,7 @@ from producer.input.files import (
 
 
 def check_regular(path: Path) -> None:
-    """Raise OutputUnwritable if the path exists and is no regular file."""
+    """Raise OutputUnwritable if the path exists and is not a regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def check_regular(path: Path) -> None:
 
 
 class AppendFile:
-    """A file that one process at a time appends to; closing it undoes writes since `sync`."""
+    """A file for appending, locked by one process; closing it undoes writes since `sync`."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class AppendFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0)
         try:
             self._fd = os.open(path, flags, 0o666)
-        except FileExistsError:  # made by a machine that the lock may not reach
+        except FileExistsError:  # by a machine that locks may not reach
             raise BatchConflict(f"another run is writing {path}") from None
         except OSError as error:
             raise unwritable(path, error) from None
@@ -68,7 +68,11 @@ class AppendFile:
         os.close(self._fd)
 
     def continue_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
-        """Remove what follows `size` bytes; BatchConflict if that is not `is_ours`."""
+        """Truncate the file to `size` bytes.
+
+        Raises BatchConflict if the file is shorter, or if `is_ours` refuses the first line after
+        `size` bytes.
+        """
         if self._written < size:
             raise BatchConflict(
                 f"results are missing: {self.path} has {self._written} bytes, and the run had "
@@ -95,7 +99,7 @@ class AppendFile:
             self._flush()
 
     def sync(self) -> int:
-        """Flush to disk; return the size in bytes. BatchConflict if another program changed it."""
+        """Flush to disk; return the file's bytes. BatchConflict if another program changed it."""
         self._flush()
         try:
             os.fsync(self._fd)
@@ -113,14 +117,14 @@ class AppendFile:
     def _flush(self) -> None:
         try:
             while self._buffer:
-                count = os.write(self._fd, self._buffer)  # less than all where the disk gets full
+                count = os.write(self._fd, self._buffer)  # fewer bytes on a nearly full disk
                 self._written += count
                 del self._buffer[:count]
         except OSError as error:
             raise write_failed(self.path, error) from None
 
     def _changed(self) -> bool:
-        """Whether the path has another file now, or this one another size than written."""
+        """Whether another file has the path now, or the file's size is not what was written."""
         state = os.fstat(self._fd)
         return not (
             state.st_size == self._written
@@ -144,7 +148,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 def sort_by_line(path: Path) -> None:
     """Sort a file of output lines by the numbers of their input lines.
 
-    It takes 24 bytes of memory a line, and temporarily as much disk as the file has.
+    It takes 24 bytes of memory for each line, and temporary disk space of the file's size.
     """
     numbers, starts = array("q"), array("q", [0])
     try:
@@ -153,7 +157,7 @@ def sort_by_line(path: Path) -> None:
                 line = _decode(raw)
                 numbers.append((line.error or line.warmq or _Numbered(0)).line)
                 starts.append(starts[-1] + len(raw))
-            import numpy as np  # noqa: PLC0415 - 0.1 s, which only runs with an order need
+            import numpy as np  # noqa: PLC0415 - takes 0.1 s, and few runs need it
 
             order = np.frombuffer(numbers, dtype=np.int64)
             if not (order[1:] < order[:-1]).any():

@@ -1,7 +1,8 @@
 """Writes a run's results to a bucket or a table, which cannot be appended to.
 
-The run appends its lines to local files, with a journal. When it is complete they are written to
-their place and removed. The journal stays, so that the same command knows that all is done.
+The run appends its lines to local files, with a journal. When the run is complete, the lines are
+written to their final places and the local files removed. The journal stays, so that the same
+command knows that the run is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from producer.run.journal import Journal, RunProgress
 
 
 def needs_export(output: str, errors: str) -> bool:
-    """Whether a run cannot append to one of these."""
+    """Whether a run cannot append to one of these files."""
     return any(is_url(name) or is_parquet(name) for name in (output, errors))
 
 
@@ -35,7 +36,7 @@ class Export:
 
     @property
     def line_files(self) -> tuple[Path, Path]:
-        """The files of lines: next to the output, or in the working folder for a bucket."""
+        """The local files of lines: next to the output; for a bucket, in the working folder."""
         path = Path(self.output)
         if is_url(self.output):
             digest = hashlib.sha256(self.output.encode()).hexdigest()[:8]
@@ -48,9 +49,9 @@ class Export:
         return Journal(self.line_files[0])
 
     def already_written(self, source: Source, seed: str) -> RunProgress | None:
-        """Return what an earlier run of this input has written; None if there is work to do.
+        """Return the progress of an earlier, complete run of this input; None without one.
 
-        Raises BatchConflict if the output is of another run, or of none.
+        Raises BatchConflict if the output is of another run, or of no run.
         """
         done = self.journal.read()
         if done is None:
@@ -60,11 +61,11 @@ class Export:
             return None
         if not done.delivered:
             return None  # the export was interrupted
-        if not exists(self.output):  # it was removed: this is a new run
+        if not exists(self.output):  # the output was removed, so this is a new run
             if exists(self.errors):
                 raise BatchConflict(f"{self.errors} exists; remove it, or name another error file")
             return None
-        fingerprint = source.fingerprint()  # '' of a pipe, whose content is unknown
+        fingerprint = source.fingerprint()  # '' for a pipe, whose content is unknown
         if not fingerprint or done.fingerprint != fingerprint or done.delivered != seed:
             raise BatchConflict(
                 f"{self.output} is of a run of another input or with other options: give the same "
@@ -76,13 +77,14 @@ class Export:
                 f"{self.output} is not what this run has written: it was changed since; name "
                 f"another output, or remove {self.journal.path} and it to start anew"
             )
-        self._remove_line_files()  # the earlier run may have been stopped before it did
+        self._remove_line_files()  # the earlier run may have been stopped before it did this
         return done
 
     def write(self, seed: str) -> None:
-        """Write the lines of a complete run to their places, where all appear or none.
+        """Write the lines of a complete run to their final places.
 
-        Raises BatchConflict if another run has written there.
+        `seed` is the digest of the run's options. Raises BatchConflict if another run has written
+        to these places.
         """
         done, (good, bad) = self.journal.read(), self.line_files
         if done is None:
@@ -96,7 +98,7 @@ class Export:
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()
-            output.sync()  # both are on disk before one appears; the errors appear first
+            output.sync()  # both files are on disk before the first one, the errors, appears
         place = output.fingerprint or place_of(self.output).fingerprint()
         self.journal.write(replace(done, delivered=seed, place=place))
         self._remove_line_files()

@@ -1,4 +1,4 @@
-"""The files of a run: its output, its error file, and the journal that describes them."""
+"""Reads and writes the files of a run: output, error file, and the journal of its progress."""
 
 import os
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
 from producer.run.append_file import AppendFile, check_regular, sort_by_line
 
-#: The journal's format. Another one is refused.
+#: Number of the journal's format. A journal with another format is refused.
 FORMAT = 2
 
 
@@ -23,17 +23,21 @@ FORMAT = 2
 class RunProgress:
     """Content of the journal: how much of the input is in the output.
 
-    name: the run's; its windows are batches of that name and a number.
-    digest, line: of the input up to its last line in the output, and that line's number.
+    A window is a part of the input that is submitted as one batch.
+
+    name: name of the run; the id of a window's batch is this name and a number.
+    digest: digest of the input up to `line`.
     input, fingerprint: name and fingerprint of the input.
     errors_file: the error file, relative to the output's folder.
-    windows: windows in the output.
-    output, errors: sizes of the two files in bytes.
-    complete: the whole input is done.
-    plan: the order in which the run takes the lines, '' for the input's. `line` then counts in
-        that order, and the files have it until the run is complete.
-    delivered: the results are at their final place, written with options of this digest (Export).
-    place: then the fingerprint of that place.
+    line: number of the last line whose result is in the files.
+    windows: number of windows whose results are in the files.
+    output, errors: bytes of the output and of the error file.
+    completed, failed: numbers of results in the files.
+    complete: whether the results of all lines are in the files.
+    plan: name of the order in which the run takes the lines, '' for the input's order. With a
+        name, `line` counts in that order, and the files have it until the run is complete.
+    delivered: digest of the options, after Export has written the results to their final place.
+    place: fingerprint of the output at its final place.
     """
 
     name: str
@@ -58,7 +62,7 @@ class _Format(msgspec.Struct):
     """Fields of journals of all formats."""
 
     name: str
-    format: int = 1  # the first format had no such field
+    format: int = 1  # the first format did not have this field
 
 
 def window_id(name: str, window: int) -> str:
@@ -67,7 +71,7 @@ def window_id(name: str, window: int) -> str:
 
 
 class Journal:
-    """The state of a run, in a file next to its output, which stays when the run is complete."""
+    """The journal of a run: a file next to its output, which stays when the run is complete."""
 
     def __init__(self, output: Path) -> None:
         self.path = output.with_name(f"{output.name}.progress")
@@ -75,11 +79,11 @@ class Journal:
 
     @property
     def start_anew(self) -> str:
-        """The remedy where a run cannot continue."""
+        """The remedy for a run that cannot continue."""
         return f"remove {self._output}, its error file and {self.path.name} to start anew"
 
     def read(self) -> RunProgress | None:
-        """Return the state that an earlier run left, None if there was none."""
+        """Return the progress of an earlier run; None if the journal does not exist."""
         check_regular(self.path)
         try:
             raw = self.path.read_bytes()
@@ -101,7 +105,7 @@ class Journal:
         )
 
     def write(self, done: RunProgress, *, new: bool = False) -> None:
-        """Replace the journal on disk; BatchConflict if a `new` one exists."""
+        """Replace the journal on disk; with `new`, raise BatchConflict if it exists."""
         try:
             with AtomicFile(self.path, new=new) as file:
                 file.write(orjson.dumps(asdict(done)))
@@ -110,9 +114,10 @@ class Journal:
 
 
 class RunFiles:
-    """Opens the files of a run, and appends windows to them. `begin` is a new run's journal.
+    """Opens the files of a run, and appends windows to them.
 
-    Raises BatchConflict if the files are not this run's, or are being written.
+    `begin` is the content of a new run's journal. Raises BatchConflict if the files are not of this
+    run, or another process is writing them.
     """
 
     def __init__(self, output: Path, errors: Path, begin: RunProgress) -> None:
@@ -133,19 +138,19 @@ class RunFiles:
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
-            if self.done.complete:  # an error file was opened for nothing, as by other options
+            if self.done.complete:  # removes an error file that was created by opening it
                 self.finish()
 
     def _open(self, stack: ExitStack) -> None:
         found = earlier = self.journal.read()
         if earlier is not None and earlier.complete and not self._output.exists():
-            earlier = None  # its output was removed, so this is another run
+            earlier = None  # the output was removed, so this is a new run
         if earlier is None:
             _refuse_existing(self._output, "", may_be_empty=True)
             _refuse_existing(self._errors, " error file", may_be_empty=False)
         else:
             self._check_same(earlier)
-        # Some network folders do not lock between machines; all of them refuse an existing name.
+        # Some network folders do not lock between machines, but none creates a name twice.
         new = earlier is None and not self._output.exists()
         self._out = stack.enter_context(AppendFile(self._output, new=new))
         if self.journal.read() != found:
@@ -161,7 +166,7 @@ class RunFiles:
             raise self._refused(f"{error.message}; put it back as it was") from None
 
     def _check_same(self, earlier: RunProgress) -> None:
-        """Raise BatchConflict for another input or error file, or missing results."""
+        """Raise BatchConflict if input or error file differ, or results are missing."""
         if earlier.errors_file != self._begin.errors_file:
             where = os.path.normpath(self._output.parent / earlier.errors_file)
             raise BatchConflict(
@@ -185,7 +190,7 @@ class RunFiles:
         return BatchConflict(f"{problem}, or {self.journal.start_anew}")
 
     def _is_next(self, line: bytes) -> bool:
-        """Whether a line is a result of the window after those in the journal."""
+        """Whether a line is a result of the first window that is not in the journal."""
         return _is_result_of(line, window_id(self.done.name, self.done.windows))
 
     def add(self, line: ResultLine) -> None:
@@ -200,14 +205,14 @@ class RunFiles:
         self.done = done
 
     def settle_plan(self, name: str) -> None:
-        """Record the order of the lines, before the first one is queued."""
+        """Write the name of the lines' order to the journal, before the first line is queued."""
         self.done = replace(self.done, plan=name)
         self.journal.write(self.done)
 
     def finish(self) -> None:
-        """Record that the run is complete; sort planned lines, remove an empty error file."""
+        """Write to the journal that the run is complete; sort the files, remove an empty one."""
         if self.done.plan and not self.done.complete:
-            # If this is interrupted, it is repeated: the sizes stay those of the journal.
+            # An interrupted sort is repeated by the next run: the files' sizes do not change.
             for path in (self._output, self._errors):
                 sort_by_line(path)
         if not self.done.errors:
@@ -230,7 +235,7 @@ _RESULT_START = b'{"id":"batch_req_'
 
 
 def _is_result_of(line: bytes, batch_id: str) -> bool:
-    """Whether a line is a result of the batch, or the incomplete start of any result."""
+    """Whether a line is a result of the batch, or the beginning of an incomplete result."""
     if not line.endswith(b"\n"):
         return line[: len(_RESULT_START)] == _RESULT_START[: len(line)]
     try:

@@ -1,10 +1,11 @@
 """Runs a file of any size through a Redis of any size, in windows of lines.
 
-Each window is a batch. Redis holds two: workers run one while the other waits, so they always have
-requests. The results of the older window are appended to the output in input order, then it is
-deleted. A window ends early where Redis is full, because only a complete window can be collected,
-which frees memory. The journal is written after the output is on disk. After a crash the same run
-cuts the output back to what the journal has, and uses the results that workers wrote meanwhile.
+Each window is a batch. Redis has two of them: workers run one while the other waits, so workers
+always have requests. The results of the older window are appended to the output in input order,
+then its batch is deleted. A window ends early if Redis is full: only a complete window can be
+collected and deleted, which frees memory. The journal is written after the output is on disk. After
+a crash, the same command truncates the output to the size in the journal, and uses the results that
+workers have written meanwhile.
 """
 
 import secrets
@@ -35,19 +36,22 @@ from producer.submit.submit import CHUNKS_IN_FLIGHT, Submitter
 if TYPE_CHECKING:
     from producer.submit.order.prefix import OrderChoice
 
+#: Most windows of a run in Redis.
 WINDOWS_IN_REDIS = 2
 #: Seconds between two checks whether Redis has memory again, and between two reports of a wait.
 MEMORY_EVERY_S, REPORT_EVERY_S = 0.5, 1.0
-#: The run checks the high-water mark before each chunk; the submitter would wait for ever.
+#: Settings without a high-water mark (the limit of Redis's memory above which no more requests are
+#: queued). The run itself checks the mark before each chunk; the submitter would wait forever.
 _NO_HIGH_WATER = {"high_water": 1e9, "high_water_requests": 10**15}
 
 
 @dataclass(slots=True)
 class _Window:
-    """A batch of some chunks.
+    """A window that is being submitted.
 
-    An earlier run queued it up to line `stored`, and ended it there if it is `sealed`. `line` is
-    its last line so far, `digest` the input's up to there.
+    If an earlier, interrupted run has begun it, `stored` is its last line that is in Redis, and
+    `sealed` whether it ends there. `lines` is the number of its lines so far, `line` the last of
+    them, `digest` the digest of the input up to that line.
     """
 
     submitter: Submitter
@@ -61,7 +65,7 @@ class _Window:
 
 
 class _Chunks:
-    """Chunks of the input, with a look-ahead of one."""
+    """Iterates over the chunks of the input, and can show the next one."""
 
     def __init__(self, raws: Iterator[RawChunk]) -> None:
         self._raws = raws
@@ -82,9 +86,9 @@ class _Chunks:
 class Run:
     """One run of one file, `window` lines at a time.
 
-    `report` gets the progress and what the run waits for, '' after each window. `ignored` counts
-    the queued lines by ignored field. With an order, `choice` is the chosen one, of
-    `planned_lines` lines.
+    `report` gets the progress, and the reason of a wait ('' after each window). `ignored` counts
+    the queued lines with each ignored field. If the lines are put into another order, `choice` is
+    that order and `planned_lines` their number.
     """
 
     store: BatchStore
@@ -99,21 +103,21 @@ class Run:
     _seen: SeenIds = field(default_factory=SeenIds)
 
     def run(self, source: Source, output: Path, errors: Path) -> RunProgress:
-        """Run the file, or the rest of it.
+        """Run the file, or the lines that an interrupted run has left.
 
         Returns:
-            The content of the files; it is `complete` if an earlier run had done all of it.
+            The progress. It is `complete` only if an earlier run had completed the file.
 
         Raises:
-            BatchConflict: the output is not this run's, or the input has changed.
-            BatchChanged: a window was deleted, or Redis has lost a part of it: the same command
-                submits it again.
-            InputUnreadable, OutputUnwritable, StoreUnavailable: the same command goes on later.
+            BatchConflict: the output is not of this run, or the input has changed.
+            BatchChanged: a window was deleted, or Redis has lost requests of it; the same command
+                submits them again.
+            InputUnreadable, OutputUnwritable, StoreUnavailable: the same command continues later.
         """
         name, seed = f"run_{secrets.token_hex(8)}", self.submission.seed
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
-            self._delete_done(files.done)  # an earlier run may have been stopped before it did
+            self._delete_done(files.done)  # an earlier run may have been stopped before it did this
             read = source.chunks(seed, self.settings.max_line_bytes)
             with closing(self._in_order(read, files)) as ordered:
                 raws = _Chunks(ordered)
@@ -128,7 +132,7 @@ class Run:
             return files.done
 
     def _in_order(self, read: Iterator[RawChunk], files: RunFiles) -> Generator[RawChunk]:
-        """Yield the input's chunks in the submission's order; a planned one reads all of them."""
+        """Yield the input's chunks in the submission's order; another order reads all first."""
         wish, earlier = self.submission.order, files.done.plan
         if wish == "input":
             yield from read
@@ -150,13 +154,13 @@ class Run:
             yield from lines.chunks(choice)
 
     def _delete_done(self, done: RunProgress) -> None:
-        """Delete windows that are in the output; a failover of Redis brings some back."""
+        """Delete windows whose results are in the output; a failover may have brought some back."""
         windows = [window_id(done.name, number) for number in range(done.windows)]
         for batch_id in self.store.existing(windows):
             self.store.delete(batch_id, force=True)
 
     def _skip(self, raws: _Chunks, files: RunFiles) -> None:
-        """Read the part of the input that is in the output."""
+        """Read the lines whose results are in the output, and remember their custom_ids."""
         done, line, digest = files.done, 0, self.submission.seed
         while line < done.line and (raw := raws.take()) is not None:
             line, digest = raw.cursor, raw.digest
@@ -203,7 +207,7 @@ class Run:
                 self._wait(MEMORY_EVERY_S, files.done, self._why_full)
 
     def _begin(self, submission: Submission, digest: str, input_name: str) -> _Window | None:
-        """Return a new window, or one that an earlier run began; None where Redis is full."""
+        """Return a new window, or one that an earlier run began; None if Redis is full."""
         batch = self.store.batch(submission.batch_id)
         stored = batch.number("cursor") if batch is not None else 0
         sealed = batch is not None and batch.sealed
@@ -246,12 +250,12 @@ class Run:
         return bool(self._why_full(sum(window.pending)))
 
     def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
-        """Append a window's results to the files; they and the journal are then on disk."""
+        """Append a window's results to the files, and write files and journal to disk."""
         done, failed, completed = files.done, 0, 0
         workers = QueueWorkers(self.store, self.submission.queue)
 
         def progress() -> str:
-            now = self.store.batch(batch.id) or batch  # the collector raises if it is gone
+            now = self.store.batch(batch.id) or batch  # if deleted, the collector raises
             ended = f"{now.terminal} of the next {now.number('total')} requests"
             return f"{ended}, {workers.text()}"
 
@@ -274,7 +278,7 @@ class Run:
         )
 
     def _wait(self, wait_s: float, done: RunProgress, reason: Callable[[], str]) -> None:
-        """Sleep; report every REPORT_EVERY_S the reason for it."""
+        """Sleep, and report the reason every REPORT_EVERY_S seconds."""
         now = time.monotonic()
         if now >= self._report_at:
             self._report_at = now + REPORT_EVERY_S

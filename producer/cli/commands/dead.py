@@ -11,7 +11,7 @@ from producer.cli.context import Context, pass_context
 from producer.cli.progress import counted, tell
 from producer.cli.show import columns, put_json, put_json_list
 
-#: Rows of the list that are aligned with each other.
+#: Rows of the list whose columns are aligned.
 PAGE = 500
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
 _every = click.option("--all", "every", is_flag=True, help="All dead letters.")

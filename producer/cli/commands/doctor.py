@@ -1,4 +1,4 @@
-"""`producer doctor`: runs all checks, in the order of its output. It changes nothing."""
+"""`producer doctor`: runs all checks and prints their findings. It changes nothing."""
 
 import os
 import platform
@@ -26,12 +26,13 @@ from producer.cli.show import size_text
 from producer.redis import tenant_usage
 
 MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
-#: Tenants whose records are reported, the largest first.
+#: Most tenants whose records are reported; those with the largest records come first.
 _TENANTS = 3
-#: Free space: below the first, some thousand results may not fit; below the second, some hundred.
+#: Bytes of free disk space below which some thousand results may not fit.
 LOW_BYTES = 2**30
+#: Bytes of free disk space below which some hundred results may not fit.
 FULL_BYTES = 64 * 2**20
-#: How Redis names the command that a user may not run.
+#: Pattern of Redis's error for a command that a user may not run.
 _REFUSED = re.compile(r"run the '([^']+)' command")
 
 
@@ -63,7 +64,7 @@ def command(*, worker: bool, as_json: bool) -> Exit:
 
 
 def _examine(*, worker: bool) -> Iterator[Finding]:
-    """Run all checks; with `worker`, Redis' user must have the rights of a worker too."""
+    """Run all checks; with `worker`, Redis's user must have the rights of a worker too."""
     facts = {"version": version(), "python": platform.python_version()}
     yield ok("settings", "version", f"warmq {version()}, Python {facts['python']}", **facts)
     try:
@@ -82,7 +83,7 @@ def _examine(*, worker: bool) -> Iterator[Finding]:
     try:
         store = BatchStore.open(url, "warmq-producer", ttl_ms=settings.result_ttl_ms)
         yield from _RedisChecks(store, settings, worker).run()
-    except StoreForbidden as error:  # already when the connection is opened
+    except StoreForbidden as error:  # raised when the connection is opened
         refused = _REFUSED.search(error.message)
         missing = [refused[1] if refused else error.message]
         yield server.rights_missing(missing, ["a producer"])
@@ -116,7 +117,7 @@ def check_disk() -> Finding:
 
 
 class _RedisChecks:
-    """The checks of one Redis. One that this user may not run becomes a remark."""
+    """Runs the checks of one Redis. A check that this user may not run becomes a remark."""
 
     def __init__(self, store: BatchStore, settings: Settings, worker: bool) -> None:
         self._store, self._settings, self._worker = store, settings, worker

@@ -76,7 +76,7 @@ def command(
 
 
 def _workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Pace | None]:
-    """Return the announcements and pace of the queue's workers; none where Redis is unreachable."""
+    """Return the announcements (states) and pace of the queue's workers; none without Redis."""
     try:
         found = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
         return found, pace_of_queue(context.store, queue, found)
@@ -86,7 +86,7 @@ def _workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Pace |
 
 
 def plan_json(file: str, found: Plan) -> dict[str, Any]:
-    """Return a plan as `--json` prints it."""
+    """Return the JSON object of a plan."""
     content, shared, seconds = found.content, found.content.shared, found.seconds
     return {
         "object": "warmq.plan",
@@ -132,7 +132,7 @@ def plan_json(file: str, found: Plan) -> dict[str, Any]:
 
 
 def plan_table(file: str, found: Plan) -> None:
-    """Print a plan for people."""
+    """Print a plan as text."""
     content = found.content
     show.put_rows({
         "file": file,
@@ -203,7 +203,7 @@ def _shared(found: Plan) -> str:
 
 
 def _saved_as_is(found: Plan) -> int:
-    """Return the prompt tokens that the prefix caches save in the file's own order."""
+    """Return the prompt tokens that the prefix cache saves in the file's own order."""
     shared = found.content.shared
     return round(found.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
 

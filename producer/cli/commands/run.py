@@ -98,7 +98,7 @@ def _run(
     files: tuple[Path, Path],
     window: int,
 ) -> RunProgress:
-    """Run the input with a progress line; return what the two files have then."""
+    """Run the input with a progress line; return the run's progress at its end."""
     start_anew = Journal(files[0]).start_anew
     again = "the same command goes on where it stopped"
     fix_input = f"a run cannot go on with another file: fix this one, and {start_anew}"
@@ -126,7 +126,7 @@ def _run(
 
 
 def _print_result(output: str, errors: str, done: RunProgress, as_json: bool) -> Exit:
-    """Print what the run has written; return the exit status."""
+    """Print the numbers of results; return the exit status."""
     already = "was complete already, " if done.complete else ""
     tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.failed} failed")
     if as_json:

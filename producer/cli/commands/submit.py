@@ -95,7 +95,7 @@ def command(
 
 
 def _check_order(order: OrderOption, source: Source) -> None:
-    """Refuse `--order prefix` for a pipe; print that `auto` keeps a pipe's order."""
+    """Raise UsageError for `--order prefix` and a pipe; print that `auto` keeps a pipe's order."""
     if order == "input" or source.repeatable:
         return
     why = f"{source.name} is a pipe, and an order is planned from the whole file"
@@ -107,9 +107,9 @@ def _check_order(order: OrderOption, source: Source) -> None:
 
 
 def _print_id(text: str, *, err: bool) -> None:
-    """Print the batch id, which resuming needs; with `err` on stderr, as stdout has the results."""
+    """Print the batch id, which resuming needs; with `err` on stderr: stdout has the results."""
     try:
-        if (sys.stderr if err else sys.stdout) is None:  # closed from the start: click ignores it
+        if (sys.stderr if err else sys.stdout) is None:  # closed from the start; click ignores this
             raise BrokenPipeError
         click.echo(text, err=err)
     except BrokenPipeError:
@@ -120,7 +120,7 @@ def _print_id(text: str, *, err: bool) -> None:
 
 
 def _submit(submitting: "MeteredSubmit") -> Summary:
-    """Queue the file; print a summary, and whether workers serve it."""
+    """Queue the file; print a summary, and a notice if no worker serves the queue."""
     store, began = submitting.store, time.monotonic()
     name, queue = submitting.submission.batch_id, submitting.submission.queue
     refuse_older_workers(store, queue)
@@ -164,7 +164,7 @@ class MeteredSubmit(ResumableSubmit):
     _waited = False
 
     def watched(self, batch: Batch) -> Batch:
-        """Show the submitted batch's progress to its end; as `follow` does."""
+        """Follow the submitted batch to its end (`follow`), and show its progress."""
         return self.follow(batch, lambda batch: progress.watch(self.store, batch, may_reopen=False))
 
     def _notify(self, text: str) -> None:

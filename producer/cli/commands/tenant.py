@@ -15,7 +15,7 @@ from producer.cli.progress import tell
 from producer.cli.show import columns, put_json, put_json_list
 from producer.input.options import check_name
 
-#: Wide bounds, in which the counters keep their precision.
+#: Range of weights in which Redis's counters keep their precision.
 _WEIGHTS = click.FloatRange(0.001, 1000)
 _name = click.argument("name", metavar="TENANT")
 
@@ -44,7 +44,7 @@ def set_terms(
         raise click.UsageError("name what to change: --weight, --max-in-flight, or both")
     tenant = context.store.tenant(name)
     if weight is not None:
-        if math.isnan(weight):  # click's range takes it
+        if math.isnan(weight):  # FloatRange accepts it
             raise click.BadParameter("nan is no share", param_hint="--weight")
         tenant = replace(tenant, weight=weight)
     if max_in_flight is not None:

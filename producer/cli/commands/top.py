@@ -22,10 +22,11 @@ from producer.cli.context import Context, pass_context
 from producer.queue_workers import clock_text
 from producer.time_left import batch_seconds_left, pace_of_queue
 
-#: Seconds between two states: workers announce themselves once a second.
+#: Seconds between two updates; workers write their state to Redis once a second.
 REFRESH_S = 1.0
-#: Rows of each table, and the newest batches read: terminals are small, fleets are not.
+#: Most rows of workers and of batches (a terminal is small), and most batches that are read.
 WORKERS, BATCHES, BATCHES_READ = 12, 8, 100
+#: Characters for shares from 0 to 1.
 _TICKS = " ▁▂▃▄▅▆▇█"
 _RATES = ("prompt_tokens", "completion_tokens", "completed", "other")
 
@@ -52,7 +53,7 @@ def command(context: Context, *, once: bool) -> None:
 
 
 class _Fleet:
-    """Reads the fleet's state repeatedly; rates are the change since the last read."""
+    """Reads the state of all workers repeatedly; rates are the change since the last read."""
 
     def __init__(self, context: Context) -> None:
         self._store = context.store
@@ -72,7 +73,7 @@ class _Fleet:
         return Group(head, _workers_table(workers), self._batches_table(batches[:BATCHES], workers))
 
     def _rates(self, workers: list[dict[str, Any]], last_minute: Minute) -> dict[str, float]:
-        """Return rates per second since the last read, the first time of the last whole minute."""
+        """Return rates per second since the last read; the first time, of the last full minute."""
         now = time.monotonic()
         totals = {str(worker["id"]): worker.get("done") or {} for worker in workers}
         last, self._last = self._last, (now, totals)
@@ -112,7 +113,7 @@ class _Fleet:
 
 
 def spark(minutes: Sequence[Minute]) -> str:
-    """Return the share of slots in use, a character for each minute."""
+    """Return the share of slots in use as text, a character for each minute."""
     return "".join(_TICKS[round((minute.fill or 0.0) * (len(_TICKS) - 1))] for minute in minutes)
 
 

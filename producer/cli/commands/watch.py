@@ -21,9 +21,9 @@ from producer.queue_workers import QueueWorkers
 
 Entry = dict[str, str]
 
-#: Seconds to wait for text before a check for the result.
+#: Seconds to wait for text before the result is looked for.
 POLL_S = 1.0
-#: Seconds between two lines on the workers while no text comes.
+#: Seconds between two lines about the workers while no text arrives.
 TELL_EVERY_S = 30.0
 
 
@@ -57,9 +57,10 @@ def command(
 def stream_text(
     store: BatchStore, batch: Batch, custom_id: str, put: Callable[[Entry], None] | None = None
 ) -> str:
-    """Print a request's text until it has its result; return its outcome.
+    """Print a request's text until the request has its result; return its outcome.
 
-    `put`, if given, gets entries instead: each beginning, each piece of all choices, the end.
+    `put`, if given, gets JSON entries instead: the begin of each attempt, each piece of all
+    choices, the end.
     """
     entry, own_id = store.find(batch, custom_id)
     request_id = leader_of(entry) or own_id
@@ -87,7 +88,7 @@ def stream_text(
 
 
 def _check_not_expired(store: BatchStore, same: BatchWatch, request_id: str) -> None:
-    """Raise BatchConflict if no result will come any more."""
+    """Raise BatchConflict if the batch has ended and the result has expired."""
     batch = same.state()
     if not batch.finished or store.results([request_id]) != [None]:
         return
@@ -125,19 +126,19 @@ class TextPrinter:
 
 
 class EntryWriter:
-    """Passes on all choices as entries; those since the last `begin` are the whole text."""
+    """Passes on all choices as entries. The entries since the last `begin` have all text."""
 
     def __init__(self, put: Callable[[Entry], None]) -> None:
         self._put = put
         self._attempt = 0
-        #: Texts since the last `begin`, by choice.
+        #: Choice -> its text since the last `begin`.
         self._texts: dict[int, str] = {}
 
     def add(self, piece: Piece) -> None:
         """Pass a piece on."""
         if piece.attempt != self._attempt:
             self._begin(piece.attempt)
-        elif piece.choice in self._texts and not piece.at:  # only this choice begins again
+        elif piece.choice in self._texts and not piece.at:  # only this choice's text begins again
             texts = self._texts
             self._begin(piece.attempt)
             for choice, text in texts.items():
@@ -157,7 +158,7 @@ class EntryWriter:
         })  # fmt: skip
 
     def end(self, transcript: Transcript, outcome: str, texts: Mapping[int, str]) -> None:
-        """Pass on the rest of the result's texts, and the end."""
+        """Pass on the rest of the result's texts, and an `end` entry."""
         had, attempt = dict(transcript.texts), max(1, transcript.attempt)
         whole = bool(texts) and all(texts.get(n, "").startswith(t) for n, t in had.items())
         for choice, text in texts.items() if whole else ():

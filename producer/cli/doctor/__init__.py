@@ -1,1 +1,1 @@
-"""The checks of `producer doctor`."""
+"""Has the checks of `producer doctor`."""

@@ -1,19 +1,19 @@
-"""Results of the doctor's checks."""
+"""Defines the results of the checks of `producer doctor`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: A problem stops the work, or will; a remark does not.
+#: Severity of a finding. A problem stops the work, now or later; a remark does not.
 Level = Literal["ok", "remark", "problem"]
 Area = Literal["redis", "workers", "queue", "disk", "settings"]
-#: Names of a list that are printed.
+#: Most names of a list that are printed.
 _MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result: text and remedy for people, code and facts for scripts.
+    """One result of a check: text and remedy for people, code and facts for scripts.
 
     A code never changes. Facts named `..._bytes` and `..._s` are bytes and seconds.
     """
@@ -32,16 +32,16 @@ def ok(area: Area, code: str, text: str, **facts: Any) -> Finding:
 
 
 def remark(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Finding:
-    """Return a finding that may need a change, though work goes on."""
+    """Return a finding that may need a change but does not stop the work."""
     return Finding(area, code, "remark", text, remedy, facts)
 
 
 def problem(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Finding:
-    """Return a finding that stops the work, or will."""
+    """Return a finding that stops the work, now or later."""
     return Finding(area, code, "problem", text, remedy, facts)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names of a list, with commas."""
+    """Return the first names of a list, separated by commas, and the number of the others."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,4 +1,4 @@
-"""The doctor's checks of a Redis server: version, mode, persistence, memory, clock, rights."""
+"""Checks a Redis server: version, mode, persistence, memory, clock, rights."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,13 +9,13 @@ from producer.cli.doctor.finding import Finding, listed, ok, problem, remark
 from producer.cli.show import size_text
 from producer.redis import TenantUsage, missing_permissions
 
-#: The oldest server that has all commands of warmq's scripts.
+#: Version of the oldest Redis that has all commands of warmq's scripts.
 OLDEST_SERVER = (6, 2)
-#: Clocks that differ by no more than this many seconds agree.
+#: Most seconds by which two clocks that agree may differ.
 CLOCK_S = 5.0
-#: Share of a tenant's limit for records from which it counts as high.
+#: Share of a tenant's limit for records above which their memory is remarked.
 RECORDS_HIGH = 0.8
-#: INFO's fields about the last write to disk, and the file that each means.
+#: Fields of INFO about the last write to disk, and the file that each is about.
 _LAST_WRITES = {
     "aof_last_write_status": "append-only file",
     "aof_last_bgrewrite_status": "append-only file (its rewrite)",
@@ -55,7 +55,7 @@ def check_server(info: Mapping[str, Any], url: str, high_water: float) -> Iterat
 
 
 def server_mode(info: Mapping[str, Any]) -> str:
-    """Return standalone, cluster or sentinel; Valkey names the field differently."""
+    """Return standalone, cluster or sentinel; the field has another name in Valkey."""
     return str(info.get("redis_mode") or info.get("server_mode") or "standalone")
 
 
@@ -114,7 +114,7 @@ def last_writes(info: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def clocks(before_s: float, redis_s: float, after_s: float) -> Finding:
-    """Compare Redis' clock with this machine's, read before and after the call to Redis."""
+    """Compare Redis's clock with this machine's, which is read before and after Redis's."""
     ahead_s = redis_s - (before_s + after_s) / 2
     uncertain_s = abs(after_s - before_s) / 2
     if abs(ahead_s) - uncertain_s <= CLOCK_S:
@@ -130,7 +130,7 @@ def clocks(before_s: float, redis_s: float, after_s: float) -> Finding:
 
 
 def check_rights(store: BatchStore, queue: str, *, worker: bool) -> Finding:
-    """Try the rights of Redis' user, with `worker` also those of a worker."""
+    """Check the rights of Redis's user: those of a producer and, with `worker`, of a worker."""
     needed_by = ["a producer"] + ["a worker"] * worker
     if missing := missing_permissions(store, queue, worker=worker):
         return rights_missing(missing, needed_by)
@@ -146,7 +146,7 @@ def rights_missing(missing: list[str], needed_by: list[str]) -> Finding:
 
 
 def tenant_records(usage: TenantUsage, most: int) -> Finding:
-    """Check the records of a gateway's tenant; gateways refuse more than `most` bytes."""
+    """Check the memory of a tenant's records; gateways refuse more than `most` bytes."""
     kinds = [f"{count} {kind}" for kind, count in usage.kinds.items()]
     facts = {
         "tenant": usage.tenant, "held_bytes": usage.bytes, "most_bytes": most, "kinds": kinds,

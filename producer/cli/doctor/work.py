@@ -1,4 +1,7 @@
-"""The doctor's checks of workers, queues, batches and dead letters."""
+"""Checks workers, queues, batches and dead letters.
+
+An announcement is the state that a worker writes to Redis every second.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,10 +17,11 @@ from producer.cli.doctor.finding import Area, Finding, listed, ok, problem, rema
 from producer.cli.progress import counted
 from producer.queue_workers import clock_text
 
-#: Dead letters are counted up to this number, because each must be read.
+#: Most dead letters that are counted, because each must be read.
 DEAD_COUNTED = 1000
+#: Names of two checks, for messages.
 FOREIGN_KEYS, UNREAD_LISTS = "keys of other programs", "lists of requests that no worker reads"
-#: Codes and remedies for workers that run no requests now, by state.
+#: State of a worker that runs no requests now -> code and remedy of the finding.
 _STATES = {
     "starting": ("worker_starting", "it takes requests when it is ready; its log has its progress"),
     "degraded": ("worker_degraded", "its engine died and is being rebuilt; its log has the reason"),
@@ -28,14 +32,14 @@ Worker = dict[str, Any]
 
 
 def forbidden(area: Area, what: str, error: StoreForbidden) -> Finding:
-    """Return the finding for a check that Redis' user may not run."""
+    """Return the finding for a check that Redis's user may not run."""
     text = f"this user may not read {what}; {error.message}"
     remedy = "give this user the rights that docs/how-to/security.md lists"
     return remark(area, "forbidden", text, remedy, what=what, error=error.message)
 
 
 def check_work(store: BatchStore, own_queue: str, *, restricted: bool) -> Iterator[Finding]:
-    """Yield findings about workers, queues and batches; a restricted user scans no keys."""
+    """Yield findings about workers, queues and batches; with `restricted`, do not scan keys."""
     announcements = store.announcements()
     alive = [worker for worker in announcements if is_alive(worker)]
     if not alive:
@@ -53,7 +57,7 @@ def check_work(store: BatchStore, own_queue: str, *, restricted: bool) -> Iterat
 
 
 def _worker(worker: Worker) -> Iterator[Finding]:
-    """Yield the findings about one announcement; other versions announce less, or more."""
+    """Yield the findings about one announcement, which may be of another version of warmq."""
     facts = {
         "id": str(worker["id"]),
         "state": str(worker.get("state", "unknown")),
@@ -111,7 +115,7 @@ def _worker_version(facts: dict[str, Any], protocol: int) -> Iterator[Finding]:
 def _queues(
     store: BatchStore, own_queue: str, alive: Sequence[Worker], batches: Sequence[Batch]
 ) -> Iterator[Finding]:
-    """Yield the state of this producer's queue, and of those of workers and open batches."""
+    """Yield the states of the queues of this producer, of workers and of unfinished batches."""
     served = {str(worker["queue"]) for worker in alive}
     of_batches = {b.fields["queue"] for b in batches if not b.finished and "queue" in b.fields}
     for queue in sorted({own_queue} | served | of_batches):
@@ -153,7 +157,7 @@ def _unserved(facts: dict[str, Any], served: list[str], *, has_requests: bool) -
 
 
 def foreign_keys(store: BatchStore, queue: str) -> Iterator[Finding]:
-    """Yield each key of a queue that another program has made."""
+    """Yield a problem for each key with a queue's name that another program has created."""
     remedy = "remove or rename it, or choose another database (WARMQ_REDIS_URL) or WARMQ_QUEUE"
     try:
         for key, kind in store.wrong_types(queue).items():
@@ -164,7 +168,7 @@ def foreign_keys(store: BatchStore, queue: str) -> Iterator[Finding]:
 
 
 def _unread_lists(store: BatchStore, queues: Iterable[str]) -> Iterator[Finding]:
-    """Yield each list of requests that no worker reads."""
+    """Yield a problem for each list of requests that no worker reads."""
     try:
         for queue in sorted(queues):
             for unread in store.unread_lists(queue):
@@ -183,7 +187,7 @@ def _unread_lists(store: BatchStore, queues: Iterable[str]) -> Iterator[Finding]
 
 
 def _open_batches(batches: Sequence[Batch], now_s: float) -> Finding:
-    """Return the number of unfinished batches and the oldest; `batches` has the newest first."""
+    """Return the finding about unfinished batches; `batches` has the newest first."""
     unfinished = [batch for batch in batches if not batch.finished]
     if not unfinished:
         text = f"no unfinished batch ({len(batches)} in all)"
