@@ -56,7 +56,7 @@ def pace_of_queue(reads: Reads, queue: str, workers: Iterable[Mapping[str, Any]]
 def seconds_left(pace: Pace | None, total: int, done: int, tokens: int) -> float | None:
     """Return the seconds to a batch's end, if nothing else runs; None if unknown.
 
-    `tokens` is the number of tokens of the `done` requests; the others are expected to be alike.
+    `tokens` is the sum of the `done` requests, from which that of all is extrapolated.
     """
     if pace is None or not done or not tokens:
         return None

@@ -1,1 +1,1 @@
-"""What OpenAI clients and vLLM agree on: request bodies, batch lines, strict JSON."""
+"""Checks what OpenAI's clients send: request bodies, batch lines, JSON of bounded size."""

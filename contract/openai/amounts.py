@@ -1,13 +1,13 @@
 """Counts a request's sequences, and bounds the number of its parts.
 
-An engine's front end reads a conversation part by part, 40 µs each, on the loop that also renews
-leases and delivers answers: 100,000 parts stop it for 4 s. So a body of more parts than any client
-needs is refused before it is queued. Texts are bounded by the model's context
-(worker/engine/vllm/limits.py).
+The engine reads the parts of a conversation in 40 µs each, on the loop that also renews leases and
+returns answers: 100,000 parts stop this loop for 4 s. So a body with more parts than any client
+needs is refused before it is queued. The lengths of texts are bounded by the model's context
+(worker/engine/vllm/limits.py). The limits follow from these figures:
 
 - OpenAI accepts 2,048 inputs of an embedding, 2,048 prompts and 2,048 messages, and 128 tools.
-- A chat's message costs 4 tokens or more by its template alone: 2,048 of them with a word each
-  are 10,000 tokens, more than most contexts.
+- A chat template adds 4 tokens or more to each message: 2,048 messages with a word each have
+  10,000 tokens, more than most contexts.
 - Each of 2,048 messages may have two parts, or a call of a tool, within MAX_OBJECTS.
 """
 
@@ -20,24 +20,26 @@ from contract.errors import bad_field
 
 #: Most messages, or other entries of a conversation, in one list.
 MAX_MESSAGES = 2048
-#: Most prompts, and most sequences (`n` × prompts), of one request.
+#: Most prompts of one request, and most sequences (`n` × prompts).
 MAX_PROMPTS = 2048
+#: Most tools of one request.
 MAX_TOOLS = 1024
-#: Most JSON objects (messages, parts, calls of tools), and values of any kind, of a conversation.
+#: Most JSON objects (messages, parts, calls of tools) of a conversation.
 MAX_OBJECTS = 8192
+#: Most JSON values of any kind of a conversation.
 MAX_VALUES = 65_536
-#: Most characters, as JSON in UTF-8, of an option that is an object.
+#: Most bytes, as JSON, of an option that is an object.
 MAX_OPTION = 65_536
-#: The same of what one engine sends to another: ids of the blocks in its KV cache.
+#: Most bytes, as JSON, of the parameters of a transfer between two engines: ids of KV cache blocks.
 MAX_TRANSFER = 1_048_576
 
-#: Types without parts.
+#: Types of values without parts.
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-#: Types with parts; isinstance takes four times as long with a union as with a tuple.
+#: Types of values with parts; a tuple, because isinstance() takes four times as long with a union.
 _COMPOUND = (list, dict)
-#: Up to so many messages, and fields of each, are not counted where all are plain.
+#: Most messages, and most fields of each, that are not counted if all their values are scalars.
 _FEW = 32
-#: Fields that hold conversations or their subjects.
+#: Fields with conversations, documents or queries.
 _CONVERSATIONS = frozenset((
     "messages", "input", "previous_input_messages", "system", "documents", "items", "queries",
     "query", "text_1", "text_2", "data_1", "data_2",
@@ -52,7 +54,7 @@ _OPTIONS = dict.fromkeys(
 
 
 def refuse_many(body: Mapping[str, Any], where: str) -> None:
-    """Raise RequestRejected for a body of valid types that has too many parts.
+    """Raise RequestRejected for a body that has too many parts; its types must be valid.
 
     `where` precedes field names in errors.
     """
@@ -67,7 +69,7 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
 
 
 def _is_short(messages: Any) -> bool:
-    """Whether there are few messages, each of few plain values, as in most chats."""
+    """Whether there are few messages, each with few scalar values; most chats are like this."""
     if len(messages) > _FEW:
         return False
     for message in messages:
@@ -88,7 +90,7 @@ def _refuse_one(name: str, value: Any, where: str) -> None:
 
 
 def _refuse_parts(field: str, value: Any) -> None:
-    """Count the parts of a value without token ids; stop at the limit."""
+    """Raise RequestRejected if a value has too many parts; token ids are not counted."""
     objects = values = 0
     left = [value]
     while left:
@@ -116,8 +118,9 @@ def _refuse_option(field: str, value: Any, most: int) -> None:
         raise bad_field(field, f"has {length} characters; give at most {most}")
 
 
-#: Fields that hold prompts: a list of texts, of lists of token ids, or of objects is so many; a
-#: text, or a list of token ids, is one. In rerank and score each is compared with the query.
+#: Fields with prompts. A list of texts, of lists of token ids, or of objects has a prompt for each
+#: entry; a text, or a list of token ids, is one prompt. A reranking or score compares each prompt
+#: with the query.
 PROMPTS = frozenset(
     ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
 )  # fmt: skip
@@ -125,9 +128,9 @@ _OTHER_PROMPTS = PROMPTS - {"prompt"}
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:
-    """Return `n` × prompts of a checked body; at least 1.
+    """Return the number of sequences of a checked body: `n` × prompts, at least 1.
 
-    `input` of /v1/responses and `messages`, with or without `documents`, are one prompt.
+    `input` of /v1/responses is one prompt, and so is `messages`, with or without `documents`.
     """
     n = body.get("n")
     count = n if isinstance(n, int) and n > 1 else 1
@@ -136,7 +139,7 @@ def sequences_of(body: Mapping[str, Any]) -> int:
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
         return count * len(messages) if several else count
     if type(body.get("prompt")) is str and body.keys().isdisjoint(_OTHER_PROMPTS):
-        return count  # as in most completions
+        return count  # true for most completions
     prompts = 0
     for field in PROMPTS.intersection(body):
         prompts += prompts_of(body[field])
@@ -152,7 +155,7 @@ def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def prompts_of(found: Any) -> int:
-    """Return how many prompts a field holds."""
+    """Return the number of prompts in a field."""
     if isinstance(found, str):
         return 1
     if isinstance(found, dict):  # a score's texts and pictures

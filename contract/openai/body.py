@@ -1,14 +1,13 @@
-"""Body types of the generating and token-counting endpoints: vLLM's fields with their ranges.
+"""Defines the body types of generating and token-counting endpoints: fields with their ranges.
 
 Field names are those of all supported releases of vLLM (tests/unit/worker/engine/vllm/test_drift.py
-compares them with the installed one; a worker refuses fields that its own vLLM does not know).
-Values are checked without vLLM, so that a bad line fails in the producer. Checks that need the
-model (context length, tokens, schema compilation), and the content of messages and tools, are left
-to vLLM in the worker.
+compares them with the installed release; a worker refuses fields that its own vLLM does not have).
+Values are checked without vLLM, so that a bad line fails in the producer. vLLM in the worker checks
+the content of messages and tools, and what depends on the model: context length, tokens, schemas.
 
-Left out on purpose: `stream*`, because a batch has no open connection; `request_id`, which warmq
-derives; and fields of Responses that need a server with memory: `background`, `store`,
-`previous_response_id`.
+Three kinds of fields are left out: `stream*`, because a batch has no open connection; `request_id`,
+which warmq derives; and fields of Responses that need a server with memory (`background`, `store`,
+`previous_response_id`).
 """
 
 from collections.abc import Mapping
@@ -38,7 +37,7 @@ from contract.openai.pooling import (
 )
 
 Tokens = list[NonNegative]
-#: Messages and other entries of a conversation.
+#: Type of a list of messages and other entries of a conversation.
 Entries = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -230,14 +229,14 @@ COUNT_TOKENS_URL = "/v1/messages/count_tokens"
 RESPONSES_URL = "/v1/responses"
 TOKENIZE_URL = "/tokenize"
 GENERATING = (CHAT_URL, COMPLETION_URL)
-#: Fields that limit the tokens of an answer, for each url whose answers are generated.
+#: Url whose answers are generated -> its fields that limit the tokens of an answer.
 LIMITS = {
     CHAT_URL: ("max_tokens", "max_completion_tokens"),
     COMPLETION_URL: ("max_tokens",),
     MESSAGES_URL: ("max_tokens",),
     RESPONSES_URL: ("max_output_tokens",),
 }
-#: Urls whose answers are token counts; no model computes them.
+#: Urls whose answers are token counts, which no model computes.
 COUNTING = (COUNT_TOKENS_URL, TOKENIZE_URL)
 BODY_TYPES: dict[str, type[Struct]] = {
     CHAT_URL: ChatBody,
@@ -259,7 +258,7 @@ _SMALLEST: dict[str, dict[str, Any]] = {
 
 
 def min_body(url: str) -> dict[str, Any]:
-    """Return the smallest valid body for `url`."""
+    """Return a small valid body for `url`."""
     if url in _SMALLEST:
         return dict(_SMALLEST[url])
     return dict.fromkeys(FORMS[BODY_TYPES[url]][0], "x")
@@ -275,8 +274,8 @@ def field_names(url: str) -> set[str]:
     return {field.name for field in msgspec.structs.fields(BODY_TYPES[url])}
 
 
-#: Fields that ask for more than the text, unless null, false or an empty list; 0 logprobs are
-#: those of the chosen tokens.
+#: Fields that ask for more than the text, unless they are null, false or an empty list. `logprobs`
+#: 0 does: it asks for the logprobs of the chosen tokens.
 MORE = frozenset((
     "logprobs", "echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids",
     "return_token_offsets", "suffix", "top_logprobs",
@@ -284,7 +283,7 @@ MORE = frozenset((
 
 
 def text_is_answer(url: str, body: Mapping[str, Any]) -> bool:
-    """Whether the answer is the model's text, word for word; ignores reasoning parsers."""
+    """Whether the answer is exactly the model's text, without regard to reasoning parsers."""
     if url not in LIMITS:
         return False
     if body.get("tools") and body.get("tool_choice") not in ("none", {"type": "none"}):

@@ -1,7 +1,7 @@
 """Decodes untrusted JSON within bounds of memory and depth.
 
-A line of nothing but brackets grows to 30 times its size when decoded (10 MB to 350 MB), so the
-values are counted first. That costs nothing below half a megabyte and 1 ms per MB above.
+Decoding a line that has only brackets takes 30 times its size (10 MB become 350 MB), so the values
+are counted first. Counting takes 1 ms per MB; a text below half a megabyte is not counted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import orjson
 
 from contract.errors import RequestRejected
 
-#: Most JSON values in one text; at 125 bytes each in the worst case, 60 MB when decoded.
-#: A prompt of token ids has one value a token.
+#: Most JSON values in one text. Each takes up to 125 bytes when decoded, all of them 60 MB. A
+#: prompt of token ids has a value for each token.
 MAX_VALUES = 500_000
-#: Deepest nesting; orjson writes 254 levels and reads 1,024.
+#: Most levels of nesting; orjson writes 254 levels and reads 1,024.
 MAX_DEPTH = 250
 
-# The end quote is optional, so that an unclosed string is matched once, not at each quote in it.
+# The end quote is optional, so that an unclosed string is one match, not a match at each quote.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
@@ -50,12 +50,12 @@ def encode(value: Any) -> bytes:
 
 
 def _marks(raw: bytes, start: int, end: int) -> int:
-    # Each value but the first follows one of these; `{` and `[` are values themselves.
+    # Each value except the first follows one of these; `{` and `[` are values themselves.
     return raw.count(b",", start, end) + raw.count(b"[", start, end) + raw.count(b"{", start, end)
 
 
 def _too_many(raw: bytes) -> bool:
-    """Count without the content of strings, which may be full of commas."""
+    """Whether a text has too many values; the content of strings is not counted."""
     marks = at = 0
     for strings, found in enumerate(_STRING.finditer(raw)):
         marks += _marks(raw, at, found.start())
@@ -66,12 +66,12 @@ def _too_many(raw: bytes) -> bool:
 
 
 def printable(text: str, limit: int = 80) -> str:
-    """Return untrusted text for a message: short, and without control characters."""
+    """Shorten untrusted text for a message, and escape its control characters."""
     short = text if len(text) <= limit else text[:limit] + "…"
     return short if short.isprintable() else repr(short)[1:-1]
 
 
-#: Bounds in JSON schemas. JSON Schema allows 16.0 for them, xgrammar does not.
+#: Fields of JSON schemas with bounds. JSON Schema allows 16.0 for them, xgrammar does not.
 _BOUNDS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains",
      "minProperties", "maxProperties")
@@ -79,7 +79,7 @@ _BOUNDS = frozenset(
 
 
 def int_if_whole(value: Any) -> Any:
-    """Return a number, or a list of numbers, with ints for whole floats; itself if unchanged."""
+    """Return a number or list with ints for whole floats; the same object if none changed."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -92,7 +92,7 @@ def int_if_whole_at(value: Any, path: Sequence[str]) -> Any:
     """Return a value with ints for whole floats at a path of keys or indexes."""
     if isinstance(value, dict) and path and path[0] in value:
         return value | {path[0]: int_if_whole_at(value[path[0]], path[1:])}
-    if isinstance(value, dict) and path:  # an entry, whose key msgspec does not name
+    if isinstance(value, dict) and path:  # msgspec does not name the entry's key
         return {key: int_if_whole_at(one, path[1:]) for key, one in value.items()}
     if isinstance(value, list) and path:
         return [int_if_whole_at(one, path[1:]) for one in value]
@@ -100,7 +100,10 @@ def int_if_whole_at(value: Any, path: Sequence[str]) -> Any:
 
 
 def int_bounds(value: Any) -> Any:
-    """Return a JSON schema with ints as bounds; itself if unchanged. Its depth must be bounded."""
+    """Return a JSON schema with ints as bounds; the same object if none changed.
+
+    The schema's depth must have been checked.
+    """
     if isinstance(value, list):
         entries = [int_bounds(one) for one in value]
         return value if all(map(is_, entries, value)) else entries

@@ -1,8 +1,8 @@
-"""Errors and remedies for bad fields, and for fields that vLLM lacks.
+"""Explains errors of fields, and handles the fields that vLLM does not have.
 
-Most fields that only OpenAI and Anthropic have concern storage, caches and tariffs: they are
-accepted, left out, and reported to the submitter. Those that would change the answer are refused. A
-null counts as no field.
+Most fields that only OpenAI and Anthropic have are about storage, caches and prices. They are
+accepted, left out, and reported to the submitter. Fields that would change the answer are refused,
+unless they are null.
 tests/unit/contract/openai/test_openai_fields.py compares the names with OpenAI's own client.
 """
 
@@ -37,13 +37,13 @@ _BOUND = re.compile(
 _CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-#: JSON's types in words.
+#: Type in msgspec's errors -> its name in ours, as the type that is expected.
 _WANT = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text",
     "array": "a list", "object": "an object", "null": "null",
 }  # fmt: skip
 _GOT = _WANT | {"int": "a number", "float": "a number with a fraction"}
-#: Problem and remedy of a number, by the sign of its bound.
+#: Sign of a number's bound -> problem, and beginning of the remedy.
 _BEYOND = {
     ">=": ("is below", "at least"),
     "<=": ("is above", "at most"),
@@ -51,7 +51,7 @@ _BEYOND = {
     "<": ("is not below", "less than"),
 }
 
-#: Remedies of fields, where type and bounds alone do not suffice.
+#: Field -> its remedy, for fields whose remedy does not follow from type and bounds alone.
 REMEDIES = {
     "max_tokens": "give a whole number of at least 1, or leave it out for the worker's default",
     "max_completion_tokens": "give a whole number of at least 1, or leave it out",
@@ -70,7 +70,7 @@ REMEDIES = {
         "and `data_2`; to rerank, `query` and `documents`",
     ),
 }
-#: The same for endpoints where the field means something else.
+#: Url -> remedies of fields that mean something else there than in REMEDIES.
 _REMEDIES_OF = {
     MESSAGES_URL: {"max_tokens": "give a whole number of at least 1"},
     RESPONSES_URL: {
@@ -113,7 +113,7 @@ def _near(name: str, url: str) -> str:
 
 
 def _in_words(text: str, path: str, url: str) -> tuple[str, str]:
-    """Return problem and remedy."""
+    """Return the problem and the remedy for msgspec's error `text`."""
     if of_type := _TYPE.fullmatch(text):
         wanted = [_WANT.get(word, word) for word in of_type["want"].split(" | ") if word != "null"]
         got = of_type["got"]
@@ -143,7 +143,7 @@ def _choices(path: str, url: str) -> list[str]:
     return [value for each in alternatives for value in typing.get_args(each)]
 
 
-#: Accepted and left out.
+#: Url -> fields that are accepted and left out.
 IGNORED: dict[str, frozenset[str]] = {
     CHAT_URL: frozenset((
         "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
@@ -153,7 +153,7 @@ IGNORED: dict[str, frozenset[str]] = {
         "access_programs", "context_management", "image", "prompt_cache_options",
         "prompt_cache_retention", "safety_identifier",
     )),
-    # How long a model thinks is set by its template and chat_template_kwargs.
+    # `thinking` has no effect: a model's template and chat_template_kwargs control its thinking.
     MESSAGES_URL: frozenset((
         "cache_control", "context_management", "diagnostics", "inference_geo", "service_tier",
         "speed", "thinking",
@@ -163,7 +163,7 @@ IGNORED: dict[str, frozenset[str]] = {
     )),
 }  # fmt: skip
 _FORGETS = "no conversation is kept here; give all of it in `input`"
-#: Refused unless they have a value without effect: that value, and the remedy.
+#: Url -> fields that are refused unless they have a value without effect: that value, the remedy.
 REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
     CHAT_URL: {
         "audio": (None, "answers are text here, never audio; remove it"),
@@ -202,12 +202,12 @@ _ONLY_OPENAI = {
 
 
 def known_names(url: str) -> set[str]:
-    """Return the field names of a body for `url`, with those that are left out."""
+    """Return the field names of a body for `url`, with those of IGNORED and REFUSED."""
     return field_names(url) | _ONLY_OPENAI[url]
 
 
 def drop_ignored(url: str, body: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the body without fields that vLLM lacks; raise RequestRejected for some of REFUSED."""
+    """Return the body without fields that vLLM does not have; refuse those in REFUSED."""
     theirs = _ONLY_OPENAI[url]
     if theirs.isdisjoint(body):
         return body

@@ -1,7 +1,7 @@
-"""Validates lines and bodies; errors name field and remedy.
+"""Checks lines and bodies; errors name the field and the remedy.
 
-A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the short form: a body at
-top level with an optional `custom_id`.
+A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}`, or the short form: the
+fields of a body with an optional `custom_id`.
 """
 
 import re
@@ -28,12 +28,14 @@ from contract.openai.fields import drop_ignored, explain
 from contract.openai.pooling import FORMS
 from contract.openai.structured import FIELDS, refuse_large
 
+#: Most characters of a custom_id.
 MAX_CUSTOM_ID = 512
-#: Fields of a batch line, after custom_id was removed.
+#: Fields of a batch line except custom_id.
 _BATCH_FIELDS = frozenset(("method", "url", "body"))
-#: msgspec's error for 16.0 where an int is expected; vLLM accepts it, and pandas writes it.
+#: Pattern of msgspec's error for a float where an int is expected. pandas writes 16.0 for 16, and
+#: vLLM accepts it.
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
-#: Fields with the request's content; an override must not replace one.
+#: Fields with the request's content, which a value for all lines must not replace.
 _CONTENT = frozenset(
     ("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one))
 )
@@ -44,8 +46,9 @@ _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 class Request(msgspec.Struct, frozen=True):
     """A valid request; `body` is JSON.
 
-    `limited`: it limits the tokens of its answer, or the answer has none. `ignored`: fields of the
-    line that were left out of `body`. `sequences`: how many the engine runs for it.
+    `limited`: whether the request limits the tokens of its answer, or the answer has no tokens.
+    `ignored`: fields of the line that were left out of `body`. `sequences`: number of sequences
+    that the engine runs for the request.
     """
 
     custom_id: str | None
@@ -59,7 +62,8 @@ class Request(msgspec.Struct, frozen=True):
 def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str, Any]:
     """Check the names, types and ranges of a body; return it without ignored fields.
 
-    Raises RequestRejected, naming the first bad field, after `where`, and its remedy.
+    Raises RequestRejected, which names the first bad field and the remedy. `where` precedes the
+    field's name.
     """
     if url not in BODY_TYPES:
         raise _unknown_url(url)
@@ -86,7 +90,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
-    """Refuse a request for a stream; return the body without nulls of its fields."""
+    """Refuse a body that asks for a stream; return it without null fields about streams."""
     for name in _STREAM_FIELDS:
         value = body.get(name)
         if value is not None and not (name == "stream" and value is False):
@@ -109,7 +113,7 @@ def _custom_id(value: object) -> str | None:
 
 
 def infer_url(body: dict[str, Any]) -> str:
-    """Return the endpoint of a body without a url."""
+    """Return the url for a body in the short form."""
     if "messages" in body:
         return CHAT_URL
     if "prompt" in body:
@@ -122,7 +126,7 @@ def infer_url(body: dict[str, Any]) -> str:
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A usual OpenAI batch line."""
+    """An OpenAI batch line with usual fields."""
 
     url: str
     body: msgspec.Raw
@@ -132,15 +136,15 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
-#: Getters of a body's token limits: one value, or two where a url has two names for it.
+#: Url -> getter of a body's token limit; it returns two values if the url has two names for it.
 _limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
 
 
 class _Rare:
-    """Fields of a url's bodies that need a check of their content; most bodies have none.
+    """Fields of a url's bodies whose content must be checked; most bodies have none of them.
 
-    They are constraints, or determine the number of sequences. `text` is the usual field of the
-    latter, '' if none; as a plain text it is one sequence.
+    `constraints` are checked by structured.py; `counted` determine the number of sequences. `text`
+    is the usual one of the counted fields, '' for none; if its value is a text, it is one sequence.
     """
 
     def __init__(self, url: str) -> None:
@@ -159,14 +163,14 @@ class _Rare:
 
 
 _rare_of = {url: _Rare(url) for url in BODY_TYPES}
-#: Bytes of a line above which `_any_line` decodes it: it counts the values first.
+#: Most bytes of a line for `_plain_line`; `_any_line` counts the values before it decodes.
 _SHORT = 65_536
 
 
 def _plain_line(raw: bytes) -> Request | None:
-    """Return the request of a usual valid batch line without decoding its body.
+    """Return the request of a valid batch line with usual fields, without encoding its body again.
 
-    None for any other line, which `_any_line` accepts or refuses.
+    Returns None for any other line; `_any_line` then accepts or refuses it.
     """
     if len(raw) > _SHORT or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
         return None
@@ -208,7 +212,7 @@ def _check_rare(body: Any, rare: _Rare) -> int:
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
     """Return the checked request of a line; `overrides` replace fields of its body.
 
-    Raises RequestRejected without line number; its `custom_id` is the line's, if usable.
+    Raises RequestRejected without a line number; it has the line's custom_id if that is valid.
     """
     plain = None if overrides else _plain_line(raw)
     return plain or _any_line(raw, overrides or {})
@@ -233,7 +237,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
 
 
 def _refuse_second_content(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
-    """Refuse content given both in the line and for all lines."""
+    """Refuse content that is given both in the line and for all lines."""
     for name in _CONTENT.intersection(overrides):
         if overrides[name] is not None and body.get(name) is not None:
             problem = "is in the line, and given for all lines as well; leave one out"
@@ -270,13 +274,13 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
 
 
 def _kind(value: object) -> str:
-    """Return the name of a JSON value's type; the value may be too large or too deep to print."""
+    """Return a JSON value's type in words; the value may be too large or deep to print."""
     kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number",
              str: "a text", list: "a list", dict: "an object"}  # fmt: skip
     return kinds[type(value)]
 
 
 def _unknown_url(url: object) -> RequestRejected:
-    # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
+    # repr() of a deep list would exceed Python's recursion limit.
     text = f"{printable(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
     return bad_field("url", f"{text}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")

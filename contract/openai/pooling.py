@@ -1,7 +1,7 @@
-"""Body types of the endpoints of pooling models: embeddings, scores, rerankings.
+"""Defines the body types of pooling models' endpoints: embeddings, scores, rerankings.
 
-Field names are vLLM's, as in body.py. A body has the fields of all of vLLM's forms of it; FORMS has
-the fields of each form.
+Field names are vLLM's, as explained in body.py. vLLM accepts several forms of one body, for example
+`input` or `messages`. A body type here has the fields of all forms; FORMS has those of each form.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from contract.openai.amounts import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
 
-#: Largest token id or count: engines use 32-bit numbers.
+#: Largest token id or count; engines use 32-bit numbers.
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -19,11 +19,12 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 JsonObject = dict[str, Any]
-#: Bounded because vLLM searches for them in each step, or tokenizes them, on its main loop.
+#: Types of stop texts and bad words. They are bounded, because vLLM searches for stop texts in each
+#: step and tokenizes bad words, both on its main loop.
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopTexts = Annotated[list[StopText], Meta(max_length=128)]
 BadWords = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
-#: Lists of token ids; AllowedTokens may have most of a vocabulary.
+#: Types of lists of token ids; AllowedTokens may have most tokens of a vocabulary.
 FewTokens = Annotated[list[NonNegative], Meta(max_length=1024)]
 AllowedTokens = Annotated[list[NonNegative], Meta(max_length=65_536)]
 Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
@@ -117,7 +118,7 @@ POOLING_TYPES: dict[str, type[Struct]] = {
     **dict.fromkeys(SCORE_URLS, ScoreBody),
     **dict.fromkeys(RERANK_URLS, RerankBody),
 }
-#: Sets of fields of which a body must have one.
+#: Body type -> its forms; a body must have all fields of one form.
 FORMS: dict[type[Struct], tuple[tuple[str, ...], ...]] = {
     EmbeddingBody: (("input",), ("messages",)),
     ScoreBody: (

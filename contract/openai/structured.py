@@ -1,9 +1,9 @@
-"""Bounds constraints of an answer: JSON schemas, regexes, choices, grammars and tools.
+"""Bounds the constraints of an answer: JSON schemas, regexes, choices, grammars and tools.
 
-An engine compiles them to an automaton, in a time that grows faster than their size. The worker
-limits that time (worker/engine/vllm/grammars.py); these bounds refuse the largest before they are
-queued. At each bound alone a constraint takes xgrammar at most a second
-(docs/reference/requests.md). OpenAI's own are 1,000 values and 120,000 characters.
+An engine compiles a constraint to an automaton, in a time that grows faster than the constraint's
+size. The worker limits that time (worker/engine/vllm/grammars.py); this module refuses the largest
+constraints before they are queued. A constraint that reaches one of the limits takes xgrammar at
+most a second (docs/reference/requests.md). OpenAI's limits are 1,000 values and 120,000 characters.
 """
 
 import re
@@ -14,36 +14,43 @@ import orjson
 
 from contract.errors import bad_field
 
-#: Fields of all bodies that have constraints.
+#: Fields with constraints, of all bodies.
 FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
-#: Most characters of one constraint, as JSON in UTF-8; of all tools in total four times as many.
+#: Most bytes of one constraint, as JSON; all tools may have four times as many.
 MAX_CHARACTERS = 131_072
-#: Most in one schema, over all its levels.
+#: Most properties of one schema, on all its levels.
 MAX_PROPERTIES = 1000
+#: Most values in the enums and choices of one schema, on all its levels.
 MAX_VALUES = 2000
+#: Most alternatives of one schema, on all its levels.
 MAX_BRANCHES = 500
 #: Most levels of JSON; a level of a schema takes two or three.
 MAX_LEVELS = 100
-#: Most repetitions of one pattern (`(a{0,10}){5}` has 50), and of all patterns of a schema.
+#: Most repetitions of one pattern; `(a{0,10}){5}` has 50.
 MAX_REPETITIONS = 1000
+#: Most repetitions of all patterns of one schema.
 MAX_ALL_REPETITIONS = 10_000
 
+#: Fields of schemas whose lists are alternatives.
 _BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items", "structures", "tags"))
+#: Fields that may have a schema as JSON in a text.
 _AS_TEXT = ("json", "structural_tag")
+#: Fields of schemas whose entries are properties.
 _PROPERTIES = frozenset(("properties", "patternProperties", "dependentSchemas"))
-#: Parts of a pattern: an escape, a class, a group's start or end, a repetition, or one character.
+#: Pattern of one part of a regex: an escape, a class, a group's start or end, a repetition, or one
+#: character.
 _PART = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|(?P<open>\()|(?P<close>\))"
     r"|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]*))?\}|.",
     re.DOTALL,
 )
 
-#: Larger numbers count as this one.
+#: Number that stands for any larger one.
 _MANY = 10**12
 
 
 def refuse_large(name: str, value: Any, where: str) -> None:
-    """Raise RequestRejected, naming the limit, for too large a value of one of FIELDS.
+    """Raise RequestRejected if the value of one of FIELDS exceeds a limit.
 
     `where` precedes the field's name in errors.
     """
@@ -94,7 +101,7 @@ _MOST = {
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
-    """Yield level, key and value of all fields, also of JSON in texts."""
+    """Yield level, key and value of all fields, including those of JSON in texts."""
     left = [(0, value)]
     while left:
         level, each = left.pop()
@@ -141,7 +148,7 @@ def _repetitions(key: str, pattern: str) -> int:
 
 
 def repetitions(pattern: str) -> int:
-    """Return how many parts a regex or grammar has with its counted repetitions expanded."""
+    """Return the number of repeated parts that a regex or grammar has when it is expanded."""
     if "{" not in pattern:
         return 0
     groups, last = [0], 0

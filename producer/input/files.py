@@ -35,8 +35,8 @@ UNFINISHED = ".part"
 #: Bytes of the smallest upload part (S3 requires 5 MiB), and most upload parts in flight, which are
 #: in memory.
 _PART_BYTES, _PARTS_IN_FLIGHT = 8 * 2**20, 2
-#: Most upload parts for the expected size. S3 allows 10,000; the others are for a table of results,
-#: which has the texts twice and may be larger than its lines.
+#: Most upload parts for the expected size, half of those that S3 allows: a table of results has the
+#: texts twice, and may be larger than the lines from which its size is expected.
 _MOST_PARTS, _MIB = 5_000, 2**20
 #: Error numbers of a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)

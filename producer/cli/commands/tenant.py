@@ -15,7 +15,7 @@ from producer.cli.progress import tell
 from producer.cli.show import columns, put_json, put_json_list
 from producer.input.options import check_name
 
-#: Range of weights in which Redis's counters keep their precision.
+#: Range of weights; within it the counters in Redis are precise.
 _WEIGHTS = click.FloatRange(0.001, 1000)
 _name = click.argument("name", metavar="TENANT")
 

@@ -21,7 +21,7 @@ from producer.queue_workers import QueueWorkers
 
 Entry = dict[str, str]
 
-#: Seconds to wait for text before the result is looked for.
+#: Seconds to wait for text before the next check for the result.
 POLL_S = 1.0
 #: Seconds between two lines about the workers while no text arrives.
 TELL_EVERY_S = 30.0

@@ -42,6 +42,6 @@ def problem(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Find
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names of a list, separated by commas, and the number of the others."""
+    """Return the first names of a list, separated by commas, and the number of further names."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

@@ -23,7 +23,7 @@ from producer.input.tables.cells import BadCell, duration_of, json_of, key_of
 
 #: Bytes of a column that are read at a time; without it, Arrow reads all columns of a row group.
 _BUFFER = 2**20
-#: First bytes of an Arrow file; an Arrow stream has others.
+#: First bytes of an Arrow file; an Arrow stream begins differently.
 _ARROW_FILE = b"ARROW1"
 #: Bits of a float -> its format for `struct`, and the numbers of digits to try.
 _SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
