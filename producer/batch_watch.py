@@ -1,6 +1,6 @@
 """Detects that a batch was deleted or replaced, or that Redis has lost writes to it.
 
-It also has the errors of submits, and their wait for a full Redis.
+It also creates the errors of submits, and waits for them while Redis is full.
 """
 
 import threading
@@ -21,7 +21,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
 class BatchChanged(WarmqError):
-    """A batch was deleted, replaced, retried or set back while it was read or followed."""
+    """A batch was deleted, replaced, retried or reset while it was read or followed."""
 
     code = "batch_changed"
 

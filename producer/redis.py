@@ -97,7 +97,8 @@ WORKER_COMMANDS = _commands("""
 ANSWER_S = 5.0
 #: Key names that match the patterns of the keys that Celery writes.
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
-#: Errors of Redis 6.2 and later, and Valkey, for a forbidden command, key or channel in a script.
+#: Pattern of the errors of Redis 6.2 and later, and of Valkey, for a command, key or channel that
+#: the user of a script may not use.
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)
 
 
@@ -180,7 +181,8 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
         return None
     batch_ids: list[str] = []
     if kind == "file":
-        Due.using(redis).add("file", object_id, CONTENT_MS)  # before the record
+        # This comes first, so that the content does not stay if the next call fails.
+        Due.using(redis).add("file", object_id, CONTENT_MS)
     else:
         stored = objects.get(kind, owner, object_id)
         record = orjson.loads(stored.document) if stored else {}

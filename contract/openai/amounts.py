@@ -1,4 +1,4 @@
-"""Counts a request's sequences, and bounds the number of its parts.
+"""Counts a request's sequences (`n` × prompts), and bounds the number of its parts.
 
 The engine reads the parts of a conversation in 40 µs each, on the loop that also renews leases and
 returns answers: 100,000 parts stop this loop for 4 s. So a body with more parts than any client

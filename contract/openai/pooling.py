@@ -93,7 +93,7 @@ class Scoring(Pooling, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScoreBody(Scoring, forbid_unknown_fields=True, kw_only=True):
-    """Body of `/v1/score`: two sides, in one of vLLM's spellings."""
+    """Body of `/v1/score`: two sides to compare, in one of the forms in FORMS."""
 
     queries: ScoredList | None = None
     items: ScoredList | None = None

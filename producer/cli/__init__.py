@@ -1,1 +1,1 @@
-"""The `producer` command."""
+"""Implements the `producer` command."""

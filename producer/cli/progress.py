@@ -33,7 +33,7 @@ _STOPPED_S = 10.0
 def tell(text: str) -> None:
     """Print a message on stderr, if that is open."""
     if sys.stderr is not None:  # without stderr, print() would use stdout
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place for it
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the only print()
 
 
 def counted(number: int, noun: str) -> str:

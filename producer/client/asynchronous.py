@@ -112,18 +112,18 @@ class AsyncBatch:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The batch's id."""
         return self._batch.id
 
     def __repr__(self) -> str:
         return f"AsyncBatch({self.id!r})"
 
     async def status(self) -> BatchStatus:
-        """Return its current state."""
+        """Return the batch's current state."""
         return await asyncio.to_thread(self._batch.status)
 
     async def wait(self, timeout: float | None = None) -> BatchStatus:  # noqa: ASYNC109 - as Batch's
-        """Wait for its end; return its last state. Raises TimeoutError as `Batch.wait` does."""
+        """Wait for the batch's end; return its last state. Raises TimeoutError."""
         thread = _Thread()
         return await thread.result(self._batch._wait, timeout, thread.sleep)
 

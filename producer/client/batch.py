@@ -155,7 +155,7 @@ class Batch:
     """One batch. Its methods read Redis.
 
     They raise StoreUnavailable if Redis cannot be used, and BatchChanged if the batch was deleted
-    or submitted anew meanwhile.
+    or submitted again meanwhile.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """Its id, by which `Client.batch` finds it from any program."""
+        """The batch's id, by which `Client.batch` of any program finds the batch."""
         return self._first.id
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
 
     def status(self) -> BatchStatus:
-        """Return its current state."""
+        """Return the batch's current state."""
         with add_remedies():
             return _status_of(self._state())
 

@@ -1,4 +1,4 @@
-"""Checks of a submit's options, made before the input is read."""
+"""Checks a submit's options before the input is read."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from contract.errors import WarmqError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-#: Fields that are each a whole request.
+#: Fields that are each the content of a request; a request has one of them.
 WHOLE_REQUESTS = frozenset({"prompt", "messages", "input"})
 
 

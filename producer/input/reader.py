@@ -214,7 +214,7 @@ class LineStream:
         if self._at >= len(self._line):
             self._line, self._at = next(self._lines, b""), 0
         start, self._at = self._at, self._at + limit
-        return self._line[start : self._at]  # not a copy if it is the whole line
+        return self._line[start : self._at]  # Python does not copy a whole line
 
 
 Lines = io.BufferedIOBase | LineStream

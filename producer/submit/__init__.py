@@ -1,1 +1,1 @@
-"""Queues the lines of a source as one batch, in an order of its choice; plans it before."""
+"""Queues the lines of a source as one batch; can estimate and order them first."""

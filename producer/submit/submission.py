@@ -129,7 +129,8 @@ class Submission:
         fields: dict[str, str | int] = {
             "model": self.model,
             "queue": self.queue,
-            "input": input_name.encode(errors="replace").decode(),  # any bytes
+            # The name of a file may be any bytes.
+            "input": input_name.encode(errors="replace").decode(),
             "options": self.options,
             "tenant": self.tenant,
             "list": self._new_list,

@@ -109,7 +109,7 @@ class Submitter:
             BatchConflict: a chunk differs from the one that was submitted before.
             BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost chunks, to
                 be submitted again.
-            InputUnreadable: for damaged input; the batch stays open.
+            InputUnreadable: the input is damaged; the batch stays open.
             StoreUnavailable: the batch stays open.
             WriteFailed: the disk cannot hold a planned batch's messages.
         """
@@ -263,7 +263,7 @@ class Submitter:
 
         Raises:
             BatchConflict: the batch has more lines than this file.
-            BatchChanged: as `run` does.
+            BatchChanged: the batch was deleted; WritesLost if Redis has lost chunks of it.
         """
         summary = self._summary
         batch = self.store.batch(self._id)

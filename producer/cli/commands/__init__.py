@@ -1,1 +1,1 @@
-"""The commands, a file each; main.py imports the one that runs."""
+"""Has a module for each command; main.py imports the one that runs."""

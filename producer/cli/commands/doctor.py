@@ -42,9 +42,9 @@ _REFUSED = re.compile(r"run the '([^']+)' command")
 def command(*, worker: bool, as_json: bool) -> Exit:
     """Check Redis, workers, queues, disk and settings, and name what stops the work.
 
-    Nothing is changed. Each line begins with `ok`, with `--` for what you may want
-    to change, or with `!!` for what stops the work; the remedy follows the colon.
-    Exit status: 0; 1 if there is a `!!`; 3 if Redis cannot be used.
+    The command changes nothing. Each line begins with `ok`, with `--` if you may want
+    to change something, or with `!!` if something stops the work; the remedy follows
+    the colon. Exit status: 0; 1 if there is a `!!`; 3 if Redis cannot be used.
     """
     findings = []
     for finding in _examine(worker=worker):

@@ -48,8 +48,9 @@ def command(
 ) -> Exit:
     """Estimate the tokens, Redis memory and time that FILE takes. Queues nothing.
 
-    FILE is read as submit reads it, with the same --model and --set. The time follows
-    from the rate of the queue's workers in the last minutes in which they had work.
+    FILE is read in the same way as by `producer submit`; give the same --model and
+    --set. The time is computed from the rate of the queue's workers in the last
+    minutes in which they had work.
     Exit status: 0; 1 if some lines are bad; 2 if all are.
     """
     if tokenizer and estimate:

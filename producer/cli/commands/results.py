@@ -41,12 +41,12 @@ def command(
 
     A file appears when it is complete, and replaces only an unchanged earlier
     collection of the batch, unless you give --force. A finished batch gives exactly
-    one line for each request; if it is deleted, submitted anew or retried meanwhile,
+    one line for each request; if it is deleted, submitted again or retried meanwhile,
     the exit status is 2 and no file appears. OUT and ERR may be objects in a bucket
     (s3://, gs://, az://), and tables (.parquet).
 
-    With --json: the places and numbers of results, on stdout, or on stderr if the
-    results themselves go to stdout.
+    With --json, the names of the files and the numbers of results are printed on
+    stdout, or on stderr if the results themselves go to stdout.
     """
     check_outputs(output, errors, force=force)
     store, batch = context.store, context.batch(batch_id)

@@ -57,16 +57,16 @@ def command(
 ) -> Exit:
     """Answer FILE into OUT, window by window, in the order of FILE.
 
-    For files larger than Redis, which holds two windows at a time, and smaller ones
-    where it is full. OUT grows as windows end; with --order prefix FILE is read whole
-    first, and OUT is sorted into FILE's order at the end. After an interruption, a
-    crash or a full disk the same command goes on where OUT ends; OUT.progress records
-    where that is. FILE, OUT and ERR are different files, and an existing OUT or ERR
-    that `run` did not write is refused.
+    FILE may be larger than Redis's memory: Redis has two windows at a time, each a
+    part of FILE, and smaller windows if it is full. OUT grows as windows end. With
+    --order prefix, FILE is read to its end first, and OUT is sorted into FILE's order
+    at the end. After an interruption, a crash or a full disk, the same command
+    continues where OUT ends; OUT.progress records that place. FILE, OUT and ERR must
+    be different files; an existing OUT or ERR that `run` did not write is refused.
 
-    FILE may be a table, as for submit. OUT and ERR may be in a bucket, or end with
-    .parquet: then a file OUT.lines grows instead (for a bucket, in this folder), and
-    OUT appears at the end.
+    FILE may be a table; see `producer submit`. OUT and ERR may be in a bucket, or end
+    with .parquet: then a file OUT.lines grows instead (for a bucket, in this folder),
+    and OUT appears at the end.
     """
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")

@@ -60,17 +60,18 @@ def command(
 ) -> Exit:
     """Queue every line of FILE as one batch.
 
-    FILE is JSON lines, also as .gz or .zst; `-` is standard input. A line is an
-    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}. Or FILE
-    is a table (.parquet, .arrow, .csv) or a data set's folder, with --map. OUT may be
-    .parquet. Both may be in a bucket: s3://, gs://, az://, https:// for FILE.
+    FILE has JSON lines, and may be compressed (.gz, .zst); `-` is standard input. A
+    line is an OpenAI batch line or has the short form {"prompt": ...} or
+    {"messages": ...}. FILE may also be a table (.parquet, .arrow, .csv) or the folder
+    of a data set; see --map. OUT may be a table (.parquet). FILE and OUT may be in a
+    bucket (s3://, gs://, az://), FILE also at https://.
 
     The batch id is printed before the first line is read. A bad line becomes an
-    error result, the other lines run. After an interruption the same command with the
-    printed --batch-id goes on where it stopped; no request runs twice. If Redis loses
-    its last writes meanwhile (a failover), this command queues them again.
+    error result; the other lines run. After an interruption, the same command with
+    the printed --batch-id continues; no request runs twice. If Redis loses its last
+    writes meanwhile (a failover), this command queues the lost requests again.
 
-    With --json: first {"id"}, and the batch's state at the end.
+    With --json, {"id": ...} is printed first, and the batch's state at the end.
     """
     name = batch_id or new_batch_id()
     until = parse_deadline(deadline)

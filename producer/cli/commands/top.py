@@ -37,7 +37,7 @@ _RATES = ("prompt_tokens", "completion_tokens", "completed", "other")
 def command(context: Context, *, once: bool) -> None:
     """Show the fleet live: tokens/s, slots, waiting requests, workers, batches.
 
-    Ctrl-C ends it. `producer serve` has the same as a page, at /ui.
+    End it with Ctrl-C. The page /ui of `producer serve` shows the same.
     """
     fleet, console = _Fleet(context), Console()
     if once or not sys.stdout.isatty():

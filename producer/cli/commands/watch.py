@@ -38,8 +38,9 @@ def command(
 ) -> Exit:
     """Follow a batch to its end: done and failed, rate, tokens/s, time left.
 
-    With --request and --stream: print the text of one request while the model writes
-    it, of its first choice; with --json all choices, a JSON line for each piece.
+    With --request and --stream, print one request's text while the model writes it:
+    the text of its first choice or, with --json, all choices, with a JSON line for
+    each piece.
     """
     if stream != (custom_id is not None):
         raise click.UsageError("give both --stream and --request, or neither")

@@ -105,7 +105,7 @@ class RowMapping:
     body, `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat; the
     messages are in the order of `pairs`. With `input` alone the request is an embedding.
 
-    Raises BadOption, naming the field or the missing column.
+    Raises BadOption, which names the field or the missing column.
     """
 
     def __init__(self, pairs: Mapping[str, str], columns: Sequence[str] | None = None) -> None:
@@ -172,7 +172,7 @@ class RowMapping:
 
 
 def _same_names(columns: Sequence[str]) -> dict[str, str]:
-    """Map each column to the field of its name."""
+    """Return a mapping of each column to the field of the same name."""
     fields = _body_fields().union(_LINE_FIELDS)
     unknown = [column for column in columns if column not in fields]
     if unknown or not columns:

@@ -2,10 +2,10 @@
 
 Each request is written as one text, in the order in which chat templates render it: the head
 (model, template, tools), the system message, the turns. A key stands for the text up to one
-position, its depth. A shared prefix may end anywhere, so depths are 64 bytes apart, and further
-into a message an eighth of the bytes before them. Each message begins with 64 bytes again, so that
-a short document after a long system message is found too. Depths depend only on the text before
-them: texts that share a prefix have its keys in common.
+position, its depth. A shared prefix may end anywhere, so there are many depths: 64 bytes apart at
+the start of each message, later as far apart as an eighth of the message so far. They begin again
+with each message, so that a short document after a long system message is found too. A depth
+depends only on the text before it: texts that share a prefix have its keys in common.
 """
 
 import hashlib
