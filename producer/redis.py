@@ -85,7 +85,7 @@ PRODUCER_COMMANDS = _commands("""
     zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrevrange {key} 0 0; zscore {key} m;
     publish {key} v; del {key}; unlink {key}
 """)
-#: Commands that only a worker runs, without those that a script cannot run.
+#: Commands that a worker runs in addition, except those that a script cannot run.
 WORKER_COMMANDS = _commands("""
     set {key} 1; incrby {key} 1; rename {key} {key};
     hkeys {key}; hrandfield {key} 1; ltrim {key} 0 0;

@@ -22,7 +22,7 @@ from contract.version import version
 from producer.heap import keep_free_memory
 from producer.remedies import with_remedy
 
-#: Exit statuses of errors; docs/reference/command-line.md lists them.
+#: Exit statuses for wrong usage or input, for an unreachable Redis, for Ctrl-C and for SIGTERM.
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 #: Exit status of an internal error (EX_SOFTWARE in sysexits.h), which differs from failed requests.
 INTERNAL_ERROR = 70

@@ -48,7 +48,7 @@ class SubmitOptions(TypedDict, total=False):
     fields: body fields of every request. Example: `{"max_tokens": 256}`.
     priority: 0 (most urgent) to 9, in steps of 3. Default: 6.
     tenant: tenant of the requests.
-    turn: `fair` takes turns with the tenant's other batches, `fifo` waits for its earlier ones.
+    turn: `fair` takes turns with the tenant's other batches, `fifo` waits for earlier `fifo` ones.
     deadline: when unfinished requests expire: a time, or a duration from the batch's creation.
     dedupe: run requests with the same body once, if their temperature is 0. `once` is its old name.
     order: `prefix` groups requests with a common beginning, `auto` does so if that saves prompt

@@ -43,7 +43,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class OutputUnwritable(WarmqError):
-    """An output cannot be written. The error's fact `why` has the disk's or bucket's own text."""
+    """An output cannot be written. `facts["why"]` is the error text of the disk or bucket."""
 
     code = "output_unwritable"
 
@@ -183,7 +183,7 @@ class AtomicFile(_Output):
                 return
         except FileExistsError:
             if filecmp.cmp(complete, self.path, shallow=False):
-                return  # by an earlier commit of the same content that was killed
+                return  # an earlier commit of this content was killed after it had linked the file
             raise _conflict(self.path) from None
         complete.replace(self.path)
 

@@ -13,7 +13,7 @@ from producer.redis import TenantUsage, missing_permissions
 OLDEST_SERVER = (6, 2)
 #: Most seconds by which two clocks that agree may differ.
 CLOCK_S = 5.0
-#: Share of a tenant's limit for records above which their memory is remarked.
+#: Share of a tenant's limit for records above which a remark is printed.
 RECORDS_HIGH = 0.8
 #: Fields of INFO about the last write to disk, and the file that each is about.
 _LAST_WRITES = {

@@ -23,7 +23,7 @@ JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
 _TIMES = (dt.datetime, dt.date, dt.time)
 #: Pattern of 20 digits in a row: only JSON with them can have an integer of more than 64 bits.
 _MANY_DIGITS = re.compile(r"\d{20}")
-#: Names of pandas' types of missing values. Types are compared, because NA cannot be.
+#: Names of pandas' types of missing values. The types are compared, because NA == value fails.
 _MISSING = ("NAType", "NaTType")
 
 
