@@ -1,4 +1,4 @@
-"""The Starlette application: routes, middleware, and errors."""
+"""Builds the Starlette application: its routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ from gateway.webhooks.delivering import delivering
 log = logging.getLogger(__name__)
 
 
-#: Headers that identify a request. Of two values, a proxy and this gateway may use different ones.
+#: Headers that a request may not send with two values: a proxy and this gateway might each use
+#: another one.
 _ONCE = frozenset((
     b"authorization", b"x-api-key", b"host", b"origin", b"idempotency-key", b"sec-fetch-site",
 ))  # fmt: skip
 
 
 def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return the error of a request that has such a header twice with different values."""
+    """Return the error for a request that has one of these headers with two values, or None."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _ONCE and found.setdefault(name, value) != value:
@@ -70,9 +71,9 @@ def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
 
 
 class RequestContext:
-    """Sets a request's id, headers by name and caller in its scope, and later its status.
+    """Puts a request's id, headers, caller and, later, its status into its scope.
 
-    Each response has the request's id. Lifespan events skip the inner middleware.
+    Every response gets the request's id. Lifespan events skip the inner middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -105,14 +106,14 @@ class RequestContext:
             return
         try:
             await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # uvicorn's timeout at a stop is over
+        except asyncio.CancelledError:  # the gateway stops, and uvicorn waits no longer
             if "warmq.status" in scope:
                 raise
             await send_error(scope, receive, send_with_id, gateway_stops(close=True))
         except Exception as error:
-            # Starlette would answer and raise it again: then uvicorn closes the connection without
-            # telling the client, whose next request on it fails. A response that has begun must be
-            # cut off like this, so that its client notices.
+            # Starlette would answer and raise the error again: then uvicorn closes the connection
+            # without notice, and the client's next request on it fails. Only a response that has
+            # begun is closed like this: its client must notice that it is not complete.
             if "warmq.status" in scope:
                 raise
             response = await _of_error(Request(scope), error)
@@ -161,11 +162,11 @@ async def _of_error(request: Request, error: Exception) -> Response:
 
 
 async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # the client has closed the connection
 
 
-#: Coroutines all: Starlette runs a plain function in a thread, and a gateway that stops may have no
-#: thread or time left.
+#: The handler of each kind of error. All are coroutines: Starlette runs plain functions in threads,
+#: and a gateway that stops may have no thread or time left.
 HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
     HTTPException: _of_http,
     ApiError: _of_error,
@@ -177,14 +178,14 @@ HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
 
 def routes() -> list[Route]:
     return [
-        *live.routes(),  # routes are tried in this order, and these are asked for most
+        *live.routes(),  # first: routes are tried in order, and these get most requests
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
         *metrics.routes(),
         *description.routes(),
         *anthropic.routes(),
-        *batches.routes(),  # before those of files/, which take any id
+        *batches.routes(),  # before those of files, which match any id
         *files.routes(),
         *dashboard.routes(),
     ]
@@ -206,7 +207,7 @@ def build(services: Services) -> Starlette:
         await services.close_async()
 
     app = Starlette(routes=served, lifespan=lifespan, exception_handlers=HANDLERS)
-    app.router.redirect_slashes = False  # a path with one more slash is another path
+    app.router.redirect_slashes = False  # a path with a trailing slash is another path
     # The middleware that is added last is called first.
     renewals = Renewals.using(services.batches)
     app.add_middleware(Idempotency, store=services.tries, renewals=renewals)

@@ -1,4 +1,4 @@
-"""Authenticates callers by API key, or without any keys only programs on this machine."""
+"""Authenticates callers by API key; if no keys exist, accepts only this machine's programs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 #: Paths that need no key: health checks, metrics, and the API's description.
 OPEN = frozenset(("/health", "/ready", "/version", "/metrics", "/openapi.json"))
-#: Age in seconds from which a cached key is looked up again in the background, and from which a
-#: request waits for it: a revocation must act within a second in every gateway.
+#: Seconds after which a cached key is looked up again in the background, and seconds after which a
+#: request waits for that. A revoked key must stop working within a second in every gateway.
 FRESH_S, LAST_S = 0.4, 0.9
-#: Most cached keys. Wrong keys are not cached: there may be any number of them.
+#: Largest number of cached keys. Wrong keys are not cached: there may be any number of them.
 MOST_KEYS = 10_000
 
-#: Headers that proxies, balancers and networks in front of servers add, by name ...
+#: Names of headers that proxies, load balancers and networks add to requests.
 _OF_PROXIES = frozenset((
     b"forwarded", b"via", b"x-real-ip", b"true-client-ip", b"x-client-ip", b"client-ip",
     b"x-cluster-client-ip", b"fastly-client-ip", b"x-remote-ip", b"x-remote-addr", b"x-real-port",
@@ -38,7 +38,7 @@ _OF_PROXIES = frozenset((
     b"x-varnish", b"x-http-forwarded-for", b"cdn-loop", b"front-end-https", b"x-url-scheme",
     b"x-script-name",
 ))  # fmt: skip
-#: ... and by how their names begin.
+#: Prefixes of the names of further headers that they add.
 _OF_PROXIES_BEGIN = (
     b"x-forwarded", b"x-original-", b"cf-", b"x-envoy-", b"x-azure-", b"x-arr-", b"x-amz-cf-",
     b"fly-", b"x-vercel-", b"x-goog-iap", b"x-appengine-", b"x-proxy-", b"tailscale-", b"x-nginx-",
@@ -52,7 +52,7 @@ Headers = Mapping[bytes, bytes]
 
 
 class KeyMissing(WarmqError):
-    """Without API keys the gateway would be open to the network."""
+    """Raised at the start: without API keys the gateway would be open to the network."""
 
     code = "no_keys"
 
@@ -76,7 +76,7 @@ def check_address(host: str, keys: ApiKeys) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or name is of this machine alone."""
+    """Return whether an address or name belongs to this machine only."""
     if _local_name(host.strip("[]")):
         return True
     try:
@@ -98,16 +98,20 @@ class WrongKey(ApiError):
 
 
 class CallerCache:
-    """Callers by the digests of their keys: looked up in combined calls, cached for a second."""
+    """Finds the callers of keys in combined calls to Redis, and caches them for a second."""
 
     def __init__(self, lookup: KeyLookup) -> None:
         self._lookup = CallCombiner(lookup.find)
         self._known: dict[str, tuple[float, Caller | None]] = {}
-        self._no_keys: tuple[float, Caller | None] | None = None  # when Redis had none
+        self._no_keys: tuple[float, Caller | None] | None = None  # set if Redis had no keys
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
 
     async def of(self, digest: str) -> Caller | None:
-        """Return a digest's caller ('' : no key sent), None if no keys exist; raise WrongKey."""
+        """Return the caller of a key, None if no keys exist; `digest` is '' if none was sent.
+
+        Raises:
+            WrongKey: The key is unknown, revoked or missing.
+        """
         known = self._known.get(digest) or self._no_keys
         age_s = time.monotonic() - known[0] if known else LAST_S
         if known and age_s < FRESH_S:
@@ -124,7 +128,7 @@ class CallerCache:
     def _asked(self, digest: str, task: asyncio.Task[Caller | None]) -> None:
         del self._asking[digest]
         if not task.cancelled():
-            task.exception()  # else asyncio logs it if no request waits for it
+            task.exception()  # marks the error as read: asyncio logs one that no request waits for
 
     async def _ask(self, digest: str) -> Caller | None:
         began = time.monotonic()
@@ -143,7 +147,7 @@ class CallerCache:
 
 
 class Auth:
-    """Sets scope["warmq.caller"] and the digest of its key, or answers 401."""
+    """Puts the caller and its key's digest into the scope, or answers 401."""
 
     def __init__(self, app: ASGIApp, lookup: KeyLookup, sessions: Sessions, host: str) -> None:
         self._app = app
@@ -178,7 +182,7 @@ class Auth:
     async def _digest(self, path: str, headers: Headers) -> str:
         """Return the digest of a request's key, or ''.
 
-        Only the page takes a cookie: browsers send it by themselves, also for other sites' pages.
+        Only the page accepts a cookie: browsers also send it with requests of other sites' pages.
         """
         if is_page(path):
             token = token_in(headers)
@@ -187,10 +191,10 @@ class Auth:
         return digest_of(key) if key else ""
 
     def _check_without_keys(self, scope: Scope, headers: Headers) -> None:
-        """Raise WrongKey unless a program on this machine asks, and not another site's page.
+        """Raise WrongKey unless a request comes from a program on this machine.
 
-        Such a page can send requests to this machine, and read the answers if its own name resolves
-        to it (DNS rebinding).
+        A browser's request for another site's page is refused. Such a page can send requests to
+        this machine, and read the answers if its own name resolves to this machine (DNS rebinding).
         """
         client = scope.get("client")
         local = self._loopback and client is not None and is_loopback(client[0])
@@ -219,24 +223,24 @@ def _not_local(why: str) -> WrongKey:
 
 @lru_cache(maxsize=64)  # a client sends the same headers each time
 def _of_a_proxy(names: tuple[bytes, ...]) -> str:
-    """Return the first of these headers that a proxy adds, or ''."""
+    """Return the name of the first of these headers that a proxy adds, or ''."""
     known = (name for name in names if name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN))
     return next(known, b"").decode("latin-1")
 
 
 def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
-    """Return what shows that a request came through a proxy, a header or HTTP/1.0; or ''.
+    """Return the sign of a proxy in a request: a header's name, HTTP/1.0 or HTTP/0.9; or ''.
 
-    nginx before 1.29.7 sends HTTP/1.0 unless it is configured.
+    nginx before 1.29.7 sends HTTP/1.0 unless it is configured otherwise.
     """
     old = f"HTTP/{http_version}" if http_version in ("1.0", "0.9") else ""
     return _of_a_proxy(tuple(headers)) or old
 
 
 def _from_another_site(scope: Scope, headers: Headers) -> bool:
-    """Return whether a browser sends a request without Origin for another site's page.
+    """Return whether a browser sends this request, without Origin, for another site's page.
 
-    A followed link is allowed: the other page cannot read the answer.
+    A link that the user follows is allowed: the other page cannot read the answer.
     """
     if headers.get(b"sec-fetch-site") != b"cross-site":
         return False
@@ -249,7 +253,7 @@ def _local_origin(origin: bytes) -> bool:
 
 
 def key_in(headers: Headers) -> bytes:
-    """Return a request's key, or ''; raise ApiError (400) for two different ones."""
+    """Return a request's key, or ''; raise ApiError (400) for two different keys."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     other = headers.get(b"x-api-key", b"")

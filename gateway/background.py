@@ -1,4 +1,4 @@
-"""Tasks that run as long as a gateway serves."""
+"""Runs a gateway's background tasks: restarts failed ones, cancels all at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a failed task is restarted, and before a task is cancelled again.
+#: Seconds from a task's failure to its restart, and seconds from one cancellation to the next.
 AGAIN_S, CANCEL_AGAIN_S = 1.0, 0.1
 
 
@@ -37,7 +37,10 @@ async def _restarting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended: the error of a lost connection may hide a cancellation."""
+    """Cancel tasks until all have ended.
+
+    A task may need several cancellations: the error of a lost connection may hide one.
+    """
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -46,7 +49,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def check_cancelled() -> None:
-    """Raise CancelledError if this task was cancelled, and the error was swallowed."""
+    """Raise CancelledError if this task was cancelled but the error was swallowed."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -1,1 +1,1 @@
-"""Anthropic's Message Batches, which run like those of `/v1/batches`."""
+"""Anthropic's Message Batches API; its batches run like those of `/v1/batches`."""

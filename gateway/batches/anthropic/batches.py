@@ -1,7 +1,7 @@
-"""Message batches (Anthropic's API): create, find, list, cancel, delete, and the routes.
+"""Creates, lists, cancels and deletes message batches (Anthropic's API), and has their routes.
 
-A batch is a BatchRecord. An object of the kind `message_batch` with the same id is its entry in the
-list of message batches, and keeps the counts of its failures.
+Each batch is a BatchRecord. A second record in Redis, with the kind `message_batch` and the same
+id, is its entry in the list of message batches and keeps the counts of its failures.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ from gateway.http.json_api import caller, id_of, new_id, page_limit, reply, serv
 from gateway.http.services import Services
 
 _KIND: Kind = "message_batch"
-#: Batches in a page: by default, and at most.
+#: Batches on a page of the list: the default, and the most that a caller may ask for.
 _DEFAULT_LIMIT, _MOST = 20, 1000
 _encode = msgspec.json.Encoder().encode
 
 
 def _new_ids(caller: Caller, idempotency: str) -> tuple[str, str]:
-    """Return the ids of a new batch and its input file, the same for each try of a create."""
+    """Return the ids of a new batch and its input file.
+
+    All tries with one Idempotency-Key get the same ids.
+    """
     if not idempotency:
         return new_id(PREFIX), new_id("file-")
     name = f"{PREFIX}\0{caller.tenant}\0{idempotency}"
@@ -68,11 +71,11 @@ def _new_ids(caller: Caller, idempotency: str) -> tuple[str, str]:
 def create(
     services: Services, caller: Caller, batch_id: str, writer: Writer, file: FileRecord, total: int
 ) -> BatchRecord:
-    """Save the input file and create the batch, unless an earlier try has."""
+    """Save the input file and create the batch, unless an earlier try has done so."""
     stored = services.objects.get("batch", caller.tenant, batch_id)
     if stored is not None:
         known = Files(services).get(caller.tenant, file.id)
-        if known is None:  # deleted: it cannot be compared
+        if known is None:  # deleted, so the files cannot be compared
             raise conflict()
         check_same_file(known, file)
         return decode(stored.document)
@@ -89,7 +92,7 @@ def create(
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=RequestCounts(total=total),
     )  # fmt: skip
-    # First into the list: a batch that runs must be in it.
+    # The entry in the list comes first: a batch that runs must be listed.
     services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
     start_batch(services, record)
     return find(services, caller, batch_id)
@@ -105,9 +108,9 @@ def find(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
 
 
 def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch:
-    """Return a batch in Anthropic's form, with the counts of its failures once it has ended.
+    """Return a batch as Anthropic's API shows it, after its end with the counts of its failures.
 
-    The counts are stored: the error file may be long, and is removed one day.
+    The counts are stored, because the error file may be long and expires.
     """
     split = Split()
     if record.status in ENDED:
@@ -134,7 +137,7 @@ def _page(
     data = []
     for entry in entries:
         stored = services.objects.get("batch", caller.tenant, entry.id)
-        if stored is not None:  # its create may have died after the entry
+        if stored is not None:  # None if a gateway died between the two writes
             data.append(_view(services, decode(stored.document), base_url))
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return MessageBatchList(data=data, has_more=found.has_more, first_id=first, last_id=last)
@@ -155,7 +158,7 @@ def delete(services: Services, caller: Caller, batch_id: str) -> None:
     for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
         if file_id is not None:
             files.delete(caller.tenant, file_id)
-    # The batch last: if this gateway dies, a repeated delete must find it.
+    # The batch is deleted last: if this gateway dies, a repeated DELETE must find it.
     services.objects.delete("batch", caller.tenant, batch_id)
 
 
@@ -164,7 +167,7 @@ def _answer(request: Request, value: Any) -> Response:
 
 
 def _base_url(request: Request) -> str:
-    """Return this gateway's base URL as the caller reaches it; only the caller gets it."""
+    """Return the base URL by which the caller reaches this gateway; only the caller gets it."""
     secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     return f"{'https' if secure else 'http'}://{request.url.netloc}"
 

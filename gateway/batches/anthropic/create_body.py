@@ -1,6 +1,6 @@
-"""Reads a create's body as it arrives, and writes one line of an input file for each request.
+"""Reads the body of POST /v1/messages/batches as it arrives, and writes the input file.
 
-Memory holds one request, and 16 bytes for each custom_id.
+Each request becomes one line. Memory holds one request, and 16 bytes for each custom_id.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from gateway.batches.anthropic.protocol import ENDPOINT
 from gateway.file_store import Writer
 from gateway.http.errors import ApiError, invalid
 
-#: Deepest nesting of a value (orjson reads 1,024 levels), and most fields of the body (Anthropic
-#: documents one).
+#: Deepest nesting of a value, and largest number of fields of the body. orjson reads 1,024 levels;
+#: Anthropic documents one field.
 MAX_LEVELS, MAX_FIELDS = 1000, 100
 
 _BLANK = re.compile(rb"[ \t\n\r]*+")
 _SCALAR = re.compile(rb"[^ \t\n\r,{}\[\]]*+")
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-#: Everything before the next bracket, with all complete strings.
+#: Matches everything before the next bracket, complete strings included.
 _PLAIN = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _OBJECT, _OBJECT_END, _ARRAY, _ARRAY_END, _QUOTE, _COMMA, _COLON = b'{}[]",:'
 
-#: A step of the parser yields when it needs more bytes.
+#: A generator of the parser; it yields when it needs more bytes.
 _Step = Generator[None, None, None]
 
 
 class ArrayElements:
-    """Parses an object that arrives in pieces; `found` gets the complete elements of array `name`.
+    """Parses a JSON object that arrives in pieces, and collects one array's elements.
 
-    Calls raise ApiError (400) for malformed JSON, too deep nesting, too many values or fields.
+    `found` gets each complete element of the array `name`. Calls raise ApiError (400) for malformed
+    JSON, too deep nesting, too many values or too many fields.
     """
 
     def __init__(self, name: str) -> None:
         self.found: list[bytes] = []
         self._name = name
         self._text = bytearray()
-        # Text before `_start` is consumed, text before `_at` is scanned.
+        # Text before `_start` has been consumed, text before `_at` has been scanned.
         self._start = self._at = 0
         self._complete = False
         self._steps = self._whole()
@@ -145,7 +146,7 @@ class ArrayElements:
             if self._at < len(self._text) and self._text[self._at] == _QUOTE:
                 self._at += 1
                 return
-            yield  # with at most a backslash left
+            yield  # the rest is at most one backslash, whose next byte has not arrived
 
     def _nested(self) -> _Step:
         levels = opened = 0
@@ -178,7 +179,7 @@ def decoded(text: bytes, what: str) -> Any:
         return decode(text)
     except RequestRejected as error:
         message = error.message
-        if error.code == "invalid_json":  # its remedy is for lines of files
+        if error.code == "invalid_json":  # drop its remedy, which is about lines of files
             message = message.partition(";")[0]
         raise ApiError(400, f"{what}: {message}", code=error.code) from None
 
@@ -193,15 +194,15 @@ def _end(pattern: re.Pattern[bytes], text: bytearray, at: int) -> int:
     return found.end() if found else at
 
 
-#: Anthropic's own limits.
+#: Largest body in bytes, and most requests in it: Anthropic's own limits.
 MOST_BYTES, MOST_REQUESTS = 256_000_000, 100_000
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-#: Bytes written to the store at a time.
+#: Bytes that are written to the store at a time.
 _PIECE = 2**20
 
 
 class RequestLines:
-    """Writes the requests of a body as lines. Calls raise ApiError (400 or 413)."""
+    """Writes the requests of a body as lines of a file. Calls raise ApiError (400 or 413)."""
 
     def __init__(self, writer: Writer, longest_line: int) -> None:
         self.count = 0
@@ -216,7 +217,7 @@ class RequestLines:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all of the body so far, in hex."""
+        """The SHA-256 of the body so far, in hex."""
         return self._running.hexdigest()
 
     def feed(self, data: bytes) -> None:
@@ -224,7 +225,7 @@ class RequestLines:
         if self._size > MOST_BYTES:
             raise _too_large(f"the body has more than {MOST_BYTES} bytes; send several batches")
         self._running.update(data)
-        # A request that is being read is in memory.
+        # Counts the bytes since the last complete request: an incomplete one is held in memory.
         self._since += len(data)
         self._elements.feed(data)
         if self._elements.found:
@@ -283,14 +284,17 @@ class RequestLines:
 
 
 def check_length(length: int) -> None:
-    """Raise ApiError (413) for a body that is too large, by its Content-Length."""
+    """Raise ApiError (413) if a body's Content-Length is too large."""
     if length > MOST_BYTES:
         message = f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
         raise _too_large(message, close=True)
 
 
 def _check_params(params: Any, at: str) -> None:
-    """Raise ApiError (400) for what no request may have; all else is checked when it is queued."""
+    """Raise ApiError (400) unless model, max_tokens and messages are there and stream is not.
+
+    The batch runner checks everything else when it queues the request.
+    """
     if not isinstance(params, dict):
         raise invalid(f"{at}: give the body of a POST to {ENDPOINT}, an object", at)
     if not isinstance(params.get("model"), str) or not params["model"]:

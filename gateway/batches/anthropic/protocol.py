@@ -1,4 +1,4 @@
-"""Message batches and their results in Anthropic's form."""
+"""Converts batches and their results to the JSON of Anthropic's Message Batches API."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gateway.files.files import Files
 from gateway.http.errors import anthropic_error
 from gateway.http.services import Services
 
-#: A batch's window, and how long its results are kept, in seconds.
+#: Seconds from a batch's creation to its deadline, and seconds for which its results are kept.
 WINDOW_S, KEPT_S = 86_400, 29 * 86_400
 ENDPOINT = "/v1/messages"
 PREFIX = "msgbatch_"
 
 
 class Split(Struct, omit_defaults=True):
-    """Counts of an ended batch's requests without an answer, by kind."""
+    """Counts of an ended batch's requests without an answer, by result type."""
 
     errored: int = 0
     canceled: int = 0
@@ -45,7 +45,7 @@ class RequestCounts(Struct, kw_only=True):
 
 
 class MessageBatch(Struct, kw_only=True):
-    """One batch; times are RFC 3339."""
+    """One message batch; times are in RFC 3339 format."""
 
     id: str
     type: Literal["message_batch"] = "message_batch"
@@ -60,7 +60,7 @@ class MessageBatch(Struct, kw_only=True):
 
 
 class MessageBatchList(Struct, kw_only=True):
-    """A page of batches."""
+    """A page of message batches."""
 
     data: list[MessageBatch]
     has_more: bool
@@ -69,14 +69,14 @@ class MessageBatchList(Struct, kw_only=True):
 
 
 class Deleted(Struct, kw_only=True):
-    """The answer to a DELETE."""
+    """The answer to the DELETE of a message batch."""
 
     id: str
     type: Literal["message_batch_deleted"] = "message_batch_deleted"
 
 
 def message_batch(record: BatchRecord, split: Split, base_url: str) -> MessageBatch:
-    """Return a batch in Anthropic's form; `base_url` is this gateway's as its caller reaches it."""
+    """Return a batch as Anthropic's API shows it, with URLs that begin with `base_url`."""
     ended, at = record.status in ENDED, record.changed_at
     if ended:
         counts = RequestCounts(
@@ -134,7 +134,7 @@ class _Body(Struct):
 
 _line = msgspec.json.Decoder(_Line).decode
 _body = msgspec.json.Decoder(_Body).decode
-#: Anthropic's names of OpenAI's codes for requests that have never run.
+#: OpenAI's error code for a request that has never run -> Anthropic's result type.
 _ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 
@@ -144,7 +144,7 @@ def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[byt
 
 
 def _kind_of(line: _Line) -> str:
-    """Return how a request has ended, in Anthropic's words."""
+    """Return Anthropic's result type for a line of an output or error file."""
     if line.error is not None:
         return _ENDINGS.get(line.error.code or "", "errored")
     if line.response is None or line.response.status_code != 200:

@@ -21,9 +21,9 @@ from producer.queue_workers import count_versions, describe_workers, older_worke
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
-    """Create a batch, or return the one that the same create has made before."""
+    """Create a batch, or return the one that an earlier try has created."""
     if idempotency:
-        # Nothing is checked again: its file may have been deleted since.
+        # The body is not checked again: the batch's file may have been deleted since.
         view = BatchViews.using(services.batches).get(caller.tenant, id_for(caller, idempotency))
         batch = shown(view) if view else None
         if batch is not None:
@@ -37,7 +37,7 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
 
 
 def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
-    """Return one of the caller's batches; raise ApiError (404) if there is none."""
+    """Return one of the caller's batches, as read from Redis; raise ApiError (404) if none."""
     view = BatchViews.using(services.batches).get(caller.tenant, batch_id)
     if view is None:
         raise not_found("batch", batch_id)
@@ -47,7 +47,7 @@ def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
 def find(
     services: Services, caller: Caller, batch_id: str, *, partial: bool = False
 ) -> tuple[Batch, BatchView]:
-    """Return one of the caller's OpenAI batches, and its view; raise ApiError (404)."""
+    """Return one of the caller's OpenAI batches, and its BatchView; raise ApiError (404)."""
     view = view_of(services, caller, batch_id)
     batch = shown(view, partial=partial)
     if batch is None:
@@ -73,13 +73,14 @@ def page(services: Services, caller: Caller, after: str, limit: int) -> BatchLis
 
 
 def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, BatchView]:
-    """Begin to cancel a batch, also one that is cancelling or cancelled already.
+    """Begin to cancel a batch; one that is cancelling or cancelled stays as it is.
 
     Returns:
-        It, and its view: the caller must still end the requests of one of `producer submit`.
+        The batch and its BatchView. If `producer submit` made the batch, the caller of this
+        function must still cancel its requests.
 
     Raises:
-        ApiError: 404; 400 for a batch that has ended otherwise.
+        ApiError: 404 if there is no such batch, 400 if it has ended with another status.
     """
     batch, view = find(services, caller, batch_id)
     if batch.status in ENDED and batch.status != "cancelled":
@@ -93,14 +94,14 @@ def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, Ba
     return retrieve(services, caller, batch_id), view
 
 
-#: The default priority, as of `producer submit`.
+#: The default priority of a batch, the same as in `producer submit`.
 DEFAULT_PRIORITY = 6
 
 
 def window_s(text: str) -> int:
     """Return the seconds of a completion window such as `24h` or `1h30m`; raise ApiError (400)."""
     field = "completion_window"
-    # A longer text could have an endless sum.
+    # A longer text could have an infinite sum.
     seconds = duration_s(text) if len(text) <= 40 else None
     if seconds is None:
         raise invalid(f"{field} is {text[:40]!r}; give a duration such as 24h, 90m or 7d", field)
@@ -112,11 +113,11 @@ def window_s(text: str) -> int:
 def checked(
     services: Services, caller: Caller, body: bytes, idempotency: str
 ) -> tuple[BatchRecord, int]:
-    """Return the record for the body of a create, and the bytes of its file.
+    """Check the body of POST /v1/batches; return the new record and the file's size in bytes.
 
     Raises:
         ApiError: 400 for a wrong field, 403 for a forbidden priority, 404 for an unknown file, 409
-            if all workers are older.
+            if all workers are older than this gateway.
     """
     asked = read(body, BatchCreate)
     if asked.endpoint not in BODY_TYPES:
@@ -168,15 +169,15 @@ def _file_of(services: Services, caller: Caller, file_id: str) -> FileRecord:
 
 
 def _check_workers(services: Services, caller: Caller) -> None:
-    """Raise ApiError (409) if all workers are too old to take what is queued.
+    """Raise ApiError (409) if all workers are older than this gateway.
 
-    The batch runner checks the queues of the file's models once it has read them.
+    The batch runner checks the workers of each model's queue once it has read the file.
     """
     announced, settings = services.batches.announcements(), services.settings
     older = older_workers([one for one in announced if is_alive(one)])
     if not older:
         return
-    # A tenant need not know the workers' names, which are those of machines.
+    # Workers' names are names of machines, which only an operator may see.
     which = describe_workers(older) if caller.operator else count_versions(older)
     served = ServedModels.of(announced, settings.queue, settings.gateway_models)
     if served.outdated and not served.names and not served.configured:
@@ -188,5 +189,5 @@ def _check_workers(services: Services, caller: Caller) -> None:
 
 
 def id_for(caller: Caller, idempotency: str) -> str:
-    """Return the id of the batch that each try of a create makes."""
+    """Return the id of the batch that every try with one Idempotency-Key creates."""
     return id_of("batch_", f"batch\0{caller.tenant}\0{idempotency}")

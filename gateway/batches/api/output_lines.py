@@ -1,8 +1,8 @@
-"""Converts result lines into OpenAI's lines of output and error files.
+"""Converts result lines into the lines of OpenAI's output and error files.
 
-A success has that form already (contract/results.py); only `/v1/responses` get fields that vLLM
-leaves out. A refused or failed request gets a `response` of 4xx or 5xx with the error in its body,
-one that has never run a top-level `error`.
+A success is such a line already (contract/results.py); only answers of `/v1/responses` get the
+fields that vLLM leaves out. A refused or failed request gets a `response` with status 4xx or 5xx
+and the error in its body. A request that has never run gets a top-level `error`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gateway.batches.api.record import Usage
 from gateway.http.errors import ApiError
 from gateway.online.events import MALFORMED_ANSWER, complete_response
 
-#: Bytes sent at a time, and most lines read for them: one or two ms of CPU.
+#: Bytes of a chunk, and the most lines that are read for one, which take 1 or 2 ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
-#: Part of each answer of /v1/responses; quotes within texts are escaped.
+#: Text that is in each answer of /v1/responses, and in no other: quotes within texts are escaped.
 _RESPONSE = b'"object":"response"'
-#: OpenAI's code for each of warmq's codes of requests that have never run.
+#: warmq's error code for a request that has never run -> OpenAI's code.
 WITHOUT_ANSWER = {
     "expired": "batch_expired", "cancelled": "batch_cancelled", "result_expired": "result_expired"
 }  # fmt: skip
@@ -51,7 +51,7 @@ def openai_line(line: ResultLine) -> bytes:
 def _error_response(
     line_id: str, code: str, error: dict[str, Any], rejected: bool
 ) -> dict[str, Any]:
-    """Return the response that an online request would have got."""
+    """Return the response that an online request with this error would have got."""
     answer = ApiError(
         (404 if code == "model_not_found" else 400) if rejected else 500,
         error.get("message") or code,
@@ -84,7 +84,7 @@ class _Reasoning(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """vLLM's usage, with the names of chats, `/v1/responses` and `/v1/messages`."""
+    """vLLM's `usage`, with the field names of chats, `/v1/responses` and `/v1/messages`."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -114,7 +114,10 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def usage_of(line: bytes) -> Usage:
-    """Return the tokens of a success; only its usage is decoded (0.5 to 1 us for a short chat)."""
+    """Return the token counts of a success.
+
+    Only its `usage` is decoded: 0.5 to 1 us for a short chat.
+    """
     try:
         found = _decode(line).response.body.usage
     except (msgspec.DecodeError, RecursionError):
@@ -132,7 +135,10 @@ def usage_of(line: bytes) -> Usage:
 
 
 def in_chunks(lines: Iterable[bytes | None]) -> Iterator[bytes]:
-    """Yield lines in chunks to send, empty chunks after many lines to skip (None)."""
+    """Yield lines in chunks of about CHUNK_BYTES, without those that are None.
+
+    A chunk ends after CHUNK_LINES lines at the latest, and may be empty.
+    """
     chunk: list[bytes] = []
     size = 0
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""Batches in OpenAI's form: those of gateways, and those of `producer submit`."""
+"""Converts batches, of gateways and of `producer submit`, to the JSON of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Seconds = Annotated[int, Meta(ge=LEAST_LIFE_S, le=MOST_LIFE_S)]
 
 
 class OutputExpiresAfter(Struct):
-    """Seconds after their creation at which output and error files are removed."""
+    """When output and error files are removed: `seconds` after their creation."""
 
     anchor: Literal["created_at"]
     seconds: Seconds
@@ -115,16 +115,17 @@ class BatchList(Struct, kw_only=True):
     has_more: bool
 
 
-#: Prefixes of the ids of virtual files (virtual_files.py).
+#: Prefixes of the ids of files made on request (virtual_files.py): output files, error files, and
+#: the results so far of a running batch.
 OUTPUT, ERRORS, PARTIAL = "file-out-", "file-err-", "file-partial-"
 _INPUT = "file-in-"
 _NO_LINE = "no line of the file is a valid request; the error file has the error of each"
 
 
 def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
-    """Return a batch in OpenAI's form; None for one of Anthropic's API.
+    """Return a batch as OpenAI's API shows it; None if Anthropic's API made it.
 
-    With `partial` a running batch has the file of what has ended so far as its output file.
+    With `partial` the output file of a running batch is the file of its results so far.
     """
     if isinstance(view.source, QueueBatch):
         return _of_queue(view.source, partial)
@@ -133,7 +134,7 @@ def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
 
 
 def part_ids(view: BatchView) -> list[str]:
-    """Return the ids of a batch's batches in the queue."""
+    """Return the ids of a batch's queue batches."""
     if isinstance(view.source, QueueBatch):
         return [view.id]
     return [part.batch_id for part in decode(view.source.document).parts]
@@ -166,7 +167,7 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
 
 
 def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts:
-    """Return the counts of a record, or those of its parts where they are higher."""
+    """Return a record's counts, or those of its queue batches where they are higher."""
     total = sum(part.number("total") for part in parts)
     completed = sum(part.number("completed") for part in parts)
     failed = sum(part.terminal for part in parts) - completed
@@ -193,8 +194,11 @@ def _usage(usage: Usage) -> BatchUsage:
 
 
 def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
-    """Return a batch of `producer submit`. Its lines may name several endpoints, its input file is
-    not a gateway's; its metadata has the file's name."""
+    """Return a batch of `producer submit` as OpenAI's API shows it.
+
+    Its lines may name several endpoints, so `endpoint` is ''. Its input file is not in a gateway's
+    store; `metadata` has the file's name.
+    """
     counts = _counts(RequestCounts(), [batch])
     created, status = int(batch.created) // 1000, batch.status
     ended_at = batch.number("finished_at") // 1000 or None
@@ -226,7 +230,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
 
 
 def _window(batch: QueueBatch) -> str:
-    """Return the time from a batch's creation to its deadline, `none` without one."""
+    """Return the time from a batch's creation to its deadline such as `24h`, or `none`."""
     left_s = 0
     with suppress(ValueError):
         left_s = round((batch.number("deadline") - int(batch.created)) / 1000)

@@ -1,6 +1,6 @@
-"""The record of a batch: JSON in Redis, and the steps from its create to the end of the record.
+"""Defines a batch's record, JSON in Redis, and the calls that write it.
 
-Each step is repeated if a crash comes between its calls.
+If a process dies within one of these functions, another process calls the function again.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ Status = Literal[
     "cancelled",
 ]  # fmt: skip
 ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancelled"))
-#: The record is kept for so long after the batch's end, the longest life of OpenAI's files.
+#: Seconds for which a record is kept after its batch's end: the longest life of OpenAI's files.
 KEPT_S = 30 * 86_400
-#: A new batch is due after _LOOK_MS even if its gateway dies before asking for it, and after
-#: _NOTED_MS if it dies before writing it: longer than a create waits for Redis.
+#: Milliseconds after which a new batch is due although its gateway died: before it made the batch
+#: due (_LOOK_MS), or before it wrote the record (_NOTED_MS, longer than a create waits for Redis).
 _LOOK_MS, _NOTED_MS = 10_000, 60_000
 
 
 class BatchPart(msgspec.Struct, frozen=True):
-    """The lines of a batch that go to one queue, as a batch of that queue.
+    """A queue batch: the lines of a batch that go to one queue.
 
-    The first part also has the lines whose model nobody serves, which are refused one by one.
+    The first one also has the lines whose model no worker serves; each of them is refused.
     """
 
     batch_id: str
     model: str  # the first of its models
     queue: str
-    models: list[str] = []  # '' for lines that name none
+    models: list[str] = []  # all of its models; '' for lines that name none
     named: str = ""  # the model given to lines that name none
-    all_served: bool = False  # no line has a model that nobody serves
-    served: str = msgspec.field(default="", name="told")  # for errors: the models that are served
-    made: bool = False  # the queue has had it; if it is missing, it was deleted
+    all_served: bool = False  # whether every line's model is served
+    served: str = msgspec.field(default="", name="told")  # text for errors: the served models
+    made: bool = False  # whether it has been in the queue; if it is missing there, it was deleted
 
 
 class BatchError(msgspec.Struct, frozen=True):
-    """Why the whole file was refused; `line` counts from 1."""
+    """One reason why a whole file was refused; `line` counts from 1."""
 
     code: str
     message: str
@@ -56,7 +56,7 @@ class BatchError(msgspec.Struct, frozen=True):
 
 
 class RequestCounts(msgspec.Struct):
-    """Requests of a batch; `failed` are all that have no answer (expired, cancelled ones too)."""
+    """Counts of a batch's requests; `failed` includes expired and cancelled ones."""
 
     total: int = 0
     completed: int = 0
@@ -64,7 +64,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a batch's answers; `cached` of the input's came from the prefix cache."""
+    """Token counts of a batch; `cached` counts the input tokens that the prefix cache had."""
 
     input: int = 0
     output: int = 0
@@ -75,7 +75,7 @@ class Usage(msgspec.Struct):
 class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One batch. Times are in seconds since 1970; `changed_at` has when each status began.
 
-    A writer writes it with the version that it has read: of two writers one wins.
+    A write fails if another process has changed the record since it was read.
     """
 
     id: str
@@ -94,8 +94,8 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     order: Literal["input", "prefix", "auto"] = "input"
     once: bool = False
     priority: int = 6
-    traceparent: str = ""  # of the request that made it, if that is traced
-    model: str = ""  # if all lines name the same
+    traceparent: str = ""  # of the request that created the batch, if it is traced
+    model: str = ""  # set if all lines name the same model
     problems: list[BatchError] = []
     parts: list[BatchPart] = []  # empty until the file is validated
     counts: RequestCounts = msgspec.field(default_factory=RequestCounts)  # final once ended
@@ -117,16 +117,17 @@ def end_of_record(record: BatchRecord) -> int | None:
 
 
 def reserve(services: Services, caller: Caller, batch_id: str, size: int) -> None:
-    """Reserve tokens for a new batch by the bytes of its file, whose models are not known yet.
+    """Reserve tokens for a new batch, estimated from the size of its file.
 
-    If the batch is never written, `forget_batch` gives them back.
+    The models ('' here) are not known yet. If the record is never written, `forget_batch` gives the
+    tokens back.
     """
     services.due.add("batch", batch_id, _NOTED_MS)
     services.limits.reserve(caller, batch_id, {"": estimated_tokens(size)})
 
 
 def forget_batch(services: Services, batch_id: str) -> None:
-    """Remove what belongs to a batch that has no record."""
+    """Remove the reservation and the list entry of a batch that has no record."""
     services.limits.give_back(batch_id)
     owner = services.objects.owner_of("message_batch", batch_id)
     if owner is not None:
@@ -134,7 +135,7 @@ def forget_batch(services: Services, batch_id: str) -> None:
 
 
 def start_batch(services: Services, record: BatchRecord) -> None:
-    """Write a new batch unless its id exists, and make it due."""
+    """Write a new batch's record unless its id exists, and make the batch due."""
     record = msgspec.structs.replace(record, traceparent=current_traceparent())
     services.due.add("batch", record.id, _LOOK_MS)
     Files(services).keep_content(record.input_file_id, record.id)
@@ -153,10 +154,10 @@ def changed(
 
 
 def write_back(services: Services, read: Stored, record: BatchRecord) -> Stored | None:
-    """Write a record in place of what was read; None if another process has written it since."""
+    """Replace the record that was read; return None if another process has changed it since."""
     ends_at = end_of_record(record)
     if ends_at is not None and record.api == "anthropic":
-        # First: if this process dies in between, its other record must have an end as well.
+        # This comes first, so that both records get an end if this process dies in between.
         services.records.end("message_batch", record.id, ends_at)
     return services.objects.replace(
         "batch", record.tenant, read, encode(record), record.created_at, ends_at
@@ -177,14 +178,17 @@ def request_cancel(services: Services, tenant: str, batch_id: str) -> BatchRecor
 
 
 def after_end(services: Services, record: BatchRecord) -> None:
-    """Release what an ended batch holds, and note its webhooks."""
+    """Release an ended batch's tokens and input file, and note its webhooks."""
     services.limits.give_back(record.id)
     services.objects.forget_reader(record.input_file_id, record.id)
     note_webhooks(services, record)
 
 
 def note_webhooks(services: Services, record: BatchRecord) -> None:
-    """Note a delivery for each endpoint that wants a batch's end; repeated calls change nothing."""
+    """Note a webhook for each endpoint that is registered for the batch's end.
+
+    Repeated calls change nothing.
+    """
     if record.status not in ENDED:
         return
     event, webhooks = f"batch.{record.status}", Webhooks.using(services.batches)
@@ -199,21 +203,21 @@ def note_webhooks(services: Services, record: BatchRecord) -> None:
             created_at=record.changed_at.get(record.status, record.created_at),
         )
         webhooks.note(delivery)
-        # Even if it was noted before: that process may have died here.
+        # Also if it was noted before: the process that noted it may have died before this line.
         services.due.add("webhook", delivery.id)
 
 
-#: Records read in one round trip.
+#: Records that are read in one round trip to Redis.
 _PAGE = 100
-#: The lists of batches: those of Anthropic's API are only in the second.
+#: The kinds whose lists name batches; batches of Anthropic's API are only in the second list.
 _LISTS: tuple[Kind, ...] = ("batch", "message_batch")
 
 
 def end_older_records(services: Services, tenant: str) -> int:
-    """Count the records that an earlier version has written, and give ended batches' an end.
+    """Count the records that an earlier version wrote; those of ended batches get an end.
 
     Returns:
-        How many got an end.
+        The number of records that got an end.
     """
     known = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
     lists = (services.records.listed(kind, tenant) for kind in _LISTS)

@@ -1,4 +1,4 @@
-"""Routes of batches, and of virtual files."""
+"""The routes of batches, and of files made on request."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.batches.api import batches, virtual_files
 from gateway.http.errors import invalid
 from gateway.http.json_api import caller, page_limit, reply, services
 
-#: Batches in a page: by default, and at most.
+#: Batches on a page of the list: the default, and the most that a caller may ask for.
 DEFAULT_LIMIT, MOST = 20, 100
 
 
 class _VirtualId(Convertor[str]):
-    """Matches the ids of virtual files; gateway/files has the other routes."""
+    """Matches the ids of files made on request; gateway/files has the routes of all other files."""
 
     regex = virtual_files.ID
 
@@ -60,7 +60,7 @@ def _cancel(request: Request) -> Response:
     response = reply(batch)
     if isinstance(view.source, QueueBatch) and batch.status == "cancelling":
         # Ending a million requests takes longer than clients wait. If this process dies, workers
-        # end the rest as they take them.
+        # end the remaining requests when they take them.
         response.background = BackgroundTask(gateway.batches.cancel, view.source)
     return response
 
