@@ -20,7 +20,7 @@ from gateway.online.events import MALFORMED_ANSWER, complete_response
 
 #: Bytes of a chunk, and the most lines that are read for one, which take 1 or 2 ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
-#: Text that is in each answer of /v1/responses, and in no other: quotes within texts are escaped.
+#: Text in each answer of /v1/responses. A message cannot contain it: its quotes are escaped.
 _RESPONSE = b'"object":"response"'
 #: warmq's error code for a request that has never run -> OpenAI's code.
 WITHOUT_ANSWER = {
