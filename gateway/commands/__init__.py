@@ -1,6 +1,6 @@
-"""The gateway's commands of `producer` (entry point warmq.commands), one file each."""
+"""The commands that the gateway adds to `producer`, one module each."""
 
-#: Help texts by name, as in producer/cli/main.py.
+#: Help text of each command, like those in producer/cli/main.py.
 COMMANDS = {
     "keys": "Create, list and revoke API keys for `producer serve`.",
     "serve": "Serve the OpenAI API over the queue: files, batches, online answers.",

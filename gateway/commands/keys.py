@@ -1,4 +1,4 @@
-"""`producer keys`."""
+"""Implements `producer keys`."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""`producer serve`."""
+"""Implements `producer serve`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from contract.settings import load
 
 
 class GatewayMissing(WarmqError):
-    """The packages of the gateway are not installed."""
+    """Raised if the packages of the gateway are not installed."""
 
     code = "not_installed"
 

@@ -1,4 +1,4 @@
-"""`producer webhooks`."""
+"""Implements `producer webhooks`: creates, lists and deletes the endpoints that receive them."""
 
 from collections.abc import Iterable
 from typing import Any

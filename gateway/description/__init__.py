@@ -1,1 +1,1 @@
-"""The gateway's own OpenAPI document: what each route takes and answers, from the types it uses."""
+"""Makes the gateway's OpenAPI document from its operations and their types."""

@@ -1,4 +1,4 @@
-"""Makes the gateway's OpenAPI 3.1 document from the table of operations and their types."""
+"""Makes the gateway's OpenAPI 3.1 document from the table in operations.py."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gateway.description.operations import (
 )
 from gateway.online.request import StreamOptions
 
-#: Before the names of Anthropic's types, some of which OpenAI's types have too.
+#: Prefix of the names of Anthropic's types: some of OpenAI's types have the same names.
 _ANTHROPIC = "Anthropic"
 
 
 class Problem(Struct):
-    """What is wrong."""
+    """The problem that an error reports."""
 
     message: str
     type: str
@@ -39,20 +39,20 @@ class Problem(Struct):
 
 
 class Error(Struct):
-    """An error in OpenAI's form."""
+    """An error as OpenAI's API reports it."""
 
     error: Problem
 
 
 class AnthropicProblem(Struct):
-    """What is wrong."""
+    """The problem that an error reports."""
 
     type: str
     message: str
 
 
 class AnthropicError(Struct, tag="error"):
-    """An error in Anthropic's form."""
+    """An error as Anthropic's API reports it."""
 
     error: AnthropicProblem
     request_id: str | None
@@ -64,7 +64,7 @@ class _Streamed(Struct):
 
 
 def document() -> dict[str, Any]:
-    """Return the document."""
+    """Return the OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         method, _, path = operation.route.partition(" ")
@@ -111,7 +111,7 @@ def _schemas() -> dict[str, Schema]:
     for operation in ONLINE:
         if isinstance(operation.body, type):
             schema = found[operation.body.__name__]
-            # Fields that only OpenAI's servers know are accepted and ignored.
+            # Fields that only OpenAI's servers use are accepted and ignored.
             schema.pop("additionalProperties", None)
             if operation.streams:
                 schema["properties"] |= streamed
@@ -187,5 +187,5 @@ def _openapi(_: Request) -> Response:
 
 
 def routes() -> list[Route]:
-    """Return the route."""
+    """Return the route of /openapi.json."""
     return [Route("/openapi.json", _openapi)]

@@ -1,8 +1,8 @@
-"""Files that are generated from results in Redis on request.
+"""Serves files that are made on request from the results in Redis.
 
-`file-out-<batch>` and `file-err-<batch>` belong to a batch of `producer submit`, in the order of
-its input; `file-partial-<batch>` has what has ended so far of any batch, in the
-order in which it ended. Ids of stored files are hexadecimal.
+`file-out-<batch>` and `file-err-<batch>` belong to a batch of `producer submit` and have the order
+of its input. `file-partial-<batch>` has the results so far of any batch, in the order in which its
+requests ended. Ids of stored files are hexadecimal, so they have none of these prefixes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gateway.redis.batch_views import BatchView, PartialOrder, Segment
 from producer.batch_watch import BatchChanged
 from producer.collect.collect import Collector
 
-#: The pattern of their ids.
+#: The regular expression of these files' ids.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
 _NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
-#: Downloads that read lines at a time: with a thread for each, many downloads would take this
-#: process' CPU and threads from online requests.
+#: Downloads that read lines at the same time. With one thread for each, many downloads would take
+#: this process's CPU and threads from online requests.
 AT_ONCE = 1
-#: Endings read in one call.
+#: Endings of requests that are read in one call.
 ENDINGS = 100
 
 
@@ -53,7 +53,7 @@ def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchV
 
 
 def file_object(services: Services, caller: Caller, file_id: str) -> File:
-    """Return the File of an id, with 0 `bytes`: they are not counted."""
+    """Return a file's object as OpenAI's API shows it; `bytes` is always 0."""
     prefix, _, batch = _find(services, caller, file_id)
     name = f"{batch.id}_{_NAMES[prefix]}.jsonl"
     return File(
@@ -62,10 +62,10 @@ def file_object(services: Services, caller: Caller, file_id: str) -> File:
 
 
 def content(services: Services, caller: Caller, file_id: str, offset: int) -> Response:
-    """Return the lines of a file in OpenAI's form, streamed as they are read.
+    """Return a response that streams a file's lines as they are read.
 
     Raises:
-        ApiError: before anything is sent; a later error breaks the connection, so that no client
+        ApiError: Before anything is sent. A later error breaks the connection, so that no client
             takes a part of a file for the whole.
     """
     prefix, view, batch = _find(services, caller, file_id)
@@ -91,13 +91,13 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
 def _partial(
     services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
 ) -> Response:
-    """Return what has ended so far; after the batch's end, as long as the queue has it."""
+    """Return the results so far; after the batch's end, as long as the queue has them."""
     states = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
     parts = [part for part in states if part is not None and part.status != "deleting"]
     if len(parts) < len(states):
         if batch.status in ENDED:
             return _ended(batch, offset)
-        # The order of all endings needs all parts.
+        # The order in which requests ended is known only with all queue batches.
         parts = []
     headers["x-incomplete"] = str(batch.status not in ENDED).lower()
     last = 0
@@ -111,7 +111,7 @@ def _partial(
 
 
 def _ended(batch: Batch, offset: int) -> Response:
-    """Return the response for a batch that the queue no longer has."""
+    """Return the response for a batch whose queue batches were removed."""
     final = batch.output_file_id or batch.error_file_id
     if final and offset == 0:
         return RedirectResponse(f"/v1/files/{final}/content", 307)
@@ -131,7 +131,7 @@ def _streamed(lines: Iterator[bytes | None], headers: dict[str, str]) -> Respons
 
 
 async def _in_turn(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield chunks; each download waits for at most one chunk of every other."""
+    """Yield chunks that a thread reads; after each chunk another download may read."""
     limiter = _limiter()
     while (chunk := await to_thread.run_sync(next, chunks, None, limiter=limiter)) is not None:
         if chunk:
@@ -144,10 +144,11 @@ def _limiter() -> CapacityLimiter:
 
 
 def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> Iterator[ResultLine]:
-    """Yield the lines from a position on, in the order in which they ended.
+    """Yield result lines from `position` on, in the order in which their requests ended.
 
-    A position has one line; a deduplicated request has one for each of its followers, and one that
-    runs again (`producer retry`) has none until it ends at a later position.
+    Each ending has one position and usually one line. The ending of a deduplicated request has one
+    line for each line of the file with its body. A request that runs again (`producer retry`) has
+    no line until it ends again, at a later position.
     """
     for segment in segments:
         done = max(0, position - segment.first)

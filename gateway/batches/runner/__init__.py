@@ -1,5 +1,5 @@
-"""The batch runner: a process with each gateway that reads files and writes outputs of batches.
+"""The batch runner: each gateway's process that queues batches and writes their output files.
 
-Every step can be repeated: a runner that is killed is followed by another, which continues where
-Redis shows that it was (docs/explanation/architecture.md).
+Every step can be repeated: if a batch runner is killed, another one continues from the state in
+Redis (docs/explanation/architecture.md).
 """

@@ -1,4 +1,4 @@
-"""Entry point of the batch runner, which `producer serve` starts and which ends with it."""
+"""Entry point of the batch runner, a child process of `producer serve`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from producer.heap import keep_free_memory
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-#: Time to release batches at the end; leases that are not released end by themselves.
+#: Seconds to release batches at the end; a lease that is not released expires.
 _GRACE_S = 8.0
-#: Wait before Redis is asked again at the start.
+#: Seconds between two tries to connect to Redis at the start.
 _RETRY_S = 0.5
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent process ends, however it does."""
+    """Make the kernel send SIGTERM to this process when its parent process ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(0)
 
 
 def _open(settings: GatewaySettings) -> Services:
-    """Connect, waiting for a Redis that restarts; raise FileStoreFailed."""
+    """Connect to Redis, waiting while it is unreachable, and open the store.
+
+    Raises:
+        FileStoreFailed: The store cannot be used.
+    """
     logged = False
     while True:
         try:
@@ -53,7 +57,7 @@ def _open(settings: GatewaySettings) -> Services:
 def main() -> int:
     """Run batches until SIGTERM; the argument is the parent's process id."""
     keep_free_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway handles Ctrl-C, and ends this
     runner: BatchRunner | None = None
 
     def end(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""One claimed batch: its record, which is written only as it was read, and its input file."""
+"""Reads and writes the record of one claimed batch, and opens its input file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.redis.leases import Lease, LeaseLost
 
-#: How often the record is read while lines are read, and the file's content is kept, in seconds.
+#: Seconds between two reads of the record, and between two calls that keep the file's content.
 _LOOK_S, _KEEP_S = 1.0, 60.0
 
 
 class Changed(Exception):
-    """The record has changed, or its window is over: read it again."""
+    """The record has changed, or its deadline has passed: read the record again."""
 
 
 class ClaimedBatch:
-    """A batch that this process runs under a lease. The file is opened once."""
+    """A batch that this process runs under a lease. Its input file is opened only once."""
 
     def __init__(
         self, services: Services, lease: Lease[Claim], stored: Stored, stop: threading.Event
@@ -56,13 +56,13 @@ class ClaimedBatch:
         return self.services.clock.now() >= self.record.expires_at
 
     def check_lease(self) -> None:
-        """Raise LeaseLost if another process may have the batch, or this one is to stop."""
+        """Raise LeaseLost if another process may have the batch, or this process stops."""
         self._lease.check()
         if self._stop.is_set():
             raise LeaseLost
 
     def write(self, status: Status | None = None, **changes: Any) -> BatchRecord:
-        """Write changes; raise Changed if another process has written the record, or LeaseLost."""
+        """Write changes; raise LeaseLost, or Changed if another process has written the record."""
         self.check_lease()
         record = changed(self.services, self.record, status, **changes)
         stored = write_back(self.services, self.stored, record)
@@ -72,13 +72,18 @@ class ClaimedBatch:
         return record
 
     def keep_input(self) -> None:
-        """Keep the input file's content, even if its owner deletes it or it expires."""
+        """Keep the input file's content, even if its tenant deletes the file or it expires."""
         if time.monotonic() >= self._next_keep:
             self._next_keep = time.monotonic() + _KEEP_S
             Files(self.services).keep_content(self.record.input_file_id, self.record.id)
 
     def check(self, *, ends_late: bool = True) -> None:
-        """Raise Changed after a cancel or (with `ends_late`) the window, or LeaseLost."""
+        """Check the lease and, once a second, the record; keep the input file's content.
+
+        Raises:
+            Changed: The record has changed or, with `ends_late`, its deadline has passed.
+            LeaseLost: Another process may have the batch, or this process stops.
+        """
         self.check_lease()
         now = time.monotonic()
         if now < self._next_look:
@@ -90,7 +95,7 @@ class ClaimedBatch:
             raise Changed
 
     def input(self) -> Path | None:
-        """Return the input file's path until this is closed, None if it was deleted."""
+        """Return the input file's path, valid until `close`; None if the file was deleted."""
         services, name = self.services, self.record.input_file_id
         if self._path is None and services.store.size(name) is not None:
             self._path = self._opened.enter_context(services.store.local(name))
@@ -102,7 +107,7 @@ class ClaimedBatch:
         return self._path
 
     def caller(self) -> Caller:
-        """Return who made the batch; without limits if its key is not found."""
+        """Return the caller who created the batch, without limits if the key is not found."""
         record = self.record
         key = self.services.keys.get(record.key_id) if record.key_id else None
         return Caller.of(key) if key is not None else Caller(tenant=record.tenant)

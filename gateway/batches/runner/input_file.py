@@ -1,8 +1,8 @@
 """Validates a batch's input file before anything is queued.
 
-As at OpenAI, a line that cannot be identified refuses the whole file: no JSON, too long, no
-custom_id or a repeated one, another endpoint. A wrong body only fails its own line
-(producer/submit/lines.py).
+As with OpenAI, one line that cannot be identified makes the whole file invalid: a line that is not
+JSON, is too long, has no custom_id or a repeated one, or names another endpoint. A wrong body fails
+only its own request (producer/submit/lines.py).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gateway.batches.api.record import BatchError
 from producer.input.reader import Input, InputUnreadable
 from producer.input.seen import SeenIds
 
-#: Most problems that are reported.
+#: Most problems of a file that are reported.
 MOST_PROBLEMS = 100
-#: Most models of one batch: each with its own queue becomes a batch of that queue.
+#: Most models of one batch. The lines of each queue become a queue batch.
 MOST_MODELS = 100
 
 
 @dataclass(slots=True)
 class InputSummary:
-    """A file's requests, their bytes by model ('' if a line names none), and its problems."""
+    """A file's requests, the bytes of its lines by model ('' for none), and its problems."""
 
     requests: int = 0
     bytes_of: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class _CustomId(msgspec.Struct):
 
 
 class _Refused(Exception):
-    """A line that refuses its file: code, message and field of the problem."""
+    """Raised for a line that makes its file invalid: code, message and field of the problem."""
 
 
 _decode = msgspec.json.Decoder(_Line).decode
@@ -65,7 +65,7 @@ _decode_id = msgspec.json.Decoder(_CustomId).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _NULL = msgspec.Raw(b"null")
-#: What msgspec raises for a line in an unusual form; it recurses into nested values.
+#: Errors of msgspec for a line that does not fit its type; deep nesting raises RecursionError.
 _UNUSUAL = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -91,16 +91,16 @@ def custom_id_of(line: bytes) -> str | None:
 
 
 def with_model(line: bytes, model: str) -> bytes:
-    """Return a line with this model in its body if it names none, and otherwise unchanged.
+    """Return a line with this model in its body if the body names none, else unchanged.
 
-    A malformed line is returned unchanged, too: it is refused where it is checked.
+    A malformed line is returned unchanged, too; a later check refuses it.
     """
     if model_of(line):
         return line
     try:
         fields = _decode_fields(line)
         body = _decode_fields(fields["body"])
-        if body.get("model", _NULL) != _NULL:  # not a text
+        if body.get("model", _NULL) != _NULL:  # a value that is not text
             return line
         body["model"] = msgspec.Raw(_encode(model))
         fields["body"] = msgspec.Raw(_encode(body))
@@ -113,16 +113,17 @@ def validate_input(
     path: Path, endpoint: str, max_line_bytes: int, most_requests: int,
     report: Callable[[], None] = lambda: None,
 ) -> InputSummary:  # fmt: skip
-    """Read a file to its end, with 8 bytes of memory for each line.
+    """Read and check a file; return its summary.
 
-    If two hashes of custom_ids are equal, it is read a second time to compare the ids themselves.
+    This takes 8 bytes of memory for each line. If two custom_ids have the same hash, the file is
+    read a second time to compare the custom_ids themselves.
 
     Args:
-        path: the file, plain or compressed by gzip or zstd.
-        endpoint: the url that each line must have.
-        max_line_bytes: a longer line refuses the file.
-        most_requests: more refuse the file; 0 for no limit.
-        report: called every 256 KiB, packed or unpacked; may raise to stop it.
+        path: The file, plain or compressed with gzip or zstd.
+        endpoint: The url that each line must have.
+        max_line_bytes: The longest valid line.
+        most_requests: The largest valid number of requests; 0 for no limit.
+        report: Called every 256 KiB, packed or unpacked; may raise to stop the reading.
     """
     hashes = array("q")
 
@@ -151,7 +152,7 @@ def _read(
     path: Path, endpoint: str, max_line_bytes: int, most_requests: int,
     report: Callable[[], None], is_new: Callable[[str], bool],
 ) -> InputSummary:  # fmt: skip
-    """Read a file once; `is_new` tells whether no earlier line had a custom_id."""
+    """Read a file once; `is_new` returns whether no earlier line had a custom_id."""
     summary = InputSummary()
     problems = summary.problems
     with closing(Input(str(path), watch=report)) as source:
@@ -191,7 +192,7 @@ def _read(
 
 
 def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> str:
-    """Return the model that a line names; raise _Refused if it refuses the file."""
+    """Return the model that a line names; raise _Refused if it makes the file invalid."""
     try:
         found = _decode(line)
         custom_id, model = found.custom_id, found.body.model
@@ -207,7 +208,7 @@ def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> st
 
 
 def _check_fields(line: bytes, endpoint: str) -> str:
-    """Return the custom_id of a line in an unusual form; raise _Refused if it refuses the file."""
+    """Return the custom_id of a line that `_decode` does not accept; raise _Refused."""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError as error:

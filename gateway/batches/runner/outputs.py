@@ -29,11 +29,11 @@ from producer.collect.collect import Collector
 from producer.input.decompression import ReadHook
 from producer.input.reader import Input, InputUnreadable
 
-#: Bytes written to the store at a time.
+#: Bytes that are written to the store at a time.
 PIECE = 2**20
 _Kind = Literal["output", "error"]
-#: The end of a success (contract/results.py). It is searched from the end: quotes within texts are
-#: escaped.
+#: Text before the line number in a success (contract/results.py). The search begins at the end of
+#: the line: the last match is not part of an answer, whose quotes are escaped.
 _MARK = b'"error":null,"warmq":{"line":'
 _NUMBER = re.compile(re.escape(_MARK) + rb"(\d+)")
 
@@ -42,13 +42,13 @@ def all_lines(
     services: Services, record: BatchRecord, batches: list[Batch | None], path: Path | None,
     watch: ReadHook | None = None,
 ) -> Iterator[ResultLine]:  # fmt: skip
-    """Yield the lines of all parts, whose `batches` have ended. `watch` may raise to stop it.
+    """Yield the result lines of all queue batches (`batches`), which must have ended.
 
-    Lines that were never queued, and those of a deleted part (None), are read from `path`, the
-    input file, if it exists still.
+    Lines that were never queued, and those of a deleted queue batch (None), are read from `path`,
+    the input file, if it still exists. `watch` may raise to stop the reading.
 
     Raises:
-        BatchChanged: a part was deleted or retried meanwhile.
+        BatchChanged: A queue batch was deleted or retried meanwhile.
     """
     streams = [
         _part_lines(services, record, index, batch, path, watch)
@@ -81,7 +81,7 @@ def _part_lines(
     code = "cancelled" if record.status == "cancelling" or batch is None else "expired"
     message = f"it was {code} before it was queued" if batch is not None else "it was deleted"
     error = RequestFailed(message, code=code)
-    # Lines after a damaged place were not queued either.
+    # If the file is damaged, the lines after the damage were not queued either.
     with suppress(InputUnreadable), closing(Input(str(path), watch=watch)) as source:
         for chunk in source.chunks(None, services.settings.max_line_bytes):
             if chunk.cursor <= cursor:
@@ -105,7 +105,7 @@ def _not_queued(part: BatchPart, number: int, line: bytes, error: RequestFailed)
 
 
 class _File:
-    """One of the two files, created with its first line."""
+    """One of the two files; it is created when its first lines are written."""
 
     def __init__(self, batch: ClaimedBatch, kind: _Kind) -> None:
         self.id = file_id_of(batch.record.id, kind)
@@ -131,7 +131,7 @@ class _File:
         self._lines, self._size = [], 0
 
     def commit(self) -> str | None:
-        """Write the file's record; return its id, None if it has no line."""
+        """Commit the file and its record; return its id, None if it has no lines."""
         if self._lines:
             self._flush()
         if self._writer is None:
@@ -159,7 +159,7 @@ class _File:
 
 
 def file_id_of(batch_id: str, kind: _Kind) -> str:
-    """Return the id of a batch's file, the same for each process that writes it."""
+    """Return the id of a batch's file, the same in every process that writes it."""
     return id_of("file-", f"{kind}\0{batch_id}")
 
 

@@ -1,4 +1,7 @@
-"""The phases of a batch. Each can be repeated; the process may be killed between any two."""
+"""Runs a batch through its phases: it is validated, queued and finished.
+
+The process may be killed between any two steps, so each phase can be repeated.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,13 @@ from producer.submit.submit import Summary
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}
 
-#: Requests that run at the end of the window get so long to end by themselves.
+#: Seconds that running requests get to end after the completion window.
 GRACE_S = 2.0
-#: A batch that waits for a worker, or for memory in Redis, is due again after so long.
+#: Milliseconds after which a batch that waits for a worker or for memory in Redis is due again.
 WAIT_MS = 1000
-#: Summaries kept of files that wait for a worker; other files are read again.
+#: Most cached summaries of files that wait for a worker; other files are read again.
 _MOST_SUMMARIES = 100
-#: Output lines between two checks of the lease.
+#: Lines written to the output files between two checks of the lease.
 _LINES = 500
 #: Seconds that a thread waits for memory in Redis while other batches wait for a thread.
 _FULL_S = 5
@@ -68,19 +71,19 @@ class Later(Exception):
 
 
 class Phases:
-    """Runs batches; `crowded` tells whether batches wait for a thread."""
+    """Runs batches; `crowded` returns whether batches wait for a thread."""
 
     def __init__(self, crowded: Callable[[], bool]) -> None:
         self._crowded = crowded
         self._summaries: dict[str, InputSummary] = {}
 
     def run(self, batch: ClaimedBatch) -> None:
-        """Do what can be done now, to the end if possible.
+        """Take a batch as far as possible now; return once it is done.
 
         Raises:
-            Later: it is due again; without it the batch is done.
-            Changed: the record is to be read again.
-            LeaseLost: another process may have the batch.
+            Later: Run the batch again in `in_ms`.
+            Changed: Read the record again.
+            LeaseLost: Another process may have the batch.
             StoreUnavailable, FileStoreFailed: Redis or the store does not answer.
         """
         if batch.record.status not in ENDED:
@@ -98,7 +101,7 @@ class Phases:
             return
         summary = self._summaries.pop(record.id, None) or self._read_input(batch)
         caller = batch.caller()
-        # Workers that were alive in the last minute count: they may be restarting.
+        # Workers that were alive in the last minute are included: they may be restarting.
         announced = services.batches.announcements()
         served = ServedModels.of(announced, settings.queue, settings.gateway_models)
         asked = (summary.bytes_of, served, caller.models)
@@ -123,7 +126,7 @@ class Phases:
         if path is None:
             return InputSummary(problems=[_deleted_file(record.input_file_id)])
         most, limit = settings.gateway_max_requests, settings.max_line_bytes
-        # A late file, too, is read to its end: its lines are listed in the error file.
+        # The file is read to its end even after the deadline: the error file lists its lines.
         check = partial(batch.check, ends_late=False)
         summary = validate_input(path, record.endpoint, limit, most, check)
         summary.problems = summary.problems or _too_large(batch.services, summary.requests)
@@ -143,7 +146,7 @@ class Phases:
         _finish(batch, states)
 
     def _queue_rest(self, batch: ClaimedBatch, ending: bool) -> None:
-        """Queue the lines that are not queued yet, unless the batch is to end."""
+        """Queue the lines that are not queued yet, unless the batch must end."""
         batch.keep_input()
         path = batch.input()
         if path is None and not batch.record.problems:
@@ -175,7 +178,7 @@ class Phases:
         except InputUnreadable as error:  # the file has changed since it was validated
             batch.write("cancelling", problems=[BatchError("invalid_file", error.message)])
         except (BatchConflict, BatchChanged) as error:
-            # Ended or deleted in the queue: what has been queued is all there will be.
+            # The queue batch has ended or was deleted: no more lines are queued.
             log.warning("batch %s: %s", batch.record.id, error.message, extra=_CHANGED)
             batch.write("cancelling")
 
@@ -199,10 +202,10 @@ def _start(
 
 
 def _note_deleted(batch: ClaimedBatch) -> list[Batch | None]:
-    """Return the parts' states; cancel a batch of which parts were deleted from the queue.
+    """Return the queue batches' states; cancel the batch if one of them was deleted.
 
-    They are not queued again: somebody has deleted them, or their results, which were paid for,
-    have expired while no gateway ran.
+    A deleted one is not queued again: a user deleted it, or its results, whose computation was paid
+    for, have expired while no gateway ran.
     """
     states, record = _states(batch), batch.record
     gone = [
@@ -216,10 +219,10 @@ def _note_deleted(batch: ClaimedBatch) -> list[Batch | None]:
 
 
 def _end_parts(batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | None]:
-    """End the parts that have not ended.
+    """End the queue batches that have not ended.
 
-    Parts that were never made are made and ended, so that a process that has lost its lease cannot
-    fill them.
+    Those that were never created are created and ended, so that a process that has lost its lease
+    cannot fill them.
     """
     record, store = batch.record, batch.services.batches
     cancelling = record.status == "cancelling"
@@ -242,12 +245,12 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
     states = [state for state in parts if state is not None]
     deleted = len(states) < len(parts)
     if not _ended(list(states)) or (deleted and not record.problems):
-        raise Later(100)  # the last requests are ending, or a part was just deleted
+        raise Later(100)  # the last requests are ending, or a queue batch was just deleted
     if record.status == "in_progress":
         record = batch.write("finalizing")
     queued = sum(state.number("total") for state in states)
     all_queued = not deleted and 0 < record.counts.total <= queued
-    # The file has the lines that were not queued.
+    # Lines that were not queued are read from the input file.
     path = None if all_queued else batch.input()
     lines_so_far = count(1)
 
@@ -270,7 +273,7 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
 
 
 def wait_ms(services: Services, created_at: int) -> int:
-    """Return after how long a running batch is due again: the older, the later."""
+    """Return the ms after which a running batch is due again; they grow with its age."""
     return int(min(2000, 250 + 50 * max(0.0, services.clock.now() - created_at)))
 
 
@@ -288,7 +291,7 @@ def _ended(states: list[Batch | None]) -> bool:
 
 
 def _states(batch: ClaimedBatch) -> list[Batch | None]:
-    """Return the parts' states, None for one that is missing or being deleted."""
+    """Return the queue batches' states, None for one that is missing or being deleted."""
     states = batch.services.batches.states([part.batch_id for part in batch.record.parts])
     return [None if state is not None and "deleting" in state.fields else state for state in states]
 

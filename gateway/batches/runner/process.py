@@ -1,4 +1,4 @@
-"""Starts the batch runner, and starts it again when it dies."""
+"""Starts the batch runner, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import time
 
 log = logging.getLogger(__name__)
 
-#: Waits before a restart: doubled each time, the first one again after a process that lived.
+#: Seconds before the first restart, most seconds before a later one (each wait is twice the last),
+#: and seconds that a process must have run for the first wait to apply again.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _LIVED_S = 0.2, 10.0, 30.0
-#: Time to release its batches.
+#: Seconds that the batch runner gets to release its batches.
 _GRACE_S = 10.0
 
 
 class RunnerProcess:
-    """The process `python -m gateway.batches.runner`.
+    """Runs the process `python -m gateway.batches.runner`.
 
-    Its parent is a thread that lives as long as this process: the kernel signals it when that ends.
+    The kernel signals that process when the thread that started it ends. So this class uses one
+    thread that lives as long as the gateway.
     """
 
     def __init__(self) -> None:

@@ -26,9 +26,10 @@ _decode = msgspec.json.Decoder(Body).decode
 def waits_for_worker(
     models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> bool:
-    """Return whether a batch is queued only once a worker is alive.
+    """Return whether a batch must wait until a worker is alive.
 
-    A batch with a configured model is queued now: autoscalers start workers for queued lines.
+    A batch with a model of the setting `gateway_models` need not: autoscalers start workers for
+    queued lines.
     """
     configured = set(served.configured.values())
     return not served.alive and not any(
@@ -39,7 +40,7 @@ def waits_for_worker(
 def older_workers_only(
     models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchError]:
-    """Return the problem of a batch with a model that only workers of an older protocol serve."""
+    """Return the problem of models that only workers of an older protocol serve, or []."""
     found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
     if not found:
         return []
@@ -53,10 +54,10 @@ def older_workers_only(
 def parts_for(
     batch_id: str, models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchPart]:
-    """Return the parts of a batch, one for each queue of its models; at least one.
+    """Return a batch's queue batches, one for each queue of its models; at least one.
 
-    The first part also gets lines whose model nobody serves, and refuses them. Lines that name no
-    model are given one, unless the caller may use all (`allowed` is None).
+    The first one also gets the lines whose model no worker serves, and refuses them. Lines that
+    name no model get one, unless the caller may use all models (`allowed` is None).
     """
     unnamed = served.default_of(allowed)
     by_queue: dict[str, list[str]] = {}
@@ -84,7 +85,7 @@ def parts_for(
 
 
 class PartLines:
-    """Selects the lines of one part of a file; depends on file and parts alone."""
+    """Selects a file's lines for one queue batch; every process selects the same ones."""
 
     def __init__(self, parts: list[BatchPart], index: int) -> None:
         self._part = part = parts[index]
@@ -95,14 +96,14 @@ class PartLines:
         self._allowed = self._models - {""} | {part.named} if part.named else self._models
 
     def takes(self, line: bytes) -> bool:
-        """Return whether a line is this part's; '' stands for one that was too long."""
+        """Return whether a line belongs to this queue batch; a line that was too long is empty."""
         if self._all:
             return True
         model = model_of(line)
         return model in self._models or (self._takes_unknown and model not in self._elsewhere)
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
-        """Yield a file's chunks with this part's lines only; lines without a model get `named`."""
+        """Yield a file's chunks with only these lines; lines without a model get `named`."""
         named = self._part.named
         for chunk in raw:
             if not self._all:
@@ -115,7 +116,7 @@ class PartLines:
             yield chunk
 
     def check(self, request: Request) -> None:
-        """Raise RequestRejected for a line whose model nobody serves."""
+        """Raise RequestRejected for a line whose model no worker serves."""
         try:
             model = _decode(request.body).model
         except (msgspec.DecodeError, RecursionError):
@@ -147,7 +148,7 @@ def _submission(record: BatchRecord, part: BatchPart) -> Submission:
 def create_part(
     services: Services, record: BatchRecord, part: BatchPart, *, ends: bool = False
 ) -> Batch:
-    """Make a part's batch of the queue, or find it; with `ends`, one that is only made to end."""
+    """Create a queue batch, or find it; with `ends` it is created only to be ended."""
     planned = record.order != "input"
     return _submission(record, part).create(
         services.batches, record.input_file_id, planned=planned, ends=ends
@@ -158,13 +159,13 @@ def submit_part(
     services: Services, record: BatchRecord, index: int, path: Path,
     report: Callable[[Summary], None], watch: ReadHook | None = None,
 ) -> None:  # fmt: skip
-    """Queue the lines of a part that are not queued yet, and seal it.
+    """Queue the lines of a queue batch that are not queued yet, and seal it.
 
-    `report` and `watch` may raise to stop it.
+    `report` and `watch` may raise to stop this function.
 
     Raises:
-        BatchConflict: the part has ended or was deleted meanwhile.
-        InputUnreadable: the file is damaged.
+        BatchConflict: The queue batch has ended or was deleted meanwhile.
+        InputUnreadable: The file is damaged.
         StoreUnavailable: Redis does not answer; the next call continues.
     """
     part, settings = record.parts[index], services.settings
@@ -175,7 +176,7 @@ def submit_part(
     if batch.sealed:
         return
     check = None if part.all_served and not part.named else lines.check
-    # A file that has parts was validated: its custom_ids are unique.
+    # The file was validated before its queue batches were created: its custom_ids are unique.
     submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
     with closing(Input(str(path), watch=watch)) as source:
         raw = source.chunks(submission.seed, settings.max_line_bytes)

@@ -1,4 +1,4 @@
-"""Claims batches that are due, and takes each as far as it goes."""
+"""Claims batches that are due, and runs each one as far as possible."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from producer.input.reader import InputUnreadable
 
 log = logging.getLogger(__name__)
 
-#: Batches whose files are read or written at a time; one that runs in the queue needs no thread.
+#: Threads; each reads or writes the files of one batch. A batch in the queue needs no thread.
 THREADS = 4
-#: Batches claimed in one call, and how often Redis is asked for them.
+#: Most batches claimed in one call, and seconds between two calls.
 AT_ONCE, LOOK_S = 64, 0.2
-#: A batch that failed is due again after so long.
+#: Milliseconds after which a failed batch is due again.
 FAILED_MS = 3000
-#: Tries of a batch at each stage of its end.
+#: Tries of a failing batch before each step that ends it (`_end`).
 TRIES = 3
-#: Batches whose failures are counted.
+#: Most batches whose failures are counted.
 _MOST_FAILED = 1000
-#: The record of a batch that has waited longer for its turn is read again.
+#: Seconds after which the record of a waiting batch is read again before the batch runs.
 _STALE_S = 1.0
 
 
 class BatchRunner:
-    """Runs batches until it is stopped. Any number of processes may do so."""
+    """Runs batches until it is stopped. Several processes may run batches concurrently."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -53,7 +53,7 @@ class BatchRunner:
         self._phases = Phases(self._turns.crowded)
 
     def stop(self) -> None:
-        """Make `run` release its batches and return; from any thread."""
+        """Make `run` release its batches and return; any thread may call this."""
         self._stop.set()
 
     def run(self) -> None:
@@ -82,7 +82,7 @@ class BatchRunner:
         return more
 
     def _claim(self) -> bool:
-        """Queue batches that are due for a thread; return whether more may be due."""
+        """Claim due batches, which then wait for threads; return whether more may be due."""
         due = self._services.due
         claims = due.claim("batch", self._lease_ms, AT_ONCE)
         if not claims:
@@ -109,7 +109,7 @@ class BatchRunner:
         return len(claims) == AT_ONCE
 
     def _in_queue(self, records: Sequence[BatchRecord]) -> set[str]:
-        """Return the ids of batches that are queued completely and have requests to end."""
+        """Return the ids of completely queued batches with requests that have not ended."""
         now = self._services.clock.now()
         asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
         ids = [part.batch_id for record in asked for part in record.parts]
@@ -146,8 +146,8 @@ class BatchRunner:
             else:
                 due.release(claim, in_ms)
         except LeaseLost:
-            # A renewal may have succeeded after all: then this frees the batch. It does nothing if
-            # another process has the lease.
+            # If the last renewal succeeded after all, this call releases the batch. If another
+            # process has the lease, this call does nothing.
             self._release(claim, 0)
             if not self._stop.is_set():
                 message = "batch %s is given up: its lease was not renewed in time"
@@ -156,14 +156,14 @@ class BatchRunner:
             log.warning("batch %s waits: %s", claim.id, error.message, extra=waits)
             if isinstance(error, InputUnreadable):
                 self._fail(batch, claim, error)
-            elif not isinstance(error, StoreUnavailable):  # without Redis its lease just ends
+            elif not isinstance(error, StoreUnavailable):  # without Redis the lease expires
                 self._release(claim, FAILED_MS)
         except Exception as error:
             log.exception("batch %s failed; it is tried again", claim.id, extra=waits)
             self._fail(batch, claim, error)
 
     def _do_phases(self, batch: ClaimedBatch, read_at: float) -> int | None:
-        """Return in how many ms a batch is due again; None: it is done."""
+        """Run a batch; return the ms after which it is due again, None if it is done."""
         exists = time.monotonic() - read_at < _STALE_S or batch.read_again()
         while exists:
             try:
@@ -176,14 +176,14 @@ class BatchRunner:
         return None
 
     def _fail(self, batch: ClaimedBatch, claim: Claim, error: Exception) -> None:
-        """Count a failure, and try the batch again or bring it to its end."""
+        """Count a failure; try the batch again, or end it after several failures."""
         ended = False
         tries = self._tries.pop(claim.id, 0) + 1
         while len(self._tries) >= _MOST_FAILED:
             self._tries.pop(next(iter(self._tries)))
         self._tries[claim.id] = tries
         try:
-            with suppress(Changed, LeaseLost, StoreUnavailable):  # it is tried again
+            with suppress(Changed, LeaseLost, StoreUnavailable):  # the batch is tried again
                 ended = batch.read_again() and _end(batch, error, tries)
         except Exception:
             waits = {"action": "batch_waits"}
@@ -196,20 +196,20 @@ class BatchRunner:
             self._services.due.finish(claim)
 
     def _release(self, claim: Claim, in_ms: int) -> None:
-        with suppress(StoreUnavailable):  # else its lease ends by itself
+        with suppress(StoreUnavailable):  # without Redis the lease expires
             self._services.due.release(claim, in_ms)
 
 
 def _end(batch: ClaimedBatch, error: Exception, tries: int) -> bool:
-    """Bring a failing batch nearer to its end; return whether nothing is left to do for it.
+    """Take the next step that ends a failing batch; return whether nothing is left to do.
 
-    If nothing is queued it fails. Otherwise it is cancelled first and its results are written; if
-    that fails, too, it fails without them.
+    If nothing was queued, the batch gets the status `failed`. Otherwise it is cancelled first, and
+    its results are written; if that fails too, it gets the status `failed` without results.
     """
     record = batch.record
     if tries < TRIES and not batch.late:
         return False
-    if record.status in ENDED:  # what follows its end fails
+    if record.status in ENDED:  # a step after its end fails
         return tries >= 3 * TRIES
     message = (
         f"the batch could not be processed: this gateway failed {tries} times "

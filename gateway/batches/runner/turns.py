@@ -1,4 +1,4 @@
-"""Decides which batch a thread takes next: tenants take turns, and none has all threads."""
+"""Decides which batch a thread takes next: tenants take turns, and none gets all threads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from contract.redis.due import Claim
 from contract.redis.objects import Stored
 from gateway.redis.leases import Lease
 
-#: Claimed batches of one tenant that wait in this process; more stay in Redis for any gateway.
+#: Most claimed batches of one tenant that wait in this process; further ones stay in Redis.
 MOST_WAITING = 16
-#: Further batches are due again APART_MS apart, so that batches of other tenants
-#: are claimed between them; the first after SOONEST_MS, the last after LATEST_MS.
+#: Milliseconds after which a tenant's further batches are due again: SOONEST_MS for the first,
+#: APART_MS more for each later one (so that other tenants' batches are claimed between them),
+#: LATEST_MS at most.
 APART_MS, SOONEST_MS, LATEST_MS = 8, 500, 10_000
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A claimed batch, with its record as it was read then."""
+    """A claimed batch that waits for a thread, with its record as read at the claim."""
 
     tenant: str
     lease: Lease[Claim]
@@ -29,16 +30,16 @@ class Waiting:
 
 
 class Turns:
-    """The batches that wait for a thread. Thread-safe.
+    """Holds the batches that wait for a thread. Thread-safe.
 
-    A tenant has at most half of the threads; the last free one is for tenants that have none.
+    A tenant gets at most half of the threads; the last free thread is kept for tenants without one.
     """
 
     def __init__(self, threads: int) -> None:
         self._most_each = max(1, threads // 2)
         self._free = threads
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[Waiting]] = {}  # the next tenant first
+        self._waiting: dict[str, deque[Waiting]] = {}  # by tenant, the next tenant first
         self._running = Counter[str]()
         self._due_at_ms: dict[str, float] = {}
         self._closed = False
@@ -53,7 +54,7 @@ class Turns:
             self._waiting.setdefault(work.tenant, deque()).append(work)
 
     def again_ms(self, tenant: str) -> int:
-        """Return after how long a batch that is not accepted is due again."""
+        """Return the ms after which a batch that is not accepted is due again."""
         with self._lock:
             now = time.monotonic() * 1000
             at = max(now + SOONEST_MS, self._due_at_ms.get(tenant, 0))
@@ -76,7 +77,7 @@ class Turns:
             queue = self._waiting.pop(tenant)
             work = queue.popleft()
             if queue:
-                self._waiting[tenant] = queue  # its next turn is the last
+                self._waiting[tenant] = queue  # moves the tenant to the end
             self._running[tenant] += 1
             self._free -= 1
             return work
@@ -85,14 +86,14 @@ class Turns:
         with self._lock:
             self._free += 1
             self._running[work.tenant] -= 1
-            self._running += Counter()  # drops the zeros
+            self._running += Counter()  # removes tenants without a thread
 
     def crowded(self) -> bool:
         with self._lock:
             return bool(self._waiting)
 
     def close(self) -> list[Waiting]:
-        """Assign no more threads; return what still waits."""
+        """Assign no more threads; return the batches that still wait."""
         with self._lock:
             self._closed = True
             left = [work for queue in self._waiting.values() for work in queue]
