@@ -1,7 +1,7 @@
-"""The store of files' contents: a folder, or a bucket of S3, Google Cloud or Azure.
+"""Stores files' contents in a folder, or in a bucket of S3, Google Cloud or Azure.
 
-Names are the gateway's own (`file-<hex>`), never a client's. producer/input/bucket.py has the
-credentials of buckets.
+Names are the gateway's own (such as `file-<hex>`), never a client's. Credentials of buckets come
+from the environment (producer/input/bucket.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from producer.input.files import UNFINISHED, AtomicFile, ObjectFile, OutputUnwri
 
 log = logging.getLogger(__name__)
 
-#: Largest piece that is read of a file.
+#: Most bytes of a file that are read at a time.
 PIECE = 2**20
-#: Bytes read from a bucket by one request: obstore ends a request that takes over 30 s, as one
-#: that lasted as long as a slow client would.
+#: Bytes that one request reads from a bucket. obstore ends a request after 30 s, and a request for
+#: a whole file would last as long as a slow client reads.
 _RANGE = 8 * 2**20
-#: Parts of one file that are sent to a bucket concurrently.
+#: Pieces of one file that are sent to a bucket concurrently.
 _AT_ONCE = 4
-#: Written to a bucket and removed at the start, to check its credentials.
+#: Prefix of an object that is written to a bucket and removed at the start, to check credentials.
 _PROBE = "warmq-probe"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
@@ -43,7 +43,7 @@ class FileStoreFailed(WarmqError):
 
 
 class Writer:
-    """A file that is being written; nothing of it stays without `commit`."""
+    """A file that is being written; it is removed unless `commit` is called."""
 
     def __init__(self, target: AtomicFile | ObjectFile, where: str) -> None:
         self._target, self._where = target, where
@@ -55,28 +55,28 @@ class Writer:
         self._size += len(data)
 
     def commit(self) -> int:
-        """Make the file visible, on disk when this returns; return its size in bytes."""
+        """Store the file durably and make it visible; return its size in bytes."""
         with _write_errors(self._where):
             self._target.commit()
         return self._size
 
     def close(self) -> None:
-        """Remove what was not committed."""
+        """Remove the file unless it was committed."""
         if left := self._target.discard():
             message = "parts of an unfinished file stay in the bucket: %s"
             log.warning(message, left, extra={"action": "parts_left"})
 
 
 class FileStore(ABC):
-    """Files by name. Calls are thread-safe, and raise FileStoreFailed."""
+    """Stores files by name. Calls are thread-safe, and raise FileStoreFailed."""
 
-    #: Where the files are, for error messages; and the errors that reading and deleting raise.
+    #: The place of the files in error messages, and the errors that reading and deleting raise.
     where = ""
     errors: tuple[type[Exception], ...] = (OSError,)
 
     @contextmanager
     def write(self, name: str) -> Iterator[Writer]:
-        """Write a file; the commit replaces one of the same name."""
+        """Open a file for writing; its commit replaces a file of the same name."""
         checked_name(name)
         with _write_errors(self.where):
             writer = Writer(self._begun(name), self.where)
@@ -130,7 +130,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def sweep(self, older_than_s: float, now: float) -> None:
-        """Remove unfinished files that are older than this, and whose writers have died."""
+        """Remove unfinished files older than `older_than_s` seconds, whose writers have died."""
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -199,11 +199,11 @@ class Bucket(FileStore):
         wrong: tuple[type[Exception], ...] = (*self.errors, TypeError)
         try:
             self._store: Any = from_url(url, retry_config=RETRIES)
-            # Each gateway has its own name: Google and Azure report a missing object to the second
-            # one that deletes it.
+            # Each gateway writes its own object: if two deleted the same one, Google and Azure
+            # would report to the second that the object is missing.
             probe = f"{_PROBE}-{secrets.token_hex(8)}"
             obstore.put(self._store, probe, b"")
-            with suppress(FileNotFoundError):  # the bucket's rule, or a retry, has deleted it
+            with suppress(FileNotFoundError):  # a lifecycle rule or a retry has deleted it
                 obstore.delete(self._store, probe)
         except wrong as error:
             raise FileStoreFailed(
@@ -238,7 +238,7 @@ class Bucket(FileStore):
             yield Path(file.name)
 
     def sweep(self, older_than_s: float, now: float) -> None:
-        """Do nothing: the bucket's own rule ends unfinished uploads."""
+        """Do nothing: the bucket's lifecycle rule removes unfinished uploads."""
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def _write_errors(where: str) -> Iterator[None]:
 
 
 def checked_name(name: str) -> str:
-    """Return a file's name; raise ValueError for one that could leave the store's folder."""
+    """Return a file's name; raise ValueError if it could leave the store's folder."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"not a name of a stored file: {name!r}")
     return name

@@ -1,4 +1,7 @@
-"""A table of what each route does; a test compares it with the application's routes."""
+"""The table of the gateway's operations, from which document.py makes the OpenAPI document.
+
+A test compares the table with the application's routes.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,9 @@ JSON, FORM, BYTES, LINES, EVENTS = (
 class Operation:
     """One method of one path.
 
-    `body` and `answer` are types, or schemas where there is no type, or None. `query` has
-    parameters' schemas by name. `ranges`: answers ranges too. `open`: needs no key.
+    `body` and `answer` are types, schemas where there is no type, or None. `query` has the schemas
+    of the parameters by name. `ranges`: it also answers requests for a range. `open`: it needs no
+    key.
     """
 
     route: str
@@ -54,7 +58,7 @@ class Operation:
 _TEXT: Schema = {"type": "string"}
 _AFTER = _TEXT | {"description": "The id after which the page begins."}
 _FILE_BYTES: Schema = {"type": "string", "contentMediaType": BYTES}
-#: OpenAI's schema of the same route holds for an engine's own answer.
+#: The schema of an engine's answer. It has no details: OpenAI's schema of the same route holds.
 _ENGINES: Schema = {"type": "object", "description": "The engine's answer, as vLLM gives it."}
 _SECONDS: Schema = {"type": "integer", "minimum": LEAST_LIFE_S, "maximum": MOST_LIFE_S}
 _PARTIAL: Schema = {"type": "boolean", "description": "Show the file of what has ended so far."}

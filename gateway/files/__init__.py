@@ -1,1 +1,1 @@
-"""Files and uploads over HTTP."""
+"""OpenAI's Files and Uploads APIs."""

@@ -1,4 +1,7 @@
-"""Files of tenants: a record in Redis, the content in the store under the file's id."""
+"""Creates, reads and deletes tenants' files: records in Redis, contents in the store.
+
+The name of a content in the store is the file's id.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,15 @@ from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 
-#: A content without a record is removed after so long: its gateway has died, or its owner has
-#: deleted the file while a batch reads it.
+#: Milliseconds after which a content without a record is removed: its gateway has died, or its
+#: tenant has deleted the file while a batch reads it.
 _ORPHAN_MS = 600_000
-#: Lease of a file or upload that is swept, how many are claimed at a time, and claims in a sweep.
+#: Milliseconds of the lease on a file or upload that is swept, most claims in one call, and most
+#: calls in one sweep.
 _SWEEP_MS, _CLAIMS, _SWEEPS = 60_000, 20, 250
-#: Records read in one call to fill a page of one purpose.
+#: Records that are read in one call to fill a page with files of one purpose.
 _AT_ONCE = 500
-#: Prefix of the empty content that marks a store.
+#: Prefix of the name of an empty file that identifies a store.
 MARK = "warmq-store-"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 
@@ -37,7 +41,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One file. Times are seconds since 1970.
 
-    `digest` covers all that shaped a file that came with an Idempotency-Key.
+    `digest` is set if the file came with an Idempotency-Key: a hash of its content and form fields.
     """
 
     id: str
@@ -66,7 +70,7 @@ class Files:
         self._services = services
 
     def sweep_later(self, file_id: str) -> None:
-        """Have a content removed later unless it has a record then; call it before writing one."""
+        """Schedule a content's removal unless it has a record by then; call before writing it."""
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
     def keep_content(self, file_id: str, batch_id: str) -> None:
@@ -75,7 +79,7 @@ class Files:
         self.sweep_later(file_id)
 
     def create(self, record: FileRecord) -> FileRecord:
-        """Write the record of a stored content; return it, or the one that this id has."""
+        """Write the record of a stored content; return it, or the record that exists already."""
         if not self._services.objects.create(
             "file", record.tenant, record.id, record.created_at, _encode(record), record.expires_at
         ):
@@ -91,10 +95,10 @@ class Files:
     def create_of_batch(self, record: FileRecord, batch: Stored) -> bool:
         """Write the record of a batch's output file, unless the batch has changed.
 
-        A record of another size is replaced: it was written before some results expired.
+        A record with another size is replaced: it was written before some results expired.
 
         Returns:
-            Whether the record is there; if not, the content is swept later.
+            Whether the record exists now; if not, the content is swept later.
         """
         objects, document = self._services.objects, _encode(record)
         self.sweep_later(record.id)
@@ -119,7 +123,7 @@ class Files:
     def page(
         self, tenant: str, after: str, limit: int, *, oldest_first: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool] | None:
-        """Return a page of a tenant's files, and whether there are more; None: no such `after`."""
+        """Return a page of files, and whether more follow; None if `after` is unknown."""
         found: list[FileRecord] = []
         most = limit if purpose is None else max(limit, _AT_ONCE)
         while True:
@@ -137,9 +141,9 @@ class Files:
             after = records[-1].id
 
     def delete(self, tenant: str, file_id: str) -> bool:
-        """Delete a tenant's file; return whether it was there.
+        """Delete a tenant's file; return whether it existed.
 
-        A content that a batch may still read is swept later, and counts until then.
+        If a batch may still read the content, it is removed later, and its bytes count until then.
         """
         if self.get(tenant, file_id) is None:
             return False
@@ -152,7 +156,7 @@ class Files:
         return True
 
     def sweep(self) -> int:
-        """Remove contents whose record has expired or never came; return how many."""
+        """Remove contents whose record has expired or was never written; return their number."""
         return sweep_due(self._services, "file", self._sweep_one)
 
     def _sweep_one(self, claim: Claim) -> bool:
@@ -174,14 +178,14 @@ class Files:
 
 
 def sweep_due(services: Services, kind: Work, sweep_one: Callable[[Claim], bool]) -> int:
-    """Claim what is due of a kind; return for how many `sweep_one` was true."""
+    """Claim the due work of a kind; return for how many claims `sweep_one` was true."""
     count = 0
     for _ in range(_SWEEPS):
         claims = services.due.claim(kind, _SWEEP_MS, _CLAIMS)
         for claim in claims:
             try:
                 count += sweep_one(claim)
-            except (ApiError, FileStoreFailed) as error:  # the next sweep after its lease does it
+            except (ApiError, FileStoreFailed) as error:  # a later sweep tries again
                 log.warning(
                     "%s %s is not swept: %s",
                     kind,
@@ -207,13 +211,13 @@ def new_record(
 
 
 def check_same_file(known: FileRecord, again: FileRecord) -> None:
-    """Raise ApiError (409) if an Idempotency-Key came with another file before."""
+    """Raise ApiError (409) if an earlier try with this Idempotency-Key sent another file."""
     if (known.digest and known.digest != again.digest) or known.bytes != again.bytes:
         raise conflict()
 
 
 def save_file(services: Services, caller: Caller, writer: Writer, record: FileRecord) -> FileRecord:
-    """Commit what `writer` has written, and its record; raise ApiError (409, 429)."""
+    """Commit a file's content and its record; raise ApiError (409, 429)."""
     files = Files(services)
     if known := files.get(caller.tenant, record.id):  # the answer to an earlier try was lost
         check_same_file(known, record)
@@ -226,9 +230,10 @@ def save_file(services: Services, caller: Caller, writer: Writer, record: FileRe
 
 
 def check_same_store(services: Services) -> None:
-    """Raise FileStoreFailed unless this store has the mark of this Redis' gateways.
+    """Raise FileStoreFailed unless the store has the mark of the gateways of this Redis.
 
-    The first gateway writes the mark. With two stores, each would lack half of the files.
+    The mark is an empty file, which the first gateway writes and notes in Redis. If gateways used
+    two stores, each would lack half of the files.
     """
     mark = services.objects.store_mark()
     if mark is None:
@@ -237,7 +242,7 @@ def check_same_store(services: Services) -> None:
             writer.commit()
         try:
             mark = services.objects.mark_store(made)
-        except StoreFull:  # the next start marks it
+        except StoreFull:  # Redis is full: the next start sets the mark
             mark = made
         if mark != made:
             services.store.delete(made)

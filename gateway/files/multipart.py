@@ -1,4 +1,4 @@
-"""Reads multipart bodies as they arrive: a file of any size in constant memory."""
+"""Reads multipart forms as they arrive: a file of any size takes constant memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from starlette.requests import Request
 from gateway.file_store import Writer
 from gateway.http.errors import ApiError, invalid
 
-#: Bytes written to the store at a time, by a thread.
+#: Bytes that a thread writes to the store at a time.
 PIECE = 2**20
-#: Most bytes of a form without its file's content: fields, headers, and what surrounds the parts.
+#: Most bytes of a form without its file's content: its fields, headers and boundaries.
 FORM_BYTES = 64 * 1024
 _MOST_PARTS = 100
-#: Bytes given to the parser before the event loop gets its turn.
+#: Bytes that are parsed before other tasks of the event loop may run.
 _STEP = 64 * 1024
 
 
@@ -33,7 +33,7 @@ class ReceivedForm:
 
 
 class _Form:
-    """The parser's callbacks, none of which waits for anything."""
+    """A form that is being parsed. The parser's callbacks do not block."""
 
     def __init__(self, boundary: bytes, file_field: str) -> None:
         self.found = ReceivedForm()
@@ -44,7 +44,7 @@ class _Form:
         self._header, self._header_value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._in_file = False
-        #: Bytes of the body so far, and those of them that are the file's content.
+        #: Bytes of the body so far, and the bytes of the file's content among them.
         self._read = self._of_file = 0
         self._parser = MultipartParser(
             boundary,
@@ -57,10 +57,10 @@ class _Form:
         )  # fmt: skip
 
     def write(self, data: bytes) -> None:
-        """Parse a piece of the body; raise ApiError for more than FORM_BYTES without the file."""
+        """Parse a piece of the body; raise ApiError if more than FORM_BYTES are not the file's."""
         self._parser.write(data)
         self._read += len(data)
-        # The parser may hold back the end of a piece that could be a boundary's beginning.
+        # The parser may keep back the last bytes of a piece if they could begin a boundary.
         if self._read - self._of_file > FORM_BYTES:
             raise invalid(
                 f"the form has more than {FORM_BYTES} bytes that are not the file's content; send "
@@ -122,7 +122,7 @@ def check_length(content_length: str, most: int, what: str, field: str) -> None:
 
 
 async def receive(request: Request, writer: Writer, file_field: str, most: int) -> ReceivedForm:
-    """Read a form, and write its file as it arrives; raise ApiError (400, 413), FileStoreFailed."""
+    """Read a form, writing its file as it arrives; raise ApiError (400, 413), FileStoreFailed."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:

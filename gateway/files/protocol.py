@@ -1,4 +1,4 @@
-"""Files as OpenAI's API defines them: fields, purposes, and expiry."""
+"""Defines files as OpenAI's API shows them: fields, purposes and expiry."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from msgspec import UNSET, UnsetType
 from gateway.files.files import FileRecord
 from gateway.http.errors import invalid
 
-#: Purposes that a client may give; the gateway's own output files have OUTPUT_PURPOSE.
+#: Purposes that a client may give. The gateway's own output files have OUTPUT_PURPOSE.
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 OUTPUT_PURPOSE = "batch_output"
-#: Least and most seconds of `expires_after`.
+#: Shortest and longest life of a file in seconds (`expires_after`).
 LEAST_LIFE_S, MOST_LIFE_S = 3600, 2_592_000
-#: Most files of a page.
+#: Most files on a page of the list.
 MOST_FILES = 10_000
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
@@ -45,7 +45,7 @@ class FileList(msgspec.Struct, kw_only=True):
 
 
 class Deleted(msgspec.Struct, kw_only=True):
-    """The answer to a DELETE."""
+    """The answer to the DELETE of a file."""
 
     id: str
     object: Literal["file"] = "file"
@@ -53,7 +53,7 @@ class Deleted(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct):
-    """Seconds after its creation at which a file is removed."""
+    """When a file is removed: `seconds` after its creation."""
 
     anchor: Literal["created_at"]
     seconds: int
@@ -78,7 +78,7 @@ def purpose_of(fields: dict[str, str]) -> str:
 
 
 def life_of(fields: dict[str, str]) -> int | None:
-    """Return after how many seconds a file expires, or None; raise ApiError (400)."""
+    """Return the seconds after which a file expires, or None; raise ApiError (400)."""
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
     if as_json := fields.get("expires_after"):
         try:

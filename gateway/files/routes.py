@@ -1,4 +1,4 @@
-"""Routes of files and uploads."""
+"""The routes of files and uploads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _create(request: Request) -> Response:
 
 
 def _id_of(prefix: str, idempotency: str) -> str:
-    """Return a new id, or that of an earlier try of the same request."""
+    """Return a new id, or the id that an earlier try of the same request got."""
     if not idempotency:
         return new_id(prefix)
     return id_of(prefix, f"{prefix.removesuffix('-')}{idempotency}")
@@ -119,8 +119,8 @@ def content(
 ) -> Response:
     """Return the response to a GET or HEAD of a file's content.
 
-    One range is served (RFC 9110, section 14); several, and malformed ones, get the whole file.
-    The ETag is the file's id: the content of an id never changes.
+    A request for one range gets the range (RFC 9110, section 14); a malformed range or several
+    ranges get the whole file. The ETag is the file's id: the content of an id never changes.
     """
     etag, size = f'"{record.id}"', record.bytes
     out = {
@@ -148,7 +148,7 @@ def content(
 
 
 def _span_of(first: str, last: str, size: int) -> tuple[int, int] | None:
-    """Return the bytes of a range, the second exclusive; None if it begins after the file."""
+    """Return the start and the end (exclusive) of a range; None if it begins after the file."""
     if not first and not last:
         return 0, size
     if not first:  # the last n bytes
@@ -172,7 +172,7 @@ async def _add_part(request: Request) -> Response:
     gateway, owner = services(request), caller(request)
     upload_id = request.path_params["upload_id"]
     part_id = _id_of("part_", request.scope.get("warmq.idempotency", ""))
-    # Refuse it before 64 MB are read for nothing.
+    # A part that cannot be added is refused before its 64 MB are read.
     length = request.headers.get("content-length", "")
     check_length(length, uploads.MOST_PART_BYTES, "a part", "data")
     now = await asyncio.to_thread(gateway.clock.now)

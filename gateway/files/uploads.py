@@ -1,4 +1,4 @@
-"""Uploads: large files that a client sends in parts (`/v1/uploads`).
+"""Creates, completes and cancels uploads: files that a client sends in upload parts.
 
 A gateway may die at any step. The record names the file from the beginning, so completing an upload
 again with the same parts makes the same file.
@@ -25,15 +25,15 @@ from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.json_api import new_id
 from gateway.http.services import Services
 
-#: An upload expires after so long (OpenAI's figure).
+#: Seconds after which an upload expires (OpenAI's figure).
 OPEN_S = 3600
-#: Largest part (OpenAI's figure, and the size of the SDKs' parts).
+#: Largest upload part in bytes (OpenAI's figure, and the size of the SDKs' parts).
 MOST_PART_BYTES = 64 * 2**20
-#: Most parts (S3's figure).
+#: Most parts of an upload (S3's figure).
 MOST_PARTS = 10_000
-#: Parts are deleted a second time so long after the end: one may have been on its way.
+#: Seconds after an upload's end at which its parts are deleted again: one may have arrived late.
 AGAIN_S = 600
-#: The record of an ended upload is kept for so long.
+#: Seconds for which the record of an ended upload is kept.
 REMEMBER_S = 86_400
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -42,11 +42,11 @@ ENDED: frozenset[Status] = frozenset(("completed", "cancelled", "expired"))
 
 
 class UploadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One upload. Times are seconds since 1970; `bytes` is the announced size of the file.
+    """One upload. Times are seconds since 1970; `bytes` is the file's size as announced.
 
     `parts` maps the id of each part, which is its name in the store, to its size. A part is noted
     here before it is stored, so that every stored part is removed in the end.
-    `chosen`: the parts of the file, in order, and its MD5 ('' if the client gave none).
+    `chosen` has the ids of the file's parts, in order, and the file's MD5 ('' if none was given).
     """
 
     id: str
@@ -73,7 +73,7 @@ class UploadCreate(msgspec.Struct, kw_only=True):
 
 
 class UploadComplete(msgspec.Struct, kw_only=True):
-    """The body of a complete: all parts in the file's order, and the file's MD5 in hexadecimal."""
+    """The body of POST /complete: all parts in the file's order, and the file's MD5 in hex."""
 
     part_ids: list[str]
     md5: str | None = None
@@ -103,7 +103,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def upload_object(record: UploadRecord, file: File | None = None) -> Upload:
-    """Return an upload in OpenAI's form, where one that is being completed is still pending."""
+    """Return an upload as OpenAI's API shows it: `pending` while it is being completed."""
     return Upload(
         id=record.id, bytes=record.bytes, created_at=record.created_at,
         expires_at=record.expires_at, filename=record.filename, purpose=record.purpose,
@@ -127,10 +127,10 @@ def change(
 ) -> UploadRecord:
     """Replace an upload's record, retrying if another process has replaced it meanwhile.
 
-    `to` gets the record and the time (Redis' clock), and returns the same record to change nothing.
+    `to` gets the record and Redis's time, and returns the same record to change nothing.
 
     Raises:
-        ApiError: 404; or what `to` raises.
+        ApiError: 404 if there is no such upload; also the errors that `to` raises.
     """
     while (read := services.objects.get("upload", tenant, upload_id)) is not None:
         record = _decode(read.document)
@@ -143,7 +143,7 @@ def change(
 
 
 def counted_bytes(record: UploadRecord) -> int:
-    """Return the bytes that an open upload counts for its tenant."""
+    """Return the bytes that an open upload adds to its tenant's file bytes."""
     return max(record.bytes, sum(record.parts.values()))
 
 
@@ -152,7 +152,7 @@ def _with_status(record: UploadRecord, status: Status, now: float) -> UploadReco
 
 
 def check_open(record: UploadRecord, now: float) -> None:
-    """Raise ApiError (400) unless the upload is open at `now` (Redis' clock)."""
+    """Raise ApiError (400) unless the upload is open at `now` (Redis's time)."""
     late = record.status == "pending" and now >= record.expires_at
     if record.status in ENDED or late:
         status = "expired" if late else record.status
@@ -161,7 +161,7 @@ def check_open(record: UploadRecord, now: float) -> None:
 
 
 def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: str) -> UploadRecord:
-    """Begin an upload, unless an earlier try has; raise ApiError (400, 413, 429)."""
+    """Begin an upload, unless an earlier try has done so; raise ApiError (400, 413, 429)."""
     most = services.settings.gateway_max_file_bytes
     if asked.bytes < 1:
         raise invalid(f"bytes is {asked.bytes}; give the file's size, 1 at least", "bytes")
@@ -179,7 +179,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
     services.limits.check_records(caller)
-    # Before its bytes count: the sweep then uncounts them if this gateway dies.
+    # It becomes due before its bytes count, so that a sweep subtracts them if this gateway dies.
     services.due.add("upload", upload_id, OPEN_S * 1000)
     services.limits.note_bytes(caller, upload_id, asked.bytes)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
@@ -196,7 +196,7 @@ def add_part(services: Services, caller: Caller, upload_id: str, part_id: str, s
             message = f"upload {record.id} is being completed: it takes no more parts"
             raise invalid(message, "upload_id", "upload_not_pending")
         parts = record.parts | {part_id: size}
-        # A client sends a part again if its answer was lost, so parts may exceed the file.
+        # A client sends a part again if the answer was lost, so parts may be larger than the file.
         if len(parts) > MOST_PARTS or sum(parts.values()) > 2 * record.bytes + MOST_PART_BYTES:
             raise invalid(
                 f"upload {upload_id} has too many parts for its {record.bytes} bytes: send at most "
@@ -210,7 +210,7 @@ def add_part(services: Services, caller: Caller, upload_id: str, part_id: str, s
 
 
 def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
-    """Cancel an upload, also a cancelled one; raise ApiError (400, 404)."""
+    """Cancel an upload, which may be cancelled already; raise ApiError (400, 404)."""
 
     def cancelled(record: UploadRecord, now: float) -> UploadRecord:
         if record.status == "cancelled":
@@ -227,12 +227,12 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
 def complete(
     services: Services, caller: Caller, upload_id: str, asked: UploadComplete
 ) -> tuple[UploadRecord, FileRecord | None]:
-    """Make the file; return the upload, and its file unless that was deleted since.
+    """Join the parts to the file; return the upload, and the file unless it was deleted since.
 
     Raises:
-        ApiError: 404; 400 for an upload that is not open, or parts that are unknown, incomplete or
-            have another MD5; 409 while it is completed with other parts.
-        FileStoreFailed: a part cannot be read, or the file not written; no file is left.
+        ApiError: 404 for an unknown upload; 400 for one that is not open, or for parts that are
+            unknown, incomplete or have another MD5; 409 while it is completed with other parts.
+        FileStoreFailed: A part cannot be read, or the file cannot be written; no file is left.
     """
     md5 = (asked.md5 or "").lower()
     if md5 and not _MD5.fullmatch(md5):
@@ -247,7 +247,7 @@ def complete(
             _join_parts(services, record, writer)
             check_open(get(services, caller.tenant, upload_id), services.clock.now())
             files.sweep_later(record.file_id)
-            # In this order: `note_bytes` would count the announced bytes, too.
+            # The announced bytes are subtracted first: `note_bytes` would count both.
             services.limits.forget_bytes(caller.tenant, record.id)
             services.limits.note_bytes(caller, record.file_id, record.bytes)
             writer.commit()
@@ -265,12 +265,12 @@ def complete(
 
 
 def _uncount(services: Services, caller: Caller, record: UploadRecord) -> None:
-    """Count a file that was not made as the open upload again, if it is open."""
+    """Subtract the bytes of a file that was not made; add an open upload's bytes again."""
     if record.status in ENDED:
         Files(services).delete(caller.tenant, record.file_id)
     services.limits.forget_bytes(caller.tenant, record.file_id)
     if record.status == "pending":
-        # If other files have taken the quota, its next part is refused.
+        # If other files have used up the quota, the upload's next part is refused.
         with suppress(ApiError):
             services.limits.note_bytes(caller, record.id, counted_bytes(record))
 
@@ -340,13 +340,13 @@ def _file_of(record: UploadRecord, now: int) -> FileRecord:
 
 
 def sweep(services: Services) -> int:
-    """Expire uploads whose time is over, and delete parts of those that have ended."""
+    """Expire uploads whose time is over, and delete the parts of ended uploads."""
     return sweep_due(services, "upload", partial(_sweep_one, services))
 
 
 def _sweep_one(services: Services, claim: Claim) -> bool:
     owner, now = services.objects.owner_of("upload", claim.id), services.clock.now()
-    if owner is None:  # a create died before it wrote the record
+    if owner is None:  # a gateway died before it wrote the record
         services.limits.forget_bytes("", claim.id)
         services.due.finish(claim)
         return True

@@ -1,1 +1,1 @@
-"""What every call of the gateway passes, and what every answer is made of."""
+"""Middleware that every request passes, and functions that all routes use."""

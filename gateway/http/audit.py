@@ -1,4 +1,7 @@
-"""Writes, all but online requests: a line of JSON on stdout for each, and their rate."""
+"""Logs each write as a line of JSON on stdout, and limits the rate of writes.
+
+A write is a POST, PUT, PATCH or DELETE that is not an online request.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from gateway.http.limits import Limits
 log = logging.getLogger(__name__)
 
 _METHODS = frozenset(("POST", "DELETE", "PUT", "PATCH"))
-#: The id of an object in a path, and at the beginning of an answer.
+#: Matches an object's id in a path; _ID_IN_ANSWER matches one at the beginning of an answer.
 ID_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches)/([\w.-]{1,128})")
 _ID_IN_ANSWER = re.compile(rb'"id":\s?"([\w.-]{1,128})"')
 _ANSWER_HEAD = 512
 
 
 def to_stdout() -> None:
-    """Send the lines to stdout, where nothing else is; the log goes to stderr."""
+    """Make the lines go to stdout, which has nothing else; the log goes to stderr."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers[:] = [handler]
@@ -35,9 +38,9 @@ def to_stdout() -> None:
 
 
 class WriteAudit:
-    """Takes each write from its key's rate and logs it; online requests have their own rates.
+    """Counts each write for its key's rate, and logs it; online requests have other rates.
 
-    Refusals of calls with an Idempotency-Key are stored, so they have a rate too.
+    Refusals of calls with an Idempotency-Key are stored, so their rate is limited, too.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
@@ -81,13 +84,13 @@ class WriteAudit:
         self, scope: Scope, receive: Receive, send: Send, *, online: bool, keyed: bool
     ) -> None:
         caller: Caller = scope["warmq.caller"]
-        if not caller.key_id and scope["path"].startswith("/ui"):  # it may be a login
+        if not caller.key_id and scope["path"].startswith("/ui"):  # a login has no key yet
             await self._app(scope, receive, send)
             return
 
         async def refusals_counted(message: Message) -> None:
             stored = message["type"] == "http.response.start" and scope.get("warmq.remembered")
-            # Those of 429 and 5xx are not stored (idempotency.py).
+            # Answers with status 429 or 5xx are not stored (idempotency.py).
             if stored and 400 <= message["status"] < 500 and message["status"] != 429:
                 self._limits.note_refusal(caller)
             await send(message)
@@ -115,7 +118,7 @@ def _line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -
         "tenant": caller.tenant,
         "key_id": caller.key_id or None,
         "method": scope["method"],
-        # A path without a route may be anything.
+        # The route is logged, not the path: a path without a route may contain anything.
         "route": getattr(scope.get("route"), "path", None),
         "object_id": in_path[1] if in_path else in_answer[1].decode() if in_answer else None,
         # 0: the client closed the connection before there was an answer.

@@ -1,7 +1,7 @@
-"""Bounds on bodies: the size of each, before its caller is known; all that are in memory, in sum.
+"""Limits bodies: the size of each one, and the memory of all large ones.
 
-A body is counted until its request is queued, or has ended. Small bodies are not counted in sum,
-so they are served even while large ones use up the whole budget.
+The size is checked before the caller is known. A large body is counted until its request is queued
+or has ended. Small bodies are not counted, so they are served while large ones use up the budget.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, send_error
 
-#: Uploads have their own limit on what they read (gateway/files, batches/anthropic).
+#: Paths of uploads, which limit the bytes that they read (gateway/files, batches/anthropic).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/ui/submit")
-#: An upload whose lines are kept in memory one by one.
+#: The path of an upload that keeps one line at a time in memory.
 _KEEPS_LINES = "/v1/messages/batches"
-#: A client reads no answer while it is sending, and loses one if its connection is closed with
-#: unread bytes. So the rest of a body that is too large is read before the answer, if it has at
-#: most this multiple of the limit.
+#: Largest body, as a multiple of the limit, that is read to its end before it is refused. A client
+#: reads no answer while it is sending, and loses an answer if its connection is closed with unread
+#: bytes.
 DISCARDED = 4
-#: Bytes that large bodies of one process may take in sum, and at least two of the largest size. One
-#: key may take half.
+#: Most bytes that the large bodies of one process may take, unless two of the largest size need
+#: more. One key may take half.
 BUDGET = 256 * 2**20
 #: Bytes of each body that are not counted: a chat of 16,000 tokens.
 SMALL = 64 * 1024
-#: A counted body brings so many bytes in so many seconds: 8 KiB/s, half a modem of 128 kbit/s. All
-#: of a body comes within `WHOLE_S` of waiting for its client.
+#: Bytes that a large body must bring within PIECE_S seconds: 8 KiB/s, half a modem of 128 kbit/s.
 PIECE_BYTES, PIECE_S = 128 * 1024, 16.0
+#: Seconds of waiting for its client within which a whole body must come.
 WHOLE_S = 300.0
-#: Once so many bytes are freed, memory is returned to the system, but not more often than after so
-#: many seconds: the C library would keep the pieces of bodies for itself.
+#: Freed bytes after which memory is returned to the system, and least seconds between two returns.
+#: The C library would keep the memory of freed bodies for itself.
 TRIM_BYTES, TRIM_S = 16 * 2**20, 5.0
 
 
 def takes_large(path: str) -> bool:
-    """Whether bodies of this path are read piece by piece, and may be larger than memory."""
+    """Return whether bodies of this path are read in pieces, and may be larger than memory."""
     return _UPLOADS.fullmatch(path) is not None
 
 
@@ -86,7 +86,7 @@ async def _discard(receive: Receive, most: int) -> None:
 
 
 async def whole_body(receive: Receive) -> bytes | None:
-    """Return a request's body; None if the client has gone before its end."""
+    """Return a request's body; None if the client closed the connection before its end."""
     parts = []
     while True:
         message = await receive()
@@ -98,7 +98,7 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` for a body that was read already; it does not keep it after that."""
+    """Return a `receive` that gives a body, which was read before, once, and then drops it."""
     kept: bytes | None = body
     del body
 
@@ -113,7 +113,7 @@ def replaying(body: bytes, receive: Receive) -> Receive:
 
 
 class Budget:
-    """Bytes of bodies in this process, in sum and by key. For its event loop alone."""
+    """Counts the bytes of bodies in this process, in total and by key. Not thread-safe."""
 
     def __init__(self, most: int = BUDGET) -> None:
         self._most = most
@@ -124,7 +124,7 @@ class Budget:
         self._trimming: asyncio.Future[None] | None = None
 
     def take(self, key: str, size: int) -> None:
-        """Count `size` bytes more; raise ApiError (503) and count nothing if they are too many."""
+        """Add `size` bytes; raise ApiError (503) and add nothing if they exceed the budget."""
         of_key = self.used[key] + size > self._most // 2
         if of_key or self.used.total() + size > self._most:
             owner = "of this key" if of_key else "of all keys"
@@ -138,7 +138,7 @@ class Budget:
         self.used[key] += size
 
     def give_back(self, key: str, size: int) -> None:
-        """Count `size` bytes less."""
+        """Subtract `size` bytes."""
         self.used[key] -= size
         if self.used[key] <= 0:
             del self.used[key]
@@ -160,9 +160,9 @@ def _return_memory() -> None:
 
 
 class Body:
-    """The bytes of one body that are counted, until `queued` is called or its request ends.
+    """The counted bytes of one body, until `queued` is called or its request ends.
 
-    With `longest_line` at most that much of it is in memory; else it may have `most` bytes.
+    With `longest_line` at most that many of its bytes are in memory; else it may have `most` bytes.
     """
 
     def __init__(self, budget: Budget, key: str, longest_line: int | None, most: int) -> None:
@@ -185,7 +185,7 @@ class Body:
         return max(0.0, left)
 
     def count(self, message: Message, waited_s: float) -> None:
-        """Count a message that came after `waited_s` seconds; raise ApiError above the bounds."""
+        """Count a message that came after `waited_s` seconds; raise ApiError above a limit."""
         size = len(message.get("body", b""))
         self.more = bool(message.get("more_body", False))
         self.received += size
@@ -204,16 +204,16 @@ class Body:
             self._counted = counted
 
     def queued(self) -> None:
-        """Count nothing any more."""
+        """Stop counting this body."""
         counted, self._counted = self._counted, 0
         if counted:
             self._budget.give_back(self._key, counted)
 
 
 class BodyMemoryLimit:
-    """Counts the bodies that are read into memory; scope["warmq.body"] is the `Body` of one.
+    """Counts each large body that is read into memory, as a `Body` in scope["warmq.body"].
 
-    A small body is not counted; its connection has the time by which it must have come.
+    A small body is not counted; its Connection limits the time in which it must come.
     """
 
     def __init__(self, app: ASGIApp, most: int, longest_line: int) -> None:

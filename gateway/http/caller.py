@@ -1,4 +1,4 @@
-"""The caller of a request: the tenant of its key, and what the key allows."""
+"""Defines the caller of a request: the tenant of its key, and the key's limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from gateway.redis.api_keys import ApiKey
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. `key_id` is '' where the gateway has no keys (loopback only).
+    """The caller of a request. `key_id` is '' if the gateway has no keys (loopback only).
 
-    `models` is None for all. `highest_priority` is the smallest number of online requests. An
-    operator sees all tenants on the page. Limits are None for none: requests and tokens a minute
-    of the key, `enqueued_tokens` of a model that the tenant's batches hold, `file_bytes`.
+    `models` is None for all. `highest_priority` is the smallest priority number of its requests.
+    An operator sees all tenants on the page. A limit is None if there is none: requests and tokens
+    a minute are the key's, `enqueued_tokens` of its batches for a model and `file_bytes` the
+    tenant's.
     """
 
     tenant: str = naming.DEFAULT_TENANT
@@ -38,7 +39,7 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """The key, else the tenant: whose rates and Idempotency-Keys these are."""
+        """The key's id, or else the tenant. Rates and Idempotency-Keys belong to it."""
         return self.key_id or self.tenant
 
     def may_use(self, model: str) -> bool:

@@ -1,7 +1,7 @@
-"""Bounds on connections: slow senders, slow-read clients, huge heads, too many connections.
+"""Limits connections: slow senders, slow-read clients, huge heads, too many connections.
 
-This is uvicorn's protocol for httptools with bounds that it lacks. They cost a request a few
-assignments; once a second a check of all connections finds those whose time is up.
+This extends uvicorn's protocol for httptools. A request costs a few assignments more; once a second
+all connections are checked for timeouts.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.errors import ApiError, error_response, new_request_id, send_error
 
-#: Bytes of a request line and its headers, and seconds from the first byte or the connection.
+#: Most bytes of a head, which is a request line with its headers.
 HEAD_BYTES = 64 * 1024
+#: Seconds in which a head must come, from the connection or from its first byte.
 HEAD_S = 20.0
-#: Bytes of trailers and of what else comes between two pieces of a body.
+#: Most bytes of trailers, and of everything else between two pieces of a body.
 FRAMING_BYTES = HEAD_BYTES
-#: Bytes that a body brings in so many seconds while the gateway waits for it.
+#: Bytes that a body must bring within BODY_S seconds while the gateway waits for it.
 BODY_BYTES, BODY_S = 1024, 30.0
-#: Seconds within which a client reads some of its answer.
+#: Seconds within which a client must read some of its answer.
 SLOW_READ_S = 60.0
-#: Connections at a time; each takes some 10 KB.
+#: Most connections; each takes some 10 KB.
 MOST = 20_000
-#: Connections above that which are answered 503; any more are closed immediately.
+#: Connections above MOST that are answered 503; further ones are closed immediately.
 REFUSED_ABOVE_LIMIT = 1000
-#: Descriptors for other uses: Redis, files, uploads.
+#: File descriptors for other uses: Redis, files, uploads.
 OTHER_DESCRIPTORS = 256
 _IDLE, _HEAD, _BODY = range(3)
 _NEVER = float("inf")
 
 
 def raise_descriptor_limit(wanted: int = MOST) -> int:
-    """Raise this process' limit of descriptors; return the number of connections that fit."""
+    """Raise this process's limit of file descriptors; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = wanted + REFUSED_ABOVE_LIMIT + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < need:
@@ -64,7 +65,7 @@ class Guard:
         self._connections: set[Any] | None = None
 
     def watch(self, connections: set[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to check them; later calls do nothing."""
+        """Begin to check these connections; later calls do nothing."""
         if self._connections is None:
             self._connections = connections
             loop.call_later(1, self._check, loop)
@@ -77,7 +78,7 @@ class Guard:
         loop.call_later(1, self._check, loop)
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 503: the ASGI application of connections above the limit."""
+        """Answer 503: this is the ASGI application of connections above the limit."""
         error = ApiError(
             503, f"this gateway has {self.most} connections, its limit; try again",
             code="too_many_connections", after_s=2, close=True,
@@ -87,7 +88,7 @@ class Guard:
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. `until` is on the loop's clock: when to check it."""
+    """One client's connection. `until` is the time, on the loop's clock, of its next check."""
 
     guard: Guard
 
@@ -105,7 +106,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes."""
+        """Parse received bytes."""
         self._chunk = len(data)
         super().data_received(data)
         self._bytes += self._chunk
@@ -118,19 +119,19 @@ class Connection(HttpToolsProtocol):
             self._end_framing()
 
     def on_message_begin(self) -> None:
-        """Note the beginning of a head."""
+        """Note the beginning of a request's head."""
         super().on_message_begin()
         self._phase, self._bytes = _HEAD, 0
         self.until = self.loop.time() + HEAD_S
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
-        # The rest of this chunk of data does not count as framing.
+        # The rest of the received data does not count as framing: bytes around a body's pieces.
         self._framing = -self._chunk
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """Start the request, or its refusal."""
+        """Start the request, or refuse it."""
         if self._bytes + self._chunk > HEAD_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > HEAD_BYTES:
@@ -142,7 +143,7 @@ class Connection(HttpToolsProtocol):
         self.until, self._body_by = self.loop.time() + BODY_S, _NEVER
         cast(Scope, self.scope)["warmq.connection"] = self
         super().on_headers_complete()
-        # Trailers are added here; the request has its own headers by now.
+        # The parser adds trailers to this list; the request has its own list of headers by now.
         self.headers = []
 
     def has_small_body(self, scope: Scope, most: int, within_s: float) -> bool:
@@ -184,11 +185,11 @@ class Connection(HttpToolsProtocol):
         """Close the connection unless there is a reason to wait longer."""
         paused_at = self._write_paused_at
         read_by = _NEVER if paused_at is None else paused_at + SLOW_READ_S
-        # The gateway lets the client wait, or enough bytes have come.
+        # Either the gateway makes the client wait, or enough bytes have come.
         in_time = self.flow.read_paused or self._bytes >= BODY_BYTES
         if self.transport.is_closing():
             self.until = now + SLOW_READ_S
-            if paused_at is not None:  # it does not read the last bytes either
+            if paused_at is not None:  # the client does not read the last bytes either
                 self.transport.abort()
         elif now >= read_by:
             self.transport.abort()
@@ -224,7 +225,7 @@ class Connection(HttpToolsProtocol):
         self._problem = (431, f"the request's head has more than {HEAD_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a malformed or incomplete request, in the form of its path's API."""
+        """Answer a malformed or incomplete request as the API of its path reports errors."""
         status, text = self._problem
         request_id = new_request_id()
         scope = {"path": _path_of(self.url), "warmq.request_id": request_id}
@@ -238,7 +239,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _path_of(url: bytes) -> str:
-    """Return the path of a request line as routes have it; all of the line if it is no URL."""
+    """Return the decoded path of a request's URL; all of the URL if it is malformed."""
     path = url.partition(b"?")[0]
     with contextlib.suppress(httptools.HttpParserError):  # the head may be cut off within the URL
         path = httptools.parse_url(path).path or b""  # also of http://host/path
@@ -246,5 +247,5 @@ def _path_of(url: bytes) -> str:
 
 
 def protocol_for(most: int) -> type[Connection]:
-    """Return uvicorn's `http` for at most `most` connections."""
+    """Return the class for uvicorn's option `http`, for at most `most` connections."""
     return type("Connection", (Connection,), {"guard": Guard(most)})
