@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: a status, OpenAI's or Anthropic's body, and headers about retries."""
+"""Defines ApiError, and converts every error to a response of OpenAI's or Anthropic's API."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gateway.file_store import FileStoreFailed
 
 
 class ApiError(Exception):
-    """An error that is answered to the caller; `param` names the wrong field.
+    """An error that is sent to the caller; `param` names the wrong field.
 
-    The SDKs retry 408, 409, 429 and 5xx by themselves; `retry` overrides that, `after_s` delays
-    it. `close` ends the connection, where the rest of a body is not read.
+    The SDKs retry the statuses 408, 409, 429 and 5xx; `retry` overrides this, and `after_s` delays
+    the retry. `close` closes the connection, because the rest of the body is not read.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The error in OpenAI's form."""
+        """The error as a body of OpenAI's API."""
         names = ("message", "type", "param", "code")
         return {"error": {name: getattr(self, name) for name in names}}
 
@@ -75,19 +75,19 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_error(status: int, message: str, request_id: str | None) -> dict[str, Any]:
-    """Return an error in Anthropic's form; its type follows from the status."""
+    """Return an error as a body of Anthropic's API; its type follows from the status."""
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else _INVALID)
     error = {"type": kind, "message": message}
     return {"type": "error", "error": error, "request_id": request_id}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """Return the error for a wrong parameter; the message includes what to send instead."""
+    """Return the error for a wrong parameter; the message must name a valid value."""
     return ApiError(400, message, code=code, param=param)
 
 
 def not_found(kind: str, name: str) -> ApiError:
-    """Return the error for an object that is missing or another tenant's."""
+    """Return the error for an object that is missing or belongs to another tenant."""
     return ApiError(404, f"No such {kind}: {name[:200]}", code=f"{kind}_not_found", param="id")
 
 
@@ -114,13 +114,13 @@ def api_error(error: Exception) -> ApiError:
 
 
 def json_error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error as a response in OpenAI's form."""
+    """Return an error as a response of OpenAI's API."""
     content, headers = orjson.dumps(error.body), {**error.headers, **(headers or {})}
     return Response(content, error.status, headers, "application/json")
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Return an error as a response in the form of the path's API."""
+    """Return an error as a response of the API that the path belongs to."""
     path: str = scope.get("path", "")
     if path != "/v1/messages" and not path.startswith("/v1/messages/"):
         return json_error(error)
@@ -131,7 +131,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
 
 
 def new_request_id() -> str:
-    """Return a new id for a request, which its answer includes."""
+    """Return a new request id, which the response's headers have."""
     return f"req_{secrets.token_hex(16)}"
 
 
@@ -142,5 +142,5 @@ def gateway_stops(*, close: bool = False) -> ApiError:
 
 
 async def send_error(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
-    """Answer an error."""
+    """Send an error as the response."""
     await error_response(scope, error)(scope, receive, send)

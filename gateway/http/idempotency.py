@@ -1,12 +1,13 @@
-"""`Idempotency-Key` on POST: a retry gets the first request's answer, and nothing is done twice.
+"""Handles `Idempotency-Key` on POST: a retry gets the first request's answer.
 
-A retry is recognised by caller, path and key. scope["warmq.idempotency"] is a text made of these
-and the content ('' without the header), from which batches and online requests derive their ids.
-So other content never gets what the first one made, even once the first answer is forgotten: after
-a temporary error, or a day. scope["warmq.remembered"] states that an answer will be stored.
+A retry has the same caller, path and key. scope["warmq.idempotency"] is a text made of these and
+the content ('' without the header), from which batches and online requests derive their ids. So a
+request with other content never gets the first one's results, even once the first answer is
+forgotten: after a temporary error, or after a day. scope["warmq.remembered"] is True if an answer
+will be stored.
 
-JSON bodies are read and compared here. Multipart bodies are not, as clients choose another boundary
-for each retry: their handler calls `replayed_response` with the digest of their content.
+JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
+boundary for each retry: their handlers call `replayed_response` with the digest of the content.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from gateway.redis.leases import Leases
 
 log = logging.getLogger(__name__)
 
-#: Characters of an Idempotency-Key at most.
+#: Most characters of an Idempotency-Key.
 LONGEST_KEY = 255
-#: Bytes of an answer that is stored at most; a retry of a larger one reaches the handler, which
-#: derives the same ids.
+#: Most bytes of an answer that is stored. If an answer is larger, a retry reaches the handler,
+#: which derives the same ids.
 LARGEST_ANSWER = 64 * 1024
-#: Seconds after which a retry may come that came while the first request was running.
+#: Seconds after which a client may retry again if the first request was still running.
 AFTER_S = 1.0
-#: Paths of online requests and the types of their bodies; lines of a batch may also name vLLM's
-#: aliases. A retry of one waits with the first request for the same answer.
+#: Paths of online requests, and the types of their bodies. (Lines of a batch may also name vLLM's
+#: aliases.) A retry of an online request waits with the first request for the same answer.
 ONLINE_BODY_TYPES = {
     url: body for url, body in BODY_TYPES.items() if url not in ("/score", "/rerank", "/v2/rerank")
 }
@@ -46,7 +47,7 @@ _STORED_HEADERS = frozenset((b"content-type", b"location"))
 
 
 class KeyedRequest:
-    """One POST with a key; `owned` while its answer is the one to store."""
+    """One POST with an Idempotency-Key; `owned` is True if its answer is the one to store."""
 
     def __init__(self, store: IdempotencyStore, name: str, *, online: bool) -> None:
         self._store = store
@@ -54,14 +55,14 @@ class KeyedRequest:
         self._token = secrets.token_hex(8)
         self._online = online
         self.owned = False
-        #: Its claim, by which the lease is renewed.
+        #: The claim by which its lease is renewed.
         self.claim = name, self._token
 
     async def begin(self, content: str) -> Answer | None:
-        """Begin; return the first request's answer, if it is stored.
+        """Claim the key; return the first request's answer if it is stored.
 
-        `content` is a digest, '' if unknown; call it again when it is known. Raises ApiError (409)
-        if the key came with other content, or its first request is running.
+        `content` is the digest of the content. If it is '' (unknown), call this again with the
+        digest. Raises ApiError (409) if an earlier request with this key had other content or runs.
         """
         begun = await self._store.begin(self._name, content, self._token)
         self.owned = begun.state == "new"
@@ -76,9 +77,9 @@ class KeyedRequest:
         return begun.answer
 
     async def end(self, status: int, answer: Answer | None) -> None:
-        """End it with a status (0: no answer was sent), and store the answer.
+        """End the request with a status (0: no answer was sent), and store the answer.
 
-        Temporary errors are not stored: the retry is the first request then.
+        After a temporary error nothing is stored, so that a retry counts as the first request.
         """
         if not self.owned:
             return
@@ -95,7 +96,7 @@ class KeyedRequest:
             )  # fmt: skip
 
     def storing(self, send: Send) -> Send:
-        """Return a `send` that stores the answer before its end, if it is short and no stream."""
+        """Return a `send` that stores an answer, if it is short and not streamed."""
         status, headers, body = 0, dict[str, str](), bytearray()
         storable = True
 
@@ -113,7 +114,7 @@ class KeyedRequest:
                 if storable:
                     body.extend(piece)
                 if not message.get("more_body", False):
-                    # Before the client has all of it, as it may retry immediately.
+                    # The answer is stored before the client has all of it: a client may retry then.
                     answer = Answer(status, headers, bytes(body)) if storable else None
                     await self.end(status, answer)
             await send(message)
@@ -122,7 +123,7 @@ class KeyedRequest:
 
 
 def conflict() -> ApiError:
-    """Return the error of a key that came with two different requests."""
+    """Return the error for a key that came with two different requests."""
     return ApiError(
         409, "this Idempotency-Key was used for another request; use a new key for a new "
         "request, and the same body for a retry",
@@ -131,10 +132,10 @@ def conflict() -> ApiError:
 
 
 async def replayed_response(request: Request, digest: str) -> Response | None:
-    """Return the first request's answer to a multipart request; None if the handler is to go on.
+    """Return the first request's answer to a multipart request; None if the handler must go on.
 
-    The handler calls it once with a digest of all that shapes what the request makes, before it
-    makes anything. Raises ApiError (409) as `KeyedRequest.begin` does.
+    The handler calls this once, before it creates anything, with a digest of everything that
+    decides the result. Raises ApiError (409) like `KeyedRequest.begin`.
     """
     keyed: KeyedRequest | None = request.scope.get("warmq.keyed_request")
     earlier = await keyed.begin(digest) if keyed is not None else None
@@ -182,13 +183,13 @@ class Idempotency:
         content = ""
         if not takes_large(path):
             body = await whole_body(receive)
-            if body is None:  # the client has gone
+            if body is None:  # the client has closed the connection
                 return
-            # The query shapes what is made, too.
+            # The query also decides the result.
             content = _sha256(scope["query_string"] + b"\0" + body)
             scope["warmq.idempotency"] = _sha256(f"{name}\0{content}".encode())
             receive = replaying(body, receive)
-            # The handler holds it from here on.
+            # From here on only the handler keeps the body.
             del body
         scope["warmq.remembered"] = False
         earlier = await keyed.begin(content)
@@ -203,7 +204,8 @@ class Idempotency:
         finally:
             if lease is not None:
                 self._leases.drop(lease)
-            # If it had no whole answer. Shielded, as a client that goes cancels its request.
+            # This is for requests without a complete answer. It is shielded, because a client that
+            # closes its connection cancels its request.
             await asyncio.shield(keyed.end(0, None))
 
 

@@ -1,4 +1,4 @@
-"""JSON of requests and responses; ids, the caller, page sizes."""
+"""Reads and writes JSON bodies; makes ids; returns a request's caller and page size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gateway.http.services import Services
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
-#: Where in a body msgspec found an error.
+#: Matches the place of an error in a message of msgspec.
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-#: Where it found a float in place of an integer; the keys and indexes that lead there.
+#: Matches the place of a float that should be an integer; _STEP matches the keys and indexes of it.
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$([^`]*)`$")
 _STEP = re.compile(r"[^.\[\]]+|(?<=\[)\.\.\.(?=\])")
 
 
 def services(request: Request) -> Services:
-    """Return the gateway's connections."""
+    """Return the gateway's connections and settings."""
     found: Services = request.app.state.services
     return found
 
@@ -48,12 +48,12 @@ def id_of(prefix: str, name: str) -> str:
 
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a JSON response; msgspec structs leave out what is UNSET."""
+    """Return a JSON response; fields that are UNSET are left out."""
     return Response(_encode(value), status, headers, "application/json")
 
 
 def read(body: bytes, shape: type[T]) -> T:
-    """Read a JSON body; raise ApiError (400) naming the wrong field."""
+    """Decode a JSON body to a type; raise an ApiError (400) that names the wrong field."""
     try:
         return _decoded(body or b"{}", shape)
     except msgspec.ValidationError as error:
@@ -75,7 +75,7 @@ def read(body: bytes, shape: type[T]) -> T:
 
 
 def _decoded(body: bytes, shape: type[T]) -> T:
-    """Decode a body; 16.0 is an integer, as in the bodies of requests."""
+    """Decode a body; 16.0 is accepted as an integer, as in the bodies of requests."""
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:

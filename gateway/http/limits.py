@@ -1,4 +1,4 @@
-"""Limits of callers: rates of their keys, tokens of their batches, bytes of their files."""
+"""Checks callers' limits: rates of keys, tokens of batches, bytes of files and records."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gateway.http.errors import ApiError
 from gateway.redis.async_calls import CallCombiner
 from gateway.redis.limits import Budgets, Rates, Take, Taken
 
-#: Bytes of JSON per token of a prompt: about 4 in English, fewer in other languages. It is an
-#: estimate, which a batch holds of a budget only until it ends.
+#: Estimated bytes of JSON for a token of a prompt: about 4 in English, fewer in other languages. A
+#: batch reserves the estimated tokens only until it ends.
 BYTES_PER_TOKEN = 4
-#: Writes of a key in a minute: files, parts, batches and the like. Measured: a client that sends
-#: 2,862 tiny parts of an upload in 20 s, another that creates 1,500 batches in 6 s.
+#: Most writes of a key in a minute: files, upload parts, batches and so on. Measured: one client
+#: sends 2,862 tiny upload parts in 20 s, another one creates 1,500 batches in 6 s.
 WRITES_PER_MINUTE = 6000
-#: Refused calls with an Idempotency-Key of a key in a minute. Each is stored for 25 hours, 0.7 kB:
-#: 63 MB at most, from a client that never stops.
+#: Most refused calls of a key with an Idempotency-Key in a minute. Each refusal is stored for 25
+#: hours and takes 0.7 kB: 63 MB at most, from a client that never stops.
 REFUSED_PER_MINUTE = 60
-#: Seconds for which Redis' maxmemory is cached.
+#: Seconds for which Redis's maxmemory is cached.
 _MAX_MEMORY_LIFE_S = 60.0
 
 
@@ -31,7 +31,7 @@ def estimated_tokens(size: int) -> int:
 
 
 class Limits:
-    """Limits of a gateway's callers. Rates are for the event loop, budgets for threads."""
+    """Checks callers' limits. Calls for rates are for the event loop, all others for threads."""
 
     def __init__(self, rates: Rates, budgets: Budgets) -> None:
         self._rates = CallCombiner(rates.take)
@@ -39,7 +39,7 @@ class Limits:
         self._max_records, self._max_records_at = 0, float("-inf")
 
     async def check_online(self, caller: Caller, tokens: int) -> dict[str, str]:
-        """Take a request and its estimated tokens from the key's rates; return headers about them.
+        """Count a request and its estimated tokens for the key's rates; return headers about them.
 
         Raises ApiError (429), or StoreUnavailable.
         """
@@ -66,16 +66,16 @@ class Limits:
         raise _wait_error(f"left in the key's minute: {' and '.join(left)}", taken.wait_ms, headers)
 
     def correct(self, caller: Caller, tokens: int) -> None:
-        """Take `tokens` more from a key's rate, or give them back (negative), without waiting.
+        """Count `tokens` more for a key's rate, or fewer if negative, without waiting.
 
-        A correction that Redis does not take is lost; the rate is right again after a minute.
+        If Redis does not accept a correction, it is lost; the rate is right again after a minute.
         """
         if tokens:
             of_requests, of_tokens = caller.requests_per_minute, caller.tokens_per_minute
             self._rates.put(Take(caller.key_id, of_requests, of_tokens, 0, tokens))
 
     async def check_write(self, caller: Caller) -> None:
-        """Take a write from its key's rate; raise ApiError (429), or StoreUnavailable."""
+        """Count a write for its key's rate; raise ApiError (429), or StoreUnavailable."""
         limit = WRITES_PER_MINUTE
         taken = await self._rates.put(Take(f"{caller.owner}:writes", limit, None, 1, 0))
         if not taken.allowed:
@@ -83,7 +83,7 @@ class Limits:
             raise _wait_error(message, taken.wait_ms, _rate_headers(limit, None, taken))
 
     async def check_refusals(self, caller: Caller) -> None:
-        """Raise ApiError (429) after too many refusals that are stored."""
+        """Raise ApiError (429) if a key has too many stored refusals."""
         limit = REFUSED_PER_MINUTE
         taken = await self._rates.put(Take(f"{caller.owner}:refused", None, limit, 1, 0))
         if not taken.allowed:
@@ -91,14 +91,14 @@ class Limits:
             raise _wait_error(message, taken.wait_ms, {})
 
     def note_refusal(self, caller: Caller) -> None:
-        """Count a refusal that is stored, without waiting."""
+        """Count a stored refusal, without waiting."""
         self._rates.put(Take(f"{caller.owner}:refused", None, REFUSED_PER_MINUTE, 0, 1))
 
     def reserve(self, caller: Caller, batch_id: str, tokens: Mapping[str, int]) -> None:
-        """Hold tokens of the tenant's budget for a batch, by model ('' while it is unknown).
+        """Reserve tokens of the tenant's budget for a batch, by model ('' while it is unknown).
 
-        They replace what the batch holds already; whoever ends the batch gives them back. Raises
-        ApiError (429), and changes nothing, if they are too many.
+        They replace the tokens that the batch has reserved before; `give_back` returns them at the
+        batch's end. Raises ApiError (429), and changes nothing, if the budget is too small.
         """
         limit, tenant = caller.enqueued_tokens, caller.tenant
         refused = self._budgets.reserve(tenant, batch_id, tokens, limit)
@@ -114,13 +114,13 @@ class Limits:
             )
 
     def give_back(self, batch_id: str) -> None:
-        """Give back the tokens that a batch holds, at its end."""
+        """Return a batch's reserved tokens to the budget, at the batch's end."""
         self._budgets.give_back(batch_id)
 
     def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
-        """Raise ApiError (429) if a file of `size` bytes would not fit; `note_bytes` decides.
+        """Raise ApiError (429) if `size` more bytes exceed the limit; `note_bytes` checks again.
 
-        `body` is the size of the request's body, named in the error where the file's is not known.
+        `body` is the size of the request's body, which the error names if the file's is unknown.
         """
         limit = caller.file_bytes
         if limit is not None and (held := self._stored(caller.tenant, limit - size)) + size > limit:
@@ -128,9 +128,9 @@ class Limits:
             raise _too_many_bytes(subject, held, limit)
 
     def check_stored(self, caller: Caller) -> None:
-        """Raise ApiError (429) if the tenant's files are above its limit already.
+        """Raise ApiError (429) if the tenant's files exceed its limit already.
 
-        Answers are always stored, so output files may be what exceeds it.
+        They may exceed it because output files are always stored.
         """
         limit = caller.file_bytes
         if limit is not None and (held := self._stored(caller.tenant, limit)) > limit:
@@ -140,20 +140,21 @@ class Limits:
             )
 
     def _stored(self, tenant: str, most: int) -> int:
-        """Return the bytes of a tenant's files; if above `most`, after dropping expired ones."""
+        """Return the bytes of a tenant's files; above `most`, forget missing files first."""
         held = self._budgets.stored_bytes(tenant)
         if held > most and self._budgets.forget_files_that_have_gone(tenant):
             held = self._budgets.stored_bytes(tenant)
         return held
 
     def count_bytes(self, tenant: str, file_id: str, size: int) -> None:
-        """Count a file's bytes whatever the limit: no answer is lost to one."""
+        """Count a file's bytes even above the limit, so that no answer is lost."""
         self._budgets.note_bytes(tenant, file_id, size, None)
 
     def note_bytes(self, caller: Caller, file_id: str, size: int) -> None:
-        """Count a file's bytes, once however often it is called.
+        """Count a file's bytes; repeated calls count them once.
 
-        Raises ApiError (429) if they are too many; the file is not counted and must not be stored.
+        Raises ApiError (429) if they exceed the limit: the file is not counted and must not be
+        stored.
         """
         limit, tenant = caller.file_bytes, caller.tenant
         refused = self._budgets.note_bytes(tenant, file_id, size, limit)
@@ -163,14 +164,14 @@ class Limits:
             raise _too_many_bytes(f"the file has {size}", refused.held, limit)
 
     def forget_bytes(self, tenant: str, file_id: str) -> None:
-        """Count a file's bytes no more; the tenant may be '' if unknown."""
+        """Stop counting a file's bytes; `tenant` is '' if it is unknown."""
         self.count_bytes(tenant, file_id, 0)
 
     def check_records(self, caller: Caller) -> None:
-        """Raise ApiError (429) if a tenant's records in Redis take as much as they may.
+        """Raise ApiError (429) if a tenant's records in Redis have reached their limit.
 
-        Records are those of files, uploads and batches, with their metadata. This bound holds for
-        every key: no tenant may fill the Redis that all share.
+        These are the records of files, uploads and batches, with their metadata. The limit holds
+        for every key: no tenant may fill the Redis that all tenants share.
         """
         records, tenant = Records.using(self._budgets), caller.tenant
         if time.monotonic() - self._max_records_at >= _MAX_MEMORY_LIFE_S:
@@ -210,9 +211,9 @@ def _over_budget(message: str) -> ApiError:
 
 
 def _wait_error(why: str, wait_ms: int, headers: Mapping[str, str]) -> ApiError:
-    """Return the error of a rate that allows the request after `wait_ms`."""
+    """Return the error for a rate that allows the request after `wait_ms`."""
     message = f"Rate limit reached: {why}; try again in {go_duration(wait_ms)}"
-    # Rounded up, so that the retry fits.
+    # This is rounded up, so that the retry is not refused.
     after_s = wait_ms / 1000 + 0.5
     return _rate_error(message, {**headers, "retry-after-ms": str(wait_ms)}, after_s=after_s)
 
@@ -222,7 +223,7 @@ def _rate_error(message: str, headers: Mapping[str, str], **options: Any) -> Api
 
 
 def go_duration(ms: int) -> str:
-    """Return a duration in Go's form, as OpenAI's headers have it: 12ms, 1.5s, 6m0s."""
+    """Return a duration in Go's notation, which OpenAI's headers use: 12ms, 1.5s, 6m0s."""
     if ms < 1000:
         return f"{ms}ms"
     minutes, rest = divmod(ms, 60_000)
@@ -234,7 +235,7 @@ def go_duration(ms: int) -> str:
 
 
 def _rate_headers(of_requests: int | None, of_tokens: int | None, taken: Taken) -> dict[str, str]:
-    """Return the `x-ratelimit-*` headers of those limits that exist."""
+    """Return the `x-ratelimit-*` headers of the limits that exist."""
     found = {}
     for name, limit, left, full_ms in (
         ("requests", of_requests, taken.requests_left, taken.requests_full_ms),

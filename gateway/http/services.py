@@ -1,4 +1,4 @@
-"""Connections and settings that a gateway's routes use; made once in each process."""
+"""Holds the connections and settings that a gateway's routes use, once in each process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One process' connections, for several threads.
+    """One process's connections, for several threads.
 
-    `lookup`, `tries`, `rates` and `sessions` are for the event loop alone, and connect when they
-    are first used.
+    `lookup`, `tries`, `rates` and `sessions` are only for the event loop, and connect when they are
+    first used.
     """
 
     settings: GatewaySettings
@@ -43,7 +43,7 @@ class Services:
 
     @classmethod
     def open(cls, settings: GatewaySettings, name: str = "warmq-gateway") -> Services:
-        """Connect; raise StoreUnavailable or FileStoreFailed where that fails."""
+        """Connect to Redis and open the store; raise StoreUnavailable or FileStoreFailed."""
         url = settings.redis_url.get_secret_value()
         batches = BatchStore.open(url, name, ttl_ms=settings.result_ttl_ms)
         rates = Rates.open(url, name)
@@ -64,7 +64,7 @@ class Services:
         )
 
     async def close_async(self) -> None:
-        """Close the event loop's connections, before it ends."""
+        """Close the event loop's connections before the loop ends."""
         for used in (self.lookup, self.tries, self.rates, self.sessions):
             await used.close()
 
@@ -73,13 +73,13 @@ class Services:
         self.batches.close()
 
 
-#: Seconds for which the difference between Redis' clock and this machine's monotonic clock is
-#: cached; they drift apart by a millisecond in that time at most.
+#: Seconds for which the difference between Redis's clock and this machine's monotonic clock is
+#: cached. In that time the clocks drift apart by a millisecond at most.
 _CACHED_S = 10.0
 
 
 class Clock:
-    """The time of one Redis, for several threads."""
+    """Returns the time of one Redis. Thread-safe."""
 
     def __init__(self, redis: Reads) -> None:
         self._redis = redis
@@ -88,7 +88,7 @@ class Clock:
         self._ahead_s = 0.0
 
     def now(self) -> float:
-        """Return the time on Redis' clock, in s since 1970; raise StoreUnavailable."""
+        """Return Redis's time in seconds since 1970; raise StoreUnavailable."""
         with self._lock:
             at = time.monotonic()
             if at - self._read_at >= _CACHED_S:

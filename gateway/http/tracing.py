@@ -1,4 +1,4 @@
-"""Spans of a gateway: one for each API request, and one for each message it queues."""
+"""Makes a gateway's spans: one for each API request and for each message that it queues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from contract.log_lines import set_log_fields
 from contract.traces import Span, SpanContext, Tracer, now, read_context
 
-#: Only these paths are traced, not those of probes and scrapers.
+#: Prefix of the paths that are traced; those of probes and scrapes are not.
 _API = "/v1/"
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
@@ -47,13 +47,13 @@ class TraceMiddleware:
         try:
             await self._app(scope, receive, send)
         finally:
-            # 0: its client closed the connection before there was an answer.
+            # The status is 0 if the client closed the connection before there was an answer.
             status = scope.get("warmq.status", 0)
             trace.end(_span(scope, trace.context, parent, began, status))
 
 
 class Trace:
-    """The trace of one request; its spans are kept until the request has ended."""
+    """The trace of one request. Its spans are kept until the request has ended."""
 
     def __init__(self, tracer: Tracer, parent: SpanContext | None, name: str) -> None:
         self.context = tracer.child_or_root(parent, name)
@@ -74,7 +74,7 @@ class Trace:
         self._spans.append(span)
 
     def end(self, span: Span) -> None:
-        """Export the request's span and those of its messages, if it is sampled or has failed."""
+        """Export the spans of the request and its messages, if it is sampled or has failed."""
         if self.context.sampled or span.error:
             for each in (*self._spans, span):
                 self._tracer.export(each)

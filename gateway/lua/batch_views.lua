@@ -1,15 +1,16 @@
--- BATCH_VIEWS: read an owner's batches, one or a page, newest first: those made over HTTP with the
--- counters of their parts while they run, and those of `producer submit`.
--- The owner's list gets batches of `producer submit` only here, in the order of their creation and at
--- most 250 in a call: without a gateway there are no such lists.
--- ARGV: owner, id of one batch ('' for a page), id after which the page begins ('' for the newest),
---   most, place in the list to continue from ('' for the page's beginning)
+-- BATCH_VIEWS: read a tenant's batches, one batch or a page, newest first: batches made over HTTP, with
+-- the counters of their queue batches while they run, and batches of `producer submit`.
+-- Only this script adds batches of `producer submit` to their tenants' lists, in the order of their
+-- creation and at most 250 in a call: without a gateway there are no such lists.
+-- ARGV: tenant, id of one batch ('' for a page), id after which the page begins ('' for the newest),
+--   most batches, place in the list to continue from ('' for the page's beginning)
 -- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
 --   warmq:gateway:records, warmq:gateway:records:<owner>, warmq:batches, warmq:batch:<id>
--- Returns: {0; 1 if more follow; -1 if the owner has no such id; 2 if more batches are to be listed:
---   call again; 3 if EXAMINE entries were read: call again with the place, for the rest of the page;
---   the place}, then for each batch {id, document, version, counters of each part, as PARTS names them}
---   or {id, '', '0', {field, value, ...}}. Where Redis takes no writes it only reads.
+-- Returns: {answer, place in the list, batch, batch, ...}. The answer is 0; 1 if more batches follow; -1
+--   if the tenant has no such id; 2 if more batches must be added to the lists: call again; 3 if EXAMINE
+--   entries were read: call again with the place, for the rest of the page. A batch is {id, document,
+--   version, counters of each queue batch (PARTS)} or, of `producer submit`, {id, '', '0', {field, value,
+--   ...}}. If Redis refuses writes, the script only reads.
 local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
 local AT_ONCE, EXAMINE, HIDDEN = 250, 1000, '^msgbatch_'
@@ -18,13 +19,13 @@ local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_
                 'completion_tokens', 'sealed', 'finished_at', 'created_at', 'expected' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
 
--- Returns fields of a hash; none if it is no hash: an invented id may name any key.
+-- Returns fields of a hash; none if the key is not a hash: a caller's id may name any key.
 local function fields(key, ...)
   local found = redis.pcall('HMGET', key, ...)
   return found.err and {} or found
 end
 
--- Returns whether this batch of the queue is a part of one made over HTTP.
+-- Returns whether this is a queue batch of a batch made over HTTP.
 local function is_part(id)
   local whole = string.match(id, '^(.+)%.%d+$')
   return whole ~= nil and redis.call('EXISTS', OBJECT .. whole) == 1
@@ -32,7 +33,7 @@ end
 
 local function made_over_http(id, document, version)
   local out = { id, document, version }
-  -- Quotes within a JSON text are escaped, so this is not within one.
+    -- Quotes within a JSON text are escaped, so a match is not within one.
   if string.find(document, '"parts":[{"', 1, true) then
     local record = cjson.decode(document)
     if not ENDED[record.status or 'validating'] then
@@ -59,10 +60,10 @@ if wanted ~= '' then
   return found and { 0, 0, found } or { -1, 0 }
 end
 
--- Adds batches of `producer submit` to their owners' lists; returns whether there may be more.
+-- Adds batches of `producer submit` to their tenants' lists; returns whether there may be more.
 local function list_submitted()
   local noted, now = tonumber(redis.call('GET', UNTIL) or 0), now_ms()
-  local from = noted > now and 0 or noted -- Redis' clock stepped back: new batches may be before the mark
+  local from = noted > now and 0 or noted -- Redis's clock has stepped back: new batches may be earlier
   local ids = redis.call('ZRANGEBYSCORE', 'warmq:batches', from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
   for i = 1, #ids, 2 do
     local id, at = ids[i], tonumber(ids[i + 1])
@@ -72,7 +73,7 @@ local function list_submitted()
         local list = LIST .. (state[2] or 'default')
         if not redis.call('ZSCORE', list, id) then
           redis.call('ZADD', list, math.floor(at / 1000), id)
-          -- Expired batches are removed from lists that nobody reads, too.
+          -- Expired batches are also removed from lists that nobody reads.
           for _, old in ipairs(redis.call('ZRANGE', list, 0, 1)) do
             if redis.call('EXISTS', OBJECT .. old, batch_key(old)) == 0 then redis.call('ZREM', list, old) end
           end
@@ -97,7 +98,7 @@ if not first then
 end
 local found, gone, hidden, answer, at_once, examined = {}, {}, {}, 0, math.max(most, 50), 0
 
--- Adds a batch to the page; returns true if the page is full, and this one comes after it.
+-- Adds a batch to the page; returns true if the page was full before.
 local function take(id)
   if string.find(id, HIDDEN) then
     hidden[#hidden + 1] = id
@@ -130,7 +131,7 @@ if writes then
     if redis.call('ZREM', list, id) == 1 then first = first - 1 end
     count_record(owner, 'batch:' .. id, 0)
   end
-  call_many('ZREM', list, hidden) -- written by earlier releases; message batches have their own list
+  call_many('ZREM', list, hidden) -- earlier releases wrote these; message batches have their own list
   first = first - #hidden
 end
 return { answer, first, unpack(found) }

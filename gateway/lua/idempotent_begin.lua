@@ -1,4 +1,4 @@
--- IDEMPOTENT_BEGIN: begin a try of a POST with an Idempotency-Key, unless there was another one.
+-- IDEMPOTENT_BEGIN: begin a try of a POST with an Idempotency-Key, unless an earlier try runs or has ended.
 -- ARGV: name (digest of caller, path and key), fingerprint of the content ('' if not known yet),
 --   token of this try, lease in ms, ms to remember
 -- Touches: warmq:gateway:idempotent:<name>
@@ -11,7 +11,7 @@ local was = redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 
 if was[1] and was[1] ~= '' and fingerprint ~= '' and was[1] ~= fingerprint then return { 'other' } end
 if was[2] and was[2] ~= '' and was[2] ~= token and tonumber(was[3]) > now then
   local left, lease = tonumber(was[3]) - now, tonumber(ARGV[4])
-  if left > lease then -- Redis' clock has stepped back
+  if left > lease then -- Redis's clock has stepped back
     left = lease
     redis.call('HSET', key, 'until', now + left)
   end

@@ -1,6 +1,6 @@
 -- IDEMPOTENT_END: renew, finish or forget a try of a POST with an Idempotency-Key.
--- ARGV: name, token of this try, what ('renew', 'forget', 'done'), then for renew: lease in ms; for done:
---   ms to remember, and if the answer is to be stored: status, headers (JSON), body
+-- ARGV: name, token of this try, action ('renew', 'forget', 'done'); for renew also: lease in ms; for done
+--   also: ms to remember and, if the answer is stored: status, headers (JSON), body
 -- Touches: warmq:gateway:idempotent:<name>
 -- Returns: 1; 0 if another try has the name
 unblock()

@@ -1,4 +1,4 @@
--- NOTE_BYTES: count the bytes of a tenant's file, in place of what was counted of it before.
+-- NOTE_BYTES: count the bytes of a tenant's file, replacing the bytes that were counted for it before.
 -- ARGV: tenant ('' for the file's own), file id, bytes (0 for a deleted file), most bytes of the
 --   tenant ('' for no limit)
 -- Touches: warmq:gateway:stored, warmq:gateway:stored:<tenant>, warmq:gateway:stored-by
@@ -11,7 +11,7 @@ if tenant == '' then
   if not tenant then return { 1, 0 } end
 end
 local sums, files = 'warmq:gateway:stored', 'warmq:gateway:stored:' .. tenant
--- The value is 'bytes time': a file may be created a little after it is counted.
+-- The value is 'bytes time'. It has the time because a file may be created a little after this count.
 local before = tonumber(string.match(redis.call('HGET', files, file) or '0', '^%d+'))
 local rest = tonumber(redis.call('HGET', sums, tenant) or 0) - before
 if limit and bytes > 0 and rest + bytes > limit then return { 0, rest } end

@@ -1,9 +1,9 @@
--- PARTIAL_ORDER: keep one order of the endings of a batch's parts, to which new endings are appended.
--- Where Redis takes no writes it is only read.
--- ARGV: batch, position from which segments are wanted, ttl_ms, its parts...
+-- PARTIAL_ORDER: keep the order in which requests ended in all queue batches of a batch; append new endings.
+-- If Redis refuses writes, the order is only read.
+-- ARGV: batch, position from which segments are wanted, ttl_ms, its queue batches...
 -- Touches: warmq:gateway:partial:<batch>, warmq:batch:<id>:finished
--- Returns: {end of the order, then for each segment, at most 500 of them: its first position, part
---   (index from 0), the first of its endings in that part, how many}
+-- Returns: {end of the order, then for each segment, at most 500 of them: its first position, queue batch
+--   (index from 0), the index of its first ending in that queue batch, number of endings}
 local MOST = 500
 local writes = may_write()
 local key, wanted = 'warmq:gateway:partial:' .. ARGV[1], tonumber(ARGV[2])

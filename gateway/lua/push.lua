@@ -1,12 +1,12 @@
--- PUSH: queue online requests. One with a mark is queued once, and again only after a failure that a
--- retry may avoid: neither a success nor a rejected request.
+-- PUSH: queue online requests. A request with a mark (for its Idempotency-Key) is queued once, and again
+-- only after a failure that a retry may avoid: not after a success or a rejection.
 -- ARGV: high water count, high water fraction, then for each request: list key, request id, lifetime
 --   of its mark in ms ('': no mark), message
 -- Touches: the list keys, warmq:turns:*, warmq:once:<id>, celery-task-meta-<id>
--- Returns: for each request 1 (queued), 0 (its mark exists), its stored result (begins with {), or why
---   the queue is full
+-- Returns: for each request 1 (queued), 0 (its mark exists), its stored result (begins with {), or the
+--   reason why the queue is full
 local REJECTED = '{"status":"FAILURE","result":{"exc_type":"RequestRejected"'
-unblock() -- the caller's mark decides what is too much
+unblock() -- the caller's high water decides whether the queue is full
 
 -- Returns the reply for a request that need not be queued, or nil.
 local function known(id)

@@ -9,13 +9,13 @@ unblock()
 local now = now_ms()
 local out = {}
 
--- Returns what a bucket holds now.
+-- Returns the level of a bucket now.
 local function level_of(limit, level, at)
   local passed = math.max(0, now - (tonumber(at) or now)) -- the clock may have stepped back
   return math.min(limit, (tonumber(level) or limit) + passed * limit / 60000)
 end
 
--- Returns the ms until a bucket has so much more.
+-- Returns the ms until a bucket has `missing` more.
 local function ms_for(limit, missing)
   return math.max(0, math.ceil(missing * 60000 / limit))
 end

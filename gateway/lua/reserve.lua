@@ -1,4 +1,4 @@
--- RESERVE: reserve tokens of a tenant's budget for a batch, by model, in place of its earlier ones.
+-- RESERVE: reserve tokens of a tenant's budget for a batch, by model, replacing its earlier ones.
 -- ARGV: tenant, batch id, most tokens of one model ('' for no limit), model, tokens, model, tokens, ...
 -- Touches: warmq:gateway:enqueued:<tenant>, warmq:gateway:reserved:<tenant>, warmq:gateway:reserved
 -- Returns: {1}; {0, model, tokens of its other batches} if the limit is exceeded: then nothing changed

@@ -1,4 +1,4 @@
--- SESSION_PUT: store a session of the page, also in a full Redis: then an operator needs the page most.
+-- SESSION_PUT: store a session of the page, even if Redis is full: then an operator needs the page most.
 -- ARGV: digest of the session's token, digest of the key that logged in, its lifetime in s
 -- Touches: warmq:gateway:session:<digest>
 -- Returns: nothing

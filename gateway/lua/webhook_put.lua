@@ -1,5 +1,5 @@
--- WEBHOOK_PUT: store a new delivery, or write a known one.
--- ARGV: id, document (JSON), lifetime of a new one in s ('' for a known one, whose expiry stays)
+-- WEBHOOK_PUT: store a new webhook of a batch's end, or replace a stored one.
+-- ARGV: id, document (JSON), lifetime of a new webhook in s ('' for a stored one, which keeps its expiry)
 -- Touches: warmq:gateway:webhook:<id>
 -- Returns: 1; 0 if nothing was written
 unblock()

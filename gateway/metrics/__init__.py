@@ -1,1 +1,1 @@
-"""/metrics: what the fleet holds in Redis, for Prometheus."""
+"""Serves /metrics: Prometheus series of workers, queues and batches, read from Redis."""

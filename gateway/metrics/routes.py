@@ -1,6 +1,7 @@
-"""Routes of /metrics, served from a snapshot of the fleet, and /warmq/v1/scale for autoscalers.
+"""Has the routes /metrics for Prometheus and /warmq/v1/scale for autoscalers.
 
-Snapshots are taken in the background while somebody scrapes, never during a scrape.
+/metrics serves a snapshot of all workers and queues (a Fleet). Snapshots are taken in the
+background as long as /metrics is scraped, never during a scrape.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from gateway.redis.fleet import Fleet, FleetReads, Loads
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two snapshots, and for how long they are taken after a scrape.
+#: Seconds between two snapshots, and seconds after a scrape for which snapshots are taken.
 EVERY_S, WATCHED_S = 10.0, 120.0
 #: Seconds after which a snapshot is not served any more.
 STALE_S = 3 * EVERY_S
-#: Queues that have series.
+#: Most queues that have series.
 MAX_QUEUES = 1000
-#: Tenants that have series with their names, for as long as the gateway lives.
+#: Most tenants that have series with their names, until the gateway ends.
 MAX_TENANTS = 50
 #: Seconds for which the first scrape waits for a snapshot.
 FIRST_S = 2.0
 
 
 class Snapshots(Collector):
-    """The latest snapshot of the fleet."""
+    """Takes snapshots of all workers and queues, and makes series from the latest one."""
 
     def __init__(self, services: Services, requests: RouteCounts) -> None:
         self._services = services
@@ -51,7 +52,8 @@ class Snapshots(Collector):
         self._reads = FleetReads.using(services.batches)
         self._fleet: Fleet | None = None
         self._taken_at = -STALE_S
-        #: A queue keeps its series after its workers have died, and has them before any start.
+        #: Queues with series. The default queue has them before any worker starts, and every queue
+        #: keeps them after its workers have died.
         self._queues = {services.settings.queue}
         self._models: dict[str, str] = {}
         self._tenants: set[str] = set()
@@ -61,7 +63,7 @@ class Snapshots(Collector):
         self._taken = asyncio.Event()
 
     def collect(self) -> list[Metric]:
-        """Return every series as of the snapshot."""
+        """Return all series, as of the latest snapshot."""
         fleet = self._fleet if time.monotonic() - self._taken_at < STALE_S else None
         high_water = self._services.settings.high_water
         of_fleet = series(fleet, self._models, self._tenants, high_water)
@@ -76,7 +78,7 @@ class Snapshots(Collector):
                 await self._taken.wait()
 
     async def run(self) -> None:
-        """Take snapshots while somebody scrapes, until cancelled."""
+        """Take snapshots as long as /metrics is scraped, until cancelled."""
         while True:
             await self._wanted.wait()
             await self._take()
@@ -94,7 +96,7 @@ class Snapshots(Collector):
             fleet = await asyncio.to_thread(self._read)
         except WarmqError as error:
             log.warning("no metrics: %s", error.message, extra={"action": "no_metrics"})
-        except Exception:  # caused by what another program wrote into Redis
+        except Exception:  # another program may have written malformed data into Redis
             log.exception("no metrics", extra={"action": "no_metrics"})
         self._fleet, self._taken_at = fleet, began
 
@@ -137,9 +139,10 @@ async def _metrics(request: Request) -> Response:
 
 
 def _scale(request: Request) -> Response:
-    """Return the load of `?model=`, else of the default queue, for KEDA's trigger `metrics-api`.
+    """Return the load of a model's queue, for KEDA's trigger `metrics-api`.
 
-    The model may have no worker: one that was scaled to zero is asked for just then.
+    Without `?model=` this is the default queue. The model may have no worker: an autoscaler that
+    has scaled it to zero asks for its load, too.
     """
     model, used = request.query_params.get("model", ""), services(request)
     if model or caller(request).models is not None:

@@ -1,4 +1,7 @@
-"""Prometheus series of a fleet and of this gateway's requests; all labels have bounded values."""
+"""Makes Prometheus series of workers, queues and this gateway's requests.
+
+The values of all labels are bounded.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ Series = Iterable[tuple[dict[str, str], float]]
 def series(
     fleet: Fleet | None, models: Mapping[str, str], tenants: Collection[str], high_water: float
 ) -> Iterator[Metric]:
-    """Yield all series; without a fleet, only that Redis could not be read.
+    """Yield all series; if `fleet` is None (Redis cannot be read), only those without Redis.
 
-    `models` has the model of each queue, `tenants` those that have series with their names.
+    `models` has the model of each queue, `tenants` the tenants that have series with their names.
     """
     yield InfoMetricFamily("warmq_gateway_build", "Version of warmq", {"version": version()})
     yield _gauge("redis_up", "1 if Redis could be read for this page", [({}, fleet is not None)])
@@ -132,16 +135,16 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-#: Route and method of a request without a route, or refused before routing.
+#: Route and method of a request that has no route, or was refused before routing.
 NONE = "none"
 #: Status of a request whose client closed the connection before there was an answer.
 GONE = 499
 
 
 class RouteCounts:
-    """Requests by route since the gateway's process started; for its event loop alone.
+    """Counts requests by route since the process started; only for its event loop.
 
-    Not prometheus_client's own counters, which write files under PROMETHEUS_MULTIPROC_DIR.
+    prometheus_client's own counters are not used: they write files under PROMETHEUS_MULTIPROC_DIR.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -151,7 +154,7 @@ class RouteCounts:
         self._took = {url: Histogram() for url in ONLINE_BODY_TYPES}
 
     def note(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request that has its whole answer."""
+        """Count a request that has ended."""
         self._ended[route, method, status] += 1
         if route in self._took and status == 200:
             self._took[route].add(seconds)
@@ -183,7 +186,7 @@ class CountRequests:
         try:
             await self._app(scope, receive, send)
         except Exception:
-            # It is answered outside of this middleware.
+            # Middleware outside of this one answers it.
             failed = True
             raise
         finally:
@@ -192,5 +195,5 @@ class CountRequests:
             found, method = scope.get("route"), scope["method"]
             if isinstance(found, Route) and method in (found.methods or ()):
                 self._requests.note(found.path, method, status, seconds)
-            else:  # an unknown method would be a label of the client's choice
+            else:  # else a client could choose the values of a label
                 self._requests.note(NONE, NONE, status, seconds)

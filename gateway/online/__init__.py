@@ -1,1 +1,1 @@
-"""Online requests: queued immediately, awaited without polling, streamed while written."""
+"""Serves online requests, whose callers wait for the answer on an open connection."""

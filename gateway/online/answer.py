@@ -1,4 +1,4 @@
-"""Answers to online requests: vLLM's JSON as it was stored, streamed events, or an error."""
+"""Sends answers to online requests: vLLM's stored JSON, streamed events, or an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.online.request import OnlineRequest
 
 
 async def answer_of(waiter: Waiter, timeout_s: float) -> bytes | None:
-    """Return the answer's JSON, None if the caller has gone; raise ApiError or StoreUnavailable."""
+    """Return the answer's JSON, None if the client is gone; raise ApiError or StoreUnavailable."""
     try:
         meta = await waiter.ending
     except asyncio.CancelledError:
@@ -34,7 +34,7 @@ async def answer_of(waiter: Waiter, timeout_s: float) -> bytes | None:
 
 
 def header_pairs(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
-    """Return headers in ASGI's form."""
+    """Return headers as pairs of bytes, which ASGI needs."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
@@ -47,7 +47,7 @@ def _timeout(timeout_s: float) -> ApiError:
 
 
 def _failed(error: WarmqError, timeout_s: float) -> ApiError:
-    """Return the answer for a request that ended without a response."""
+    """Return the error for a request that ended without a response."""
     if isinstance(error, RequestRejected) and error.field:
         error.field = error.field.removeprefix("body.")
     elif error.code == "expired":
@@ -60,10 +60,10 @@ def _failed(error: WarmqError, timeout_s: float) -> ApiError:
 
 
 class SentText:
-    """The text of each choice that was sent, and what the latest attempt has written.
+    """The text that was sent for each choice, and the text that the latest attempt has written.
 
-    A request that runs again writes a new text. It continues the sent one once it is longer, if it
-    begins with it.
+    A request that runs again writes a new text. If the new text begins with the sent one, sending
+    continues as soon as the new text is longer.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class SentText:
         self._written = Transcript()
 
     def take(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-        """Yield (choice, text) to send now; the result has the text of missing pieces."""
+        """Add pieces; yield (choice, text) to send now. The result has the text of lost pieces."""
         changed = dict.fromkeys(p.choice for p in pieces if self._written.add(p) is not None)
         for choice in changed:
             sent, text = self.sent.get(choice, ""), self._written.texts.get(choice, "")
@@ -80,12 +80,12 @@ class SentText:
                 yield choice, text[len(sent) :]
 
     def continued_by(self, texts: dict[int, str]) -> bool:
-        """Whether an answer's texts begin with the sent ones."""
+        """Return whether an answer's texts begin with the sent ones."""
         return all(texts.get(n, "").startswith(sent) for n, sent in self.sent.items())
 
 
-#: A comment is sent after so many seconds without an event, so that no proxy closes the connection;
-#: clients ignore it.
+#: Seconds without an event after which a comment is sent, so that no proxy closes the connection,
+#: and the comment, which clients ignore.
 KEEP_ALIVE_S, KEEP_ALIVE_COMMENT = 10.0, b": waiting\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -95,8 +95,10 @@ _HEADERS = [
 
 
 class StreamedAnswer:
-    """One streamed answer. Its status is sent with the first event or comment, so that an error
-    before that has its own status."""
+    """Sends one streamed answer.
+
+    The status is sent with the first event or comment, so that an earlier error has its own status.
+    """
 
     def __init__(
         self, asked: OnlineRequest, waiter: Waiter, send: Send, headers: Mapping[str, str]
@@ -109,7 +111,7 @@ class StreamedAnswer:
         self._changed = asyncio.Event()
 
     async def run(self, timeout_s: float) -> bytes | None:
-        """Send events until the answer is complete; return it, None if there is none."""
+        """Send events until the answer is complete; return the answer, or None."""
         self._waiter.poke = self._changed.set
         try:
             await self._send_running_text()

@@ -1,4 +1,4 @@
-"""Online requests from body to answer: an ASGI application for each URL, and routes of models."""
+"""Serves online requests, one ASGI application for each URL; has the routes of models."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from gateway.online.request import OnlineRequest, read, with_model
 from gateway.online.state import OnlineState
 from gateway.redis.online import Push
 
-#: How long results are kept: for a gateway that lost its connection to Redis, and for a retry with
-#: the same Idempotency-Key.
+#: Milliseconds for which a result is kept for a gateway that lost its connection to Redis, and for
+#: which the result of a request with an Idempotency-Key is kept for retries.
 KEEP_MS, KEEP_ONCE_MS = 120_000, 86_400_000
-#: Seconds that a request may begin after its caller's timeout, if its gateway died.
+#: Seconds from a caller's timeout to the request's deadline, which ends it if its gateway died.
 DEADLINE_GRACE_S = 10.0
-#: Seconds that a streamed answer may take.
+#: Most seconds that a streamed answer may take.
 STREAM_S = 3600.0
-#: Bytes of a body that is kept while its answer is awaited.
+#: Largest body in bytes that is kept while its answer is awaited.
 _SMALL = 4096
-#: Namespace of the request ids of Idempotency-Keys.
+#: UUID namespace of the request ids that are derived from Idempotency-Keys.
 _ONCE = uuid.UUID("4f0d8d6a-6a0c-5b3f-9f0e-1a2a2f3c9b77")
 
 
@@ -69,7 +69,7 @@ class Endpoint:
             check_model(caller, asked.model)
         queue, model = await online.models.queue_and_name(asked.model, caller.models)
         if model != (asked.model or ""):
-            # Else the worker would run its default model, whether or not the key allows it.
+            # Without a name the worker would run its default model, even if the key forbids it.
             asked = with_model(asked, model)
         headers = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
@@ -97,9 +97,9 @@ async def _queue(
     online: OnlineState, asked: OnlineRequest, caller: Caller, queue: str, once: str,
     queued: Callable[[], None],
 ) -> Waiter:  # fmt: skip
-    """Queue a request; `once` is the same for each retry of one request, '' without retries."""
+    """Queue a request; `once` is the same for each retry, '' without an Idempotency-Key."""
     pending, streams = online.pending, asked.stream is not None
-    # Text that is not sent is counted, in case the caller closes the connection before its end.
+    # Running text is counted even if it is not sent: the caller may close the connection early.
     listens = streams or caller.tokens_per_minute is not None
     request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else pending.new_id()
     timeout_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S
@@ -131,7 +131,7 @@ async def _answer(
     asked: OnlineRequest, waiter: Waiter, online: OnlineState, headers: Mapping[str, str],
     began: float, receive: Receive, send: Send,
 ) -> bytes | None:  # fmt: skip
-    """Answer a request that was queued; return the answer, None if there is none."""
+    """Answer a request that was queued; return its answer, or None."""
     timeout_s = STREAM_S if asked.stream else online.timeout_s
     timer = asyncio.get_running_loop().call_later(timeout_s, waiter.end, TimedOut())
     watching = asyncio.create_task(_end_with_client(receive, waiter))
@@ -167,7 +167,7 @@ async def _send_whole(body: bytes, headers: Mapping[str, str], began: float, sen
 
 
 class _Usage(msgspec.Struct):
-    """`usage` of an answer; Anthropic's has no total."""
+    """The `usage` of an answer; Anthropic's has no total."""
 
     total_tokens: int | None = None
     input_tokens: int | None = None
@@ -175,7 +175,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """Where an answer states its tokens: /tokenize as `count`, count_tokens as `input_tokens`."""
+    """The fields with an answer's tokens: `count` of /tokenize, `input_tokens` of count_tokens."""
 
     usage: _Usage | None = None
     count: int | None = None
@@ -186,7 +186,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def reported_tokens(body: bytes) -> int | None:
-    """Return the tokens that an answer states to have used; None if it states none."""
+    """Return the number of tokens that an answer reports, or None."""
     try:
         answer = _decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -202,17 +202,17 @@ def reported_tokens(body: bytes) -> int | None:
 def tokens_used(
     asked: OnlineRequest, waiter: Waiter | None, body: bytes | None, *, goes_on: bool
 ) -> int:
-    """Return the tokens of prompt and answer that a request has used, however it has ended.
+    """Return the tokens of prompt and answer that a request has used, even if it failed.
 
-    An answer states them. Without one they are the prompt's and those of the text written so far:
-    at most its bytes, and at most `max_tokens`. 0 if it was not run: it was not queued, or its
-    engine refused it.
+    An answer reports them. Without one they are the prompt's tokens plus those of the text written
+    so far: at most one for each byte, and at most `max_tokens`. The result is 0 if the request was
+    not run: it was not queued, or its engine refused it.
 
     Args:
-        asked: the request.
-        waiter: None if it was not queued.
-        body: its answer, None if the caller got none.
-        goes_on: it is run to its end although its caller has gone.
+        asked: The request.
+        waiter: Its waiter; None if it was not queued.
+        body: Its answer; None if the caller got none.
+        goes_on: Whether it runs to its end even if its caller closes the connection.
     """
     meta = waiter.ending.result() if waiter is not None and waiter.has_result() else None
     if body is None and meta is not None:
@@ -227,12 +227,12 @@ def tokens_used(
         if not written and not _was_run(meta):
             return 0
     elif most and (goes_on or not asked.text_is_answer):
-        written = most  # how much was written is unknown
+        written = most  # the length of the written text is unknown
     return asked.prompt_tokens + (min(written, most) if most else written)
 
 
 def _was_run(meta: bytes) -> bool:
-    """Whether an engine ran a request that failed; one that it refuses costs nothing."""
+    """Return whether an engine ran a failed request; a request that it refuses costs nothing."""
     timing = (read_meta(meta).get("warmq") or {}).get("timing")
     return bool(timing) and not isinstance(error_of(meta), RequestRejected)
 
