@@ -1,8 +1,8 @@
-"""Server-sent events of streamed answers in the form of each API.
+"""Writes the server-sent events of streamed answers, with one class for each API.
 
-A writer's `text` returns the events for the next piece of a choice's text. `last` yields the rest
-once the whole answer is known; `sent` has the text that was sent, by choice. `broken` returns the
-events that end a stream with an error.
+A writer's `text` returns the events for the next piece of a choice's text. `last` yields the
+remaining events once the whole answer is known; `sent` has the text that was sent, by choice.
+`broken` returns the events that end a stream with an error.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gateway.http.errors import ApiError, anthropic_error
 from gateway.online.request import OnlineRequest
 
 DONE = b"data: [DONE]\n\n"
-#: Fields that vLLM leaves out, as OpenAI answers a request that sets none of them.
+#: Fields that vLLM leaves out, with the values of OpenAI's answer if a request sets none of them.
 _DEFAULTS: dict[str, Any] = {
     "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
     "temperature": None, "top_p": None,
 }  # fmt: skip
-#: Errors that an answer raises which another program wrote, in a form that no endpoint has.
+#: Errors that a malformed answer raises, which only another program can have written.
 MALFORMED_ANSWER = (AttributeError, TypeError, LookupError, ValueError)
 
 
 def complete_response(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a response with all of OpenAI's fields, `logprobs` of each text among them."""
+    """Return a response with all of OpenAI's fields, and with `logprobs` for each text."""
     output, usage = [_item(item) for item in body.get("output") or ()], body.get("usage")
     if usage is not None:
-        # No engine here charges for or counts what it writes into its prefix cache.
+        # No engine counts the tokens that it writes into its prefix cache.
         details = {"cached_tokens": 0, "cache_write_tokens": 0}
         details |= usage.get("input_tokens_details") or {}
         usage = {**usage, "input_tokens_details": details}
@@ -40,7 +40,7 @@ def complete_response(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_response_json(body: bytes) -> bytes:
-    """Complete the JSON of a response; malformed ones stay as they are."""
+    """Complete the JSON of a response; a malformed response stays as it is."""
     try:
         return orjson.dumps(complete_response(orjson.loads(body)))
     except MALFORMED_ANSWER:
@@ -59,7 +59,7 @@ def _content(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChunkEvents:
-    """Writes the events of a chat or completion; all have the same id and time."""
+    """Writes the events of a chat or completion; all events have the same id and time."""
 
     def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._chat = asked.url == CHAT_URL
@@ -149,7 +149,7 @@ class ChunkEvents:
 
 
 class MessageEvents:
-    """Writes the events of a message. It has one choice, whose text is its first block."""
+    """Writes the events of a message, which has one choice; its text is the first block."""
 
     def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._model = asked.model or "default"
@@ -193,7 +193,7 @@ class MessageEvents:
         message: dict[str, Any] = {
             "id": self._id, "type": "message", "role": "assistant", "model": self._model,
             "content": [], "stop_reason": None, "stop_sequence": None,
-            # The event `message_delta` has them, as they are known at the end.
+            # The counts are known only at the end: the event `message_delta` has them.
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }  # fmt: skip
         return _event("message_start", message=message)
@@ -227,7 +227,7 @@ class MessageEvents:
 
 
 class ResponseEvents:
-    """Writes the events of a response; the streamed text is that of its first message."""
+    """Writes the events of a response; only the text of its first message is streamed."""
 
     def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._number = -1

@@ -1,4 +1,7 @@
-"""The models that workers announce, and the queue of each."""
+"""Finds the models that workers announce, and the queue of each model.
+
+Each worker writes its announcement, which has its state and models, into Redis once a second.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from gateway.served_models import ServedModels, visible_names
 
 #: Seconds after which announcements are read again, while requests use the old ones.
 FRESH_S = 1.0
-#: Seconds after which requests wait for newer ones.
+#: Seconds after which requests wait until announcements are read again.
 STALE_S = 5.0
 #: Seconds after which an unknown model is looked up again.
 AGAIN_S = 0.2
 
 
 class Model(Struct, frozen=True):
-    """One model; `created` is when this gateway first saw it, in s since 1970."""
+    """One model; `created` is the time at which this gateway first saw it, in s since 1970."""
 
     id: str
     created: int
@@ -41,26 +44,26 @@ class ModelList(Struct, frozen=True):
 
 
 class Models:
-    """The models of one Redis, as workers announced them within the last second or so."""
+    """Caches for about a second the models that workers announce in one Redis."""
 
     def __init__(self, redis: OnlineRequests, base: str, configured: str) -> None:
-        """Prepare; `base` is the default queue, `configured` has names of models and commas."""
+        """Take the default queue (`base`), and configured models' names, separated by commas."""
         self._redis = redis
         self._base, self._configured = base, configured
         self._served = ServedModels.of((), base, configured)
         self._created: dict[str, int] = {}
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
-        #: Seconds by which Redis' clock is ahead of this machine's.
+        #: Seconds by which Redis's clock is ahead of this machine's.
         self.clock_ahead = 0.0
 
     async def queue_and_name(
         self, name: str | None, allowed: Collection[str] | None
     ) -> tuple[str, str]:
-        """Return a model's queue, and its name for the request's body ('' : none is needed).
+        """Return a model's queue, and its name for the request's body ('' if none is needed).
 
-        `allowed` are the caller's models, None for all. Raises ApiError (404 if the caller has no
-        such model, 503 if no worker lives), or StoreUnavailable.
+        `allowed` has the caller's models, None for all. Raises ApiError (404 if the caller has no
+        such model, 503 if no worker is alive), or StoreUnavailable.
         """
         await self._refresh(STALE_S)
         name = name or self._served.default_of(allowed)
@@ -89,11 +92,11 @@ class Models:
         return Model(name, self._created.setdefault(name, int(time.time())))
 
     def _refusal(self, name: str, allowed: Collection[str] | None) -> ApiError:
-        """Return why a model has no queue for a caller of these models."""
+        """Return the error for a model without a queue, for a caller who may use `allowed`."""
         served = self._served
         forbidden = bool(name) and allowed is not None and name not in allowed
         known = {*served.names, *served.configured}
-        # No worker that starts can tell which of several models is meant.
+        # Even a worker that starts now could not tell which of several models is meant.
         ambiguous = not name and allowed is not None and known.issuperset(allowed)
         if not forbidden and not ambiguous:
             if served.is_outdated(name, allowed) or (not served.alive and served.outdated):
@@ -119,9 +122,10 @@ class Models:
         )  # fmt: skip
 
     async def _refresh(self, older_than_s: float, *, wait: bool = False) -> bool:
-        """Read announcements again if those known are older; return whether newer ones are known.
+        """Read old announcements again; return whether this call waited for the new ones.
 
-        Without `wait` the caller waits for them only if those known are older than that.
+        With `wait` it always waits for a read, else only if the known ones are older than
+        `older_than_s`. Announcements younger than FRESH_S and `older_than_s` are not read again.
         """
         age = time.monotonic() - self._read_at
         if age < min(FRESH_S, older_than_s):
@@ -136,7 +140,7 @@ class Models:
 
     async def _read(self) -> None:
         workers, now_s = await self._redis.workers()
-        # A silent worker may be restarting, but a caller who waits is better refused.
+        # A silent worker may be restarting, but an online caller should not wait for it.
         self._served = ServedModels.of(filter(is_alive, workers), self._base, self._configured)
         self._read_at = time.monotonic()
         self.clock_ahead = now_s - time.time()
@@ -149,6 +153,6 @@ def _no_worker(message: str) -> ApiError:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    # Whoever awaits the task gets its error; if nobody does, the next request reads again.
+    # A request that awaits the task gets its error. If none does, the next request reads again.
     if not task.cancelled() and not isinstance(task.exception(), StoreUnavailable):
         task.result()

@@ -1,4 +1,4 @@
-"""Online requests whose callers wait: queued in groups, answered as results are published."""
+"""Queues online requests in groups, and returns results to their callers when published."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two attempts to connect to Redis, and to wait for cancellations at the end.
+#: Seconds between two attempts to connect to Redis, and most seconds for cancellations at the end.
 RECONNECT_S, CLOSE_S = 0.2, 2.0
-#: Calls to Redis in flight; requests that come meanwhile go into the next one.
+#: Most calls to Redis in flight; requests that come meanwhile go into the next call.
 CALLS = 2
-#: Requests and bytes of one call: Redis serves no other client meanwhile.
+#: Most requests and bytes in one call: Redis serves no other client during a call.
 CALL_REQUESTS, CALL_BYTES = 500, 4 * 2**20
-#: Share of the memory (and queue) above the high-water mark that online requests may fill.
+#: Share of the memory and of the queue above the high-water mark that online requests may fill.
 HEADROOM = 0.5
 
 
@@ -42,10 +42,10 @@ def do_nothing() -> None:
 class Waiter:
     """One caller's wait for one request.
 
-    `ending` becomes the stored result, or StoreUnavailable, ClientGone or TimedOut. `pieces` are
-    those of the text that the caller has not taken yet, None if it does not listen; `poke` is
-    called when there are new ones, and at the end. `queued` is called once the message is not
-    needed any more. `text_bytes` counts the text of all choices.
+    `ending` becomes the stored result, or StoreUnavailable, ClientGone or TimedOut. `pieces` has
+    the pieces of text that the caller has not taken yet, None if the caller does not listen;
+    `poke` is called when there are new ones, and at the end. `queued` is called once the message is
+    not needed any more. `text_bytes` counts the text of all choices.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Waiter:
     ) -> None:
         self.request_id = push.request_id
         self.text_bytes = 0
-        #: Characters of each choice.
+        #: Received characters of each choice.
         self._received: dict[int, int] = {}
         self.queued = queued
         self.push = push
@@ -68,19 +68,19 @@ class Waiter:
         self.poke: Callable[[], None] = do_nothing
 
     def has_result(self) -> bool:
-        """Whether the stored result is there."""
+        """Return whether the stored result has come."""
         return self._ended() and self.ending.exception() is None
 
     def lost_store(self) -> bool:
-        """Whether Redis was unreachable, or refused the request."""
+        """Return whether Redis was unreachable, or refused the request."""
         return self._ended() and isinstance(self.ending.exception(), StoreUnavailable)
 
     def _ended(self) -> bool:
-        # It is cancelled with the task that awaits it, when the gateway stops.
+        # `ending` is cancelled with the task that awaits it, when the gateway stops.
         return self.ending.done() and not self.ending.cancelled()
 
     def receive(self, piece: Piece) -> None:
-        """Take in a piece of the text."""
+        """Add a piece of the text."""
         if self.pieces is None:
             return
         have, end = self._received.get(piece.choice, 0), piece.at + len(piece.text)
@@ -91,30 +91,30 @@ class Waiter:
         self.poke()
 
     def drop_message(self) -> None:
-        """Free the message: it may be megabytes, and its answer may take an hour."""
+        """Free the message: it may have megabytes, and its answer may take an hour."""
         self.push = self.push._replace(message=b"")
         self.queued()
 
     def end(self, how: bytes | Exception) -> None:
-        """Set the ending, unless it has one."""
+        """Set the ending, unless it is set already."""
         if self.ending.done():
             return
         if isinstance(how, Exception):
             self.ending.set_exception(how)
-            self.ending.exception()  # marks it as retrieved, as its caller may be gone
+            self.ending.exception()  # marks it as retrieved: its caller may be gone
         else:
             self.ending.set_result(how)
         self.poke()
 
 
 class PendingRequests:
-    """All online requests of one gateway process. For its event loop alone."""
+    """Holds the online requests of one gateway process; only its event loop may use it."""
 
     def __init__(self, redis: OnlineRequests, settings: GatewaySettings) -> None:
         self._redis = redis
         self._high_water = 1 - (1 - settings.high_water) * HEADROOM
         self._high_water_requests = int(settings.high_water_requests * (1 + HEADROOM))
-        #: Prefix of this process' request ids: one subscription receives all their results.
+        #: Prefix of this process's request ids: one subscription receives all their results.
         self.name = secrets.token_hex(4)
         self._text_channel = text_channel(self.name).encode()
         self._waiters: dict[str, list[Waiter]] = {}
@@ -132,7 +132,7 @@ class PendingRequests:
     async def ask(
         self, push: Push, *, listens: bool, queued: Callable[[], None] = do_nothing
     ) -> Waiter:
-        """Queue a request and begin to wait for it; the caller must `leave`.
+        """Queue a request and begin to wait for its result; the caller must call `leave`.
 
         `queued` is called once Redis has the message, or has refused it. Raises StoreUnavailable.
         """
@@ -152,7 +152,7 @@ class PendingRequests:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Stop waiting; cancel the request if it has not ended and no retry may come for it."""
+        """Stop waiting; cancel the request unless it has ended or a retry may come for it."""
         request_id, once = waiter.request_id, waiter.push.once_ms is not None
         waiters = self._waiters.get(request_id, [])
         if waiter in waiters:
@@ -226,7 +226,7 @@ class PendingRequests:
                 # Its message names another gateway as the listener.
                 known.append(waiter.request_id)
         if known:
-            with suppress(StoreUnavailable):  # the result has the text that they miss
+            with suppress(StoreUnavailable):  # the result has the missing text
                 await self._announce(known)
 
     async def _cancel(self) -> None:
@@ -245,7 +245,7 @@ class PendingRequests:
             await asyncio.wait([self._cancelling], timeout=CLOSE_S)
 
     async def run(self) -> None:
-        """Receive results and texts until cancelled; look up those missed while disconnected."""
+        """Receive results and texts until cancelled; look up results missed while disconnected."""
         last_error = ""
         while True:
             once = [rid for rid, ws in self._waiters.items() if ws[0].push.once_ms is not None]
@@ -310,7 +310,7 @@ def _fail(batch: Sequence[Waiter], error: Exception) -> None:
     if not unavailable:  # a bug
         log.error("online requests are not queued", exc_info=error, extra={"action": "no_answers"})
     for waiter in batch:
-        # It may be queued although the reply was lost; then `leave` cancels it.
+        # The request may be queued although the reply was lost; then `leave` cancels it.
         waiter.pushed = not unavailable or isinstance(error, StoreUnreachable)
         waiter.end(error)
 

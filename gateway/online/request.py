@@ -1,4 +1,4 @@
-"""The body of an online request: checked, and without the fields that are for the gateway."""
+"""Checks the body of an online request, and removes fields that only the gateway uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contract.openai.lines import check_body
 from gateway.http.errors import ApiError, invalid
 from gateway.http.limits import estimated_tokens
 
-#: Queue priorities, 0 to 9: online requests go first, OpenAI's `flex` before batches.
+#: Queue priorities: of online requests, of OpenAI's `flex` (still before batches), and the lowest.
 URGENT, FLEX, LOWEST = 0, 3, 9
 
 
@@ -28,11 +28,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
-    """One request. `body` is the JSON for the engine, `stream` is set if the answer is streamed.
+    """One request. `body` is the JSON for the engine; `stream` is set if the answer is streamed.
 
-    `tokens` are those of the prompt, estimated, and of the longest answer, where it has a limit;
-    `prompt_tokens` those of the prompt. `text_is_answer`: its text is published while it is
-    written. `sequences` is how many the engine runs for it.
+    `prompt_tokens` is the estimated length of the prompt. `tokens` is that plus the longest answer,
+    if this has a limit. `text_is_answer`: its text is published while it is written. `sequences` is
+    the number of sequences that the engine runs for it.
     """
 
     url: str
@@ -47,9 +47,9 @@ class OnlineRequest:
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
-    """Read a body; `highest_priority` is the smallest number that its caller may use.
+    """Read a body; `highest_priority` is the smallest priority number of its caller.
 
-    Raises ApiError or RequestRejected, naming the field and what to send instead.
+    Raises ApiError or RequestRejected, naming the field and a valid value.
     """
     body = _object(raw)
     fields = len(body)
@@ -71,7 +71,7 @@ def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
 
 
 def with_model(asked: OnlineRequest, model: str) -> OnlineRequest:
-    """Return the same request with a model in its body, which names none."""
+    """Return a request that names no model with this model in its body."""
     return replace(asked, body=encode(decode(asked.body) | {"model": model}), model=model)
 
 
@@ -87,7 +87,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
-    """Remove the fields about streaming from the body; return None for a whole answer."""
+    """Remove the fields about streaming from the body; return None if it is not streamed."""
     stream, options = body.pop("stream", None), body.pop("stream_options", None)
     if stream is not None and not isinstance(stream, bool):
         raise invalid("`stream` must be true or false", "stream")
@@ -104,7 +104,7 @@ def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
 
 
 def _priority(body: dict[str, Any]) -> int:
-    """Return the queue priority: vLLM's own field, which is removed, or OpenAI's tier."""
+    """Return the queue priority, from vLLM's field, which is removed, or OpenAI's tier."""
     priority = int_if_whole(body.get("priority"))
     if type(priority) is int:  # `check_body` refuses anything else
         del body["priority"]
@@ -116,7 +116,7 @@ def _max_answer_tokens(url: str, body: dict[str, Any]) -> int:
     """Return the most tokens of all answers to a request; 0 if it names no limit."""
     limits = [body[name] for name in LIMITS.get(url, ()) if body.get(name) is not None]
     prompt, prompts = body.get("prompt"), 1
-    # Texts or lists of token ids in a list; a list of integers is one prompt.
+    # A list of texts, or of lists of token ids, has several prompts; a list of integers is one.
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompts = len(prompt)
     return min(limits, default=0) * (body.get("n") or 1) * prompts

@@ -1,4 +1,4 @@
-"""State of the online requests of one gateway process; made with its event loop."""
+"""Holds the state of one process's online requests, which is made with its event loop."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Revocations:
         self._waiters: dict[str, set[Waiter]] = {}
 
     def add(self, digest: str, waiter: Waiter) -> None:
-        """End a request when the key of this digest is revoked, until `remove` is called."""
+        """End a request if the key with this digest is revoked before `remove` is called."""
         self._waiters.setdefault(digest, set()).add(waiter)
 
     def remove(self, digest: str, waiter: Waiter) -> None:
-        """Stop what `add` began."""
+        """Stop watching the key for this request."""
         waiters = self._waiters[digest]
         waiters.remove(waiter)
         if not waiters:
             del self._waiters[digest]
 
     async def run(self) -> None:
-        """Check until cancelled. While Redis is unreachable no key counts as revoked."""
+        """Check keys until cancelled. While Redis is unreachable no key counts as revoked."""
         while True:
             await asyncio.sleep(CHECK_S)
             digests = [*self._waiters]
@@ -63,7 +63,7 @@ def _revoked() -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class OnlineState:
-    """Pending requests, served models, keys of running requests, seconds to wait for an answer."""
+    """The state of online requests; `timeout_s` is how long a caller waits for an answer."""
 
     pending: PendingRequests
     models: Models
@@ -73,7 +73,7 @@ class OnlineState:
 
 @asynccontextmanager
 async def online_state(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIterator[OnlineState]:
-    """Receive results as long as the context is open."""
+    """Provide the state, and receive results as long as the context is open."""
     redis = OnlineRequests.open(settings.redis_url.get_secret_value(), "warmq-gateway-online")
     pending = PendingRequests(redis, settings)
     models = Models(redis, settings.queue, settings.gateway_models)

@@ -1,1 +1,1 @@
-"""The page at /ui: what the fleet does, for people. Server-rendered; small modules make it live."""
+"""The page at /ui: shows workers, batches and tenants. JavaScript keeps it up to date."""

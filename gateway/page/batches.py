@@ -1,4 +1,4 @@
-"""Batches: the list, each with progress, rate and remaining time; one batch; cancel and retry."""
+"""Pages of batches: a list with progress, rate and time left; one batch; cancel and retry."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gateway.redis.request_reads import RequestReads, RunningRequest
 from producer.input.reader import Input
 from producer.time_left import Pace, pace_of, seconds_left
 
-#: Batches on a page, and running requests that are shown of one.
+#: Batches on one page, and most running requests that are shown for one batch.
 PAGE, MAX_RUNNING = 25, 12
-#: Histograms: title and name in a `Sample`.
+#: Histograms on the page of a batch: title, and name in a `Sample`.
 FIGURES = (
     ("Time in the queue", "queued_s"),
     ("Time in the engine", "engine_s"),
@@ -42,14 +42,14 @@ FIGURES = (
 )
 _TOO_LARGE = "the batch's files are too large for this page; submit its failed lines as a new file"
 _GONE = "the batch's input or error file is deleted; submit its failed lines as a new file"
-#: By queue, its minutes of up to a day, the oldest first.
+#: Queue -> its minutes of the last day or less, oldest first.
 History = Mapping[str, Sequence[Minute]]
 
 
 def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
-    """Return a batch as a row of the list; None for one of Anthropic's API.
+    """Return a batch as a row of the list; None if Anthropic's API made it.
 
-    The rate is the mean since the batch began. `from_history` adds what its queues' history shows.
+    The rate is the mean since the batch began. `from_history` returns further values for a row.
     """
     batch = shown(view)
     if batch is None:
@@ -57,7 +57,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
     if isinstance(view.source, QueueBatch):
         expected_s = view.source.expected_s
         queues = [view.source.fields.get("queue", "")]
-    else:  # the batches of its queues run side by side
+    else:  # its queue batches run concurrently, so the longest counts
         record = decode(view.source.document)
         expected = (record.expected_s, *(part.expected_s for part in view.parts))
         expected_s = max(filter(None, expected), default=None)
@@ -68,7 +68,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
     )  # fmt: skip
-    # Both are whole seconds: a batch that took less than one counts as one.
+    # Both times are in whole seconds: a batch that took less than one counts as one.
     seconds = max(1.0, (ended_at or now) - (batch.in_progress_at or batch.created_at))
     return {
         "id": batch.id,
@@ -96,7 +96,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
 
 
 def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return a page's rows, and whether there are more after them."""
+    """Return a page's rows, and whether more rows follow."""
     reads = BatchViews.using(view.services.batches)
     found = reads.page(view.caller.tenant, after=after, limit=limit)
     if found is None:
@@ -108,7 +108,7 @@ def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]]
 
 
 def complete(services: Services, rows: list[dict[str, Any]]) -> None:
-    """Add to rows the names of their input files, where these still exist, and `from_history`."""
+    """Add the names of input files, if these still exist, and `from_history` to rows."""
     ids = [row["input_file_id"] for row in rows]
     history = history_of(services, rows)
     for row, stored in zip(rows, services.objects.get_many("file", ids), strict=True):
@@ -129,7 +129,7 @@ def watched(rows: list[dict[str, Any]]) -> str:
 
 
 def history_of(services: Services, rows: list[dict[str, Any]]) -> History:
-    """Return the history of the queues of some rows, since the oldest batch was created."""
+    """Return the history of the queues of some rows, since their oldest batch was created."""
     queues = {queue for row in rows for queue in row["queues"]}
     since = min((row["created_at"] for row in rows), default=0)
     minutes = min(DAY, max(2, int(time.time() - since) // 60 + 2))
@@ -144,7 +144,7 @@ def from_history(row: Mapping[str, Any], history: History) -> dict[str, float | 
 
 
 def _left_s(row: Mapping[str, Any], history: History) -> float | None:
-    """Return how long the rest takes; the batches of several queues run side by side."""
+    """Return the seconds until a batch ends; its queue batches run concurrently."""
     paces = [pace for queue in row["queues"] if (pace := pace_of(history.get(queue, ())))]
     if not paces:
         return None
@@ -156,8 +156,8 @@ def _left_s(row: Mapping[str, Any], history: History) -> float | None:
 def _cached_share(row: Mapping[str, Any], history: History) -> float | None:
     """Return the share of prompt tokens that came from the prefix cache; None if unknown.
 
-    Answers include it only if vLLM runs with `--enable-prompt-tokens-details`, and their sum is
-    known once the batch has ended. Else it is the share of the batch's queues while it ran.
+    Answers have this number only if vLLM runs with `--enable-prompt-tokens-details`, and its sum is
+    known once the batch has ended. Otherwise this is the share of the batch's queues while it ran.
     """
     if row["cached"] and row["tokens_in"]:
         return float(row["cached"] / row["tokens_in"])
@@ -168,7 +168,7 @@ def _cached_share(row: Mapping[str, Any], history: History) -> float | None:
 
 
 def batch(view: View) -> Response:
-    """Show a batch, and of its requests a sample of those that ended last."""
+    """Show a batch, with a sample of the requests that ended last."""
     services, batch_id = view.services, view.request.path_params["batch_id"]
     found = api.view_of(services, view.caller, batch_id)
     row = row_of(found, time.time())
@@ -208,7 +208,7 @@ def cancel(view: View) -> Response:
 
 
 def download(view: View) -> Response:
-    """Send a batch's answers or errors, those so far while it runs."""
+    """Send a batch's answers or errors; while the batch runs, those so far."""
     batch_id, kind = (view.request.path_params[name] for name in ("batch_id", "kind"))
     found = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
     ids = {"answers": found.output_file_id, "errors": found.error_file_id} if found else {}
@@ -226,8 +226,8 @@ def download(view: View) -> Response:
 def retry(view: View, *, guard: ReadGuard) -> Response:
     """Run failed lines again.
 
-    Lines of `producer submit` run in their batch. Lines of an API batch run as a new batch, because
-    the files of a batch that has ended do not change.
+    Lines of `producer submit` run in their batch. Lines of a batch made over HTTP run as a new
+    batch, because the files of a batch that has ended do not change.
     """
     services, batch_id = view.services, view.request.path_params["batch_id"]
     found = api.view_of(services, view.caller, batch_id)
@@ -255,7 +255,7 @@ def retry(view: View, *, guard: ReadGuard) -> Response:
 
 
 def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tuple[FileRecord, int]:
-    """Store the failed lines of a batch as a new file; return it and their number."""
+    """Store the failed lines of a batch as a new file; return the file and their number."""
     services, caller = view.services, view.caller
     files = Files(services)
     source = files.get(caller.tenant, record.input_file_id)
@@ -267,7 +267,7 @@ def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tup
     incoming.filename = f"failed-lines-of-{record.id}.jsonl"
     with services.store.write(file_id) as writer:
         for number, line in _lines_of(services, source.id, guard):
-            if line and number in numbers:  # an empty line was too long
+            if line and number in numbers:  # the reader returns a line that was too long as b''
                 written = line.rstrip(b"\r\n") + b"\n"
                 writer.write(written)
                 incoming.size += len(written)
@@ -280,7 +280,7 @@ def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tup
 
 
 def _lines_of(services: Services, file_id: str, guard: ReadGuard) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers, as they are read when a file is queued."""
+    """Yield a file's lines with their numbers, which are the same as when it was queued."""
     longest = services.settings.max_line_bytes
     with services.store.local(file_id) as path, closing(Input(str(path), watch=guard)) as source:
         for chunk in source.chunks(None, longest):
@@ -288,7 +288,7 @@ def _lines_of(services: Services, file_id: str, guard: ReadGuard) -> Iterator[tu
 
 
 def _line_numbers(services: Services, file_id: str, guard: ReadGuard) -> Iterator[int]:
-    """Yield the numbers, in the batch's input, of the lines of its error file."""
+    """Yield the numbers that the lines of an error file have in the batch's input file."""
     for _, line in _lines_of(services, file_id, guard):
         error = orjson.loads(line) if line else {}
         number = (error.get("warmq") or {}).get("line") or (error.get("error") or {}).get("line")

@@ -1,4 +1,4 @@
-"""Dead letters: a page of them; queueing them again or deleting them."""
+"""Pages of dead letters: messages that no worker runs again unless a user queues them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contract.redis.dead_letters import DeadLetter
 from gateway.page.requests import prompt_of
 from gateway.page.view import View
 
-#: Id of one of the queue's batches of a batch made over HTTP, which has no page of its own.
+#: Matches the id of a queue batch; its group is the id of the batch, which has a page.
 _PART_ID = re.compile(r"^(batch_[0-9a-f]{24})\.\d+$")
-#: Dead letters on a page, those read for it, and bytes of a message that is shown.
+#: Most dead letters on a page, most that are read for it, and most bytes of a shown message.
 PAGE, MAX_READ, SHOWN_BYTES = 50, 5000, 64 * 1024
 
 
 def _visible(view: View, letters: list[DeadLetter]) -> list[DeadLetter]:
-    """Return those of the caller's batches; those without a known batch are for operators."""
+    """Return the letters of the caller's batches; operators also get those without a batch."""
     ids = list({letter["batch_id"] for letter in letters if letter["batch_id"]})
     states = dict(zip(ids, view.services.batches.states(ids), strict=True))
     found = []

@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from gateway.page.view import View
 
-#: Files that this process reads at a time (one of each tenant): online requests need its CPU, and
-#: other pages need the shared threads.
+#: Most files that this process reads concurrently, one for each tenant: online requests need its
+#: CPU, and other pages need the shared threads.
 MAX_READS = 2
-#: Seconds for which one file is read at most.
+#: Most seconds for which one file is read.
 MAX_S = 60.0
 
 
@@ -32,14 +32,14 @@ class TooLong(Exception):
 
 
 class ReadGuard:
-    """Ends the reading of a file: the reader calls it now and then, and it raises."""
+    """Ends the reading of a file: the reader calls it regularly, and it may raise."""
 
     def __init__(self) -> None:
         self._gone = threading.Event()
         self._until = float("inf")
 
     def start(self, max_s: float = MAX_S) -> None:
-        """Count the time from now on."""
+        """Begin to count the time."""
         self._until = time.monotonic() + max_s
 
     def client_gone(self) -> None:
@@ -77,7 +77,7 @@ async def _until_gone(request: Request, guard: ReadGuard) -> None:
     guard.client_gone()
 
 
-#: By tenant; each lock lives as long as a request holds or awaits it.
+#: The lock of each tenant; it lives as long as a request holds or awaits it.
 _turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Pages of the fleet: overview, workers and tenants, as much of each as a caller may see."""
+"""Pages of the overview, workers and tenants, with the data that a caller may see."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from gateway.http.services import Services
 from gateway.page.batches import batch_rows, watched
 from gateway.page.view import View
 
-#: Rows of waiting requests, workers on a page, and tenants that are shown.
+#: Most rows of waiting requests, most workers on a page, and most tenants that are shown.
 MAX_WAITING, MAX_WORKERS, MAX_TENANTS = 200, 100, 500
-#: Owner of the requests of plain Celery clients (contract/lua/turns.lua).
+#: Name for the tenant of requests of plain Celery clients (contract/lua/turns.lua).
 CELERY = "celery"
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Workers, living ones first, and sums over the living: slots, requests in flight, waiting.
+    """All workers, living ones first, and the number of waiting requests.
 
-    `waiting_by` has who waits, other tenants as one for a caller who is no operator.
+    `waiting_by` has the waiting requests by queue, priority and tenant; a caller who is not an
+    operator sees other tenants as one.
     """
 
     workers: list[dict[str, Any]]
@@ -40,7 +41,7 @@ class Fleet:
 
     @property
     def alive(self) -> list[dict[str, Any]]:
-        """The workers that live."""
+        """The workers that are alive."""
         return [worker for worker in self.workers if worker["alive"]]
 
     @property
@@ -54,7 +55,7 @@ class Fleet:
         return sum(worker["in_flight"] for worker in self.alive)
 
     def model_of(self, queue: str) -> str:
-        """Return the model of a queue: from its name, else from its workers."""
+        """Return the model of a queue, from the queue's name or else from its workers."""
         if queue.startswith(f"{self.default_queue}."):
             return queue.removeprefix(f"{self.default_queue}.")
         found = {one["model"] for one in self.alive if one["queue"] == queue}
@@ -68,10 +69,10 @@ class Fleet:
 
 
 def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
-    """Return an announcement as the page shows it; reasons are for operators."""
+    """Return an announcement as the page shows it; only operators see the worker's reason."""
     queue, model = str(worker["queue"]), str(worker.get("model") or "")
     alive = is_alive(worker)
-    # A request that has ended and is not committed yet may be one more than there are slots.
+    # This may exceed the slots: a request that has ended may not be committed yet.
     slots, in_flight = int(worker.get("slots") or 0), int(worker.get("in_flight") or 0)
     done = worker.get("done") or {}
     optional = ("mean_answer", "mean_prompt", "slots_full", "kv_tokens")
@@ -98,7 +99,7 @@ def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
 
 
 def read_fleet(services: Services, caller: Caller, *, who: bool = False) -> Fleet:
-    """Return the fleet as it is now; with `who` also who waits."""
+    """Read the workers and the number of waiting requests; with `who` also by tenant."""
     reads = WaitingReads.using(services.batches)
     workers = [_worker(worker, caller.operator) for worker in reads.announcements()]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
@@ -115,7 +116,7 @@ def queues_of(workers: Iterable[dict[str, Any]], default: str) -> list[str]:
 
 
 def _visible(caller: Caller, waiting: list[Waiting]) -> Iterable[Waiting]:
-    """Yield what waits; other tenants as one for each queue and priority, but to an operator."""
+    """Yield waiting requests, those of other tenants as one unless an operator calls."""
     hidden: dict[tuple[str, int], list[Waiting]] = {}
     for one in waiting:
         if caller.operator or one.tenant == caller.tenant:
@@ -127,14 +128,14 @@ def _visible(caller: Caller, waiting: list[Waiting]) -> Iterable[Waiting]:
         yield Waiting(queue, priority, "…", count, None, any(one.more for one in several))
 
 
-#: Points of a chart: no screen shows more, and a page stays small.
+#: Most points of a chart: no screen shows more, and a page stays small.
 POINTS = 144
 WIDTH, HEIGHT = 720, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line over time and the area under it as SVG paths; largest and mean value, start, end."""
+    """A line over time and the area under it, as SVG paths; its largest value, mean and times."""
 
     line: str
     area: str
@@ -160,7 +161,7 @@ def _chart(values: Sequence[float], minutes: Sequence[Minute], top: float | None
 
 
 def rate_chart(minutes: Sequence[Minute]) -> Chart:
-    """Chart tokens written per second since the first slot, over an hour at least.
+    """Return the chart of tokens written per second since there was a slot, at least an hour.
 
     The current minute is left out.
     """
@@ -170,12 +171,12 @@ def rate_chart(minutes: Sequence[Minute]) -> Chart:
 
 
 def fill_chart(minutes: Sequence[Minute]) -> Chart:
-    """Chart the share of slots in use, from 0 to 1; 0 while there was no slot."""
+    """Return the chart of the share of slots in use, 0 to 1; 0 while there was no slot."""
     return _chart([minute.fill or 0.0 for minute in minutes], minutes, top=1.0)
 
 
 def overview(view: View) -> Response:
-    """Show the whole fleet on one page."""
+    """Show the overview: workers, waiting requests, charts and the latest batches."""
     fleet = read_fleet(view.services, view.caller, who=True)
     rows, _ = batch_rows(view, "", 5)
     queues = queues_of(fleet.workers, fleet.default_queue)
@@ -205,7 +206,7 @@ def workers(view: View) -> Response:
 
 
 def tenants(view: View) -> Response:
-    """Show what each tenant uses of the fleet and its weight; to most callers only their own."""
+    """Show tenants' requests, tokens and weights; only operators see other tenants."""
     services, caller = view.services, view.caller
     reads = Tenants.using(services.batches)
     waits = WaitingReads.using(services.batches)

@@ -1,7 +1,8 @@
-"""`/ui/live`: the stream of events that keeps an open page up to date.
+"""Serves `/ui/live`: server-sent events that keep an open page up to date.
 
-One task reads Redis for all viewers, and only while there is one. A viewer is sent what changed
-since its last event, so a slow-read viewer delays no other one and still gets the latest state.
+One task reads Redis for all viewers, and only while there is a viewer (an open stream). A viewer
+gets the changes since its last event: so a slow viewer does not delay another one, and still gets
+the latest state.
 """
 
 from __future__ import annotations
@@ -38,32 +39,34 @@ from gateway.redis.batch_views import BatchViews
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads; the fleet is read every other time, as workers announce themselves
-#: once a second.
+#: Seconds between two reads, and number of reads between two reads of the workers, which announce
+#: themselves once a second.
 TICK_S, FLEET_EVERY = 0.5, 2
-#: Seconds that rates are a mean of, and the fewest for which there is a rate.
+#: Seconds over which rates are a mean, and fewest seconds for which there is a rate.
 RATES_S, MIN_RATE_S = 10.0, 3.0
 #: Seconds between two writes of a worker into its history.
 HISTORY_S = 10.0
-#: Batches of one viewer, batches in one read for all viewers, workers whose state is sent.
+#: Most batches of one viewer, most batches in one read for all viewers, and most workers that are
+#: sent.
 MAX_BATCHES, MAX_READ, MAX_WORKERS = 25, 100, 100
-#: Seconds between two keep-alive comments, checks of a session or a request's end, reads of text.
+#: Seconds between two keep-alive comments, between two checks of a session or of a request's end,
+#: and between two reads of a request's text.
 KEEP_ALIVE_S, CHECK_S, TEXT_S = 10.0, 2.0, 0.3
-#: Seconds after which a viewer has to connect again, which browsers do by themselves.
+#: Seconds after which a stream ends; the browser then connects again by itself.
 MAX_STREAM_S = 3600.0
-#: Streams of one process, one tenant, one session; each tab that shows a batch has one.
+#: Most streams of one process, one tenant, and one session; each tab that shows a batch has one.
 MAX_VIEWERS, MAX_OF_TENANT, MAX_OF_SESSION = 1000, 250, 25
 _COUNTS = ("completed", "other", "prompt_tokens", "completion_tokens", "cached_tokens")
 
 
-#: By (tenant, batch id): the JSON of each batch; by `FLEET` that of the fleet.
+#: (tenant, batch id) -> the JSON of the batch; FLEET -> the JSON of the workers.
 State = dict[tuple[str, str], bytes]
 FLEET, LOST = ("fleet", ""), ("lost", "")
 
 
 @dataclass(eq=False, slots=True)
 class Viewer:
-    """One stream: its tenant and session, the batches it shows, and what it was sent last."""
+    """One stream: its tenant and session, the batches it shows, and the state that was sent."""
 
     tenant: str
     batches: tuple[str, ...]
@@ -100,7 +103,7 @@ class LiveFeed:
         self._history: dict[str, tuple[float, Sequence[Minute]]] = {}
 
     def check(self, caller: Caller, session: str) -> None:
-        """Raise ApiError (503) if one more stream would be too many."""
+        """Raise ApiError (503) if one more stream would exceed a limit."""
         of_session = sum(one.session == session for one in self._viewers)
         of_tenant = sum(one.tenant == caller.tenant for one in self._viewers)
         limits = (
@@ -121,18 +124,18 @@ class LiveFeed:
         return self._task is not None and not self._task.done()
 
     def enter(self, viewer: Viewer) -> None:
-        """Add a viewer; the first one starts the reading."""
+        """Add a viewer; the first one starts the task that reads Redis."""
         self._viewers.add(viewer)
         if not self.reading:
             self._totals.clear()
             self._task = asyncio.create_task(self._run())
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove a viewer; the last one ends the reading."""
+        """Remove a viewer; the last one ends the task that reads Redis."""
         self._viewers.discard(viewer)
         if not self._viewers and self._task is not None:
             self._task.cancel()
-            self._task = None  # a viewer that enters before it has ended starts another
+            self._task = None  # so that the next viewer starts another task immediately
 
     async def _run(self) -> None:
         tick, fleet = 0, State()
@@ -159,7 +162,7 @@ class LiveFeed:
             viewer.changed.set()
 
     def _next_batches(self) -> Sequence[tuple[str, str]]:
-        """Return the (tenant, batch id) pairs to read now, in turn if they are many."""
+        """Return the (tenant, batch id) pairs to read now; too many pairs take turns."""
         pairs = {(v.tenant, batch_id): None for v in self._viewers for batch_id in v.batches}
         found = list(pairs)
         if len(found) <= MAX_READ:
@@ -174,14 +177,14 @@ class LiveFeed:
             row = row_of(view, time.time()) if view is not None else None
             if row is not None:
                 row.update(self._from_history(row))
-                # Values that follow from the clock alone are no change: a batch that makes no
-                # progress is sent once.
+                # Values that only follow the clock are not a change: a batch without progress is
+                # sent once.
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
                 found[(tenant, batch_id)] = orjson.dumps(row)
         return found
 
     def _from_history(self, row: dict[str, Any]) -> dict[str, float | None]:
-        """Return values from a batch's queues, read again once workers may have written."""
+        """Return values from the history of a batch's queues, which is cached for HISTORY_S."""
         now, reads = time.monotonic(), HistoryReads.using(self._services.batches)
         self._history = {q: v for q, v in self._history.items() if now - v[0] < HISTORY_S}
         for queue in row["queues"]:
@@ -204,7 +207,7 @@ class LiveFeed:
         return {FLEET: orjson.dumps(state)}
 
     def _rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
-        """Return rates per second of living workers, from the totals that they announce."""
+        """Return the rates per second of living workers, from the totals that they announce."""
         now = time.monotonic()
         self._totals.append((now, totals))
         while len(self._totals) > 2 and now - self._totals[1][0] >= RATES_S:
@@ -235,7 +238,7 @@ def _event(name: str, data: bytes) -> bytes:
 
 
 async def live(request: Request) -> Response:
-    """Stream the fleet, the batches named by `batches`, and the text of `request` in `of`."""
+    """Stream the workers, the batches in `batches`, and the text of `request` in batch `of`."""
     app, services = request.app, request.app.state.services
     feed: LiveFeed | None = getattr(app.state, "live_feed", None)
     if feed is None:
@@ -291,7 +294,7 @@ async def _events(
 
 
 async def _is_valid(services: Services, session: str) -> bool:
-    """Whether a session has not ended, nor its key been revoked; True if Redis is unreachable."""
+    """Return whether a session and its key are valid; True if Redis is unreachable."""
     try:
         digest = await services.sessions.key_digest(session)
         (found,) = await services.lookup.find([digest])
@@ -301,7 +304,7 @@ async def _is_valid(services: Services, session: str) -> bool:
 
 
 class LiveText:
-    """The text of one request while it is written, as its worker publishes it."""
+    """Reads the text of one request while its worker writes and publishes it."""
 
     def __init__(self, services: Services, caller: Caller, batch_id: str, custom_id: str) -> None:
         self._services, self._caller = services, caller
@@ -311,7 +314,7 @@ class LiveText:
         self._sent = (0, "", "")
 
     def find(self) -> None:
-        """Subscribe to the request in each of its batch's queues, if its file has been read.
+        """Subscribe to the request in each queue batch of its batch, if these are known.
 
         Raises ApiError (404) if the caller has no such batch.
         """
@@ -347,7 +350,7 @@ class LiveText:
         return latest.attempt, latest.texts.get(0, ""), latest.ended
 
     def _check_end(self, listener: Listener) -> None:
-        """Look up results now and then: each is published once, and may have been missed."""
+        """Look up results every CHECK_S: each is published once, and may have been missed."""
         texts, now = listener.transcripts, time.monotonic()
         if now - self._checked_at < CHECK_S or any(text.ended for text in texts.values()):
             return
