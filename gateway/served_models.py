@@ -1,4 +1,4 @@
-"""The models that workers announce or the operator has configured, and their queues."""
+"""Finds the models that workers announce or the operator has configured, and their queues."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from contract.naming import queue_name
 from contract.redis.announcements import is_alive, protocol_of
 from contract.version import PROTOCOL
 
-#: The name of the model of a worker of the default queue that announces none.
+#: Model name of a worker of the default queue that announces no model.
 UNNAMED = "default"
 #: Most names of models in an error, and most characters of each.
 _MOST_NAMES, _NAME_CHARS = 20, 200
 
 
 def configured_models(text: str) -> dict[str, str]:
-    """Return the model of each name in WARMQ_GATEWAY_MODELS ('' : the default queue's).
+    """Return the model of each name in WARMQ_GATEWAY_MODELS ('' for the default queue's).
 
-    `a` is a model with its own queue, `b=a` another name of it, as an adapter, and `c=` a model of
-    the default queue.
+    `a` is a model with its own queue, `b=a` is another name of it, for example an adapter's, and
+    `c=` is a model of the default queue.
 
     Raises:
-        ValueError: an entry has no name.
+        ValueError: An entry has no name.
     """
     found = {}
     for entry in filter(None, map(str.strip, text.split(","))):
@@ -38,22 +38,22 @@ def configured_models(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """The models at one moment."""
+    """The models that are served or configured at one moment."""
 
     base: str
-    #: Queues by the names that workers serve, and by the operator's names.
+    #: Queue of each name: of names that workers serve, and of names that the operator configured.
     names: Mapping[str, str]
     configured: Mapping[str, str]
-    #: Names of queues whose workers all have an older protocol, and would not take new requests.
+    #: Names of models of queues whose workers all have an older protocol, and take no new requests.
     outdated: Collection[str]
-    #: Whether any worker is alive that would take them.
+    #: Whether a worker is alive that would take new requests.
     alive: bool
     #: Names of the queues' base models, without adapters.
     own: Collection[str] = ()
 
     @classmethod
     def of(cls, announced: Iterable[Mapping[str, Any]], base: str, configured: str) -> ServedModels:
-        """Return the models of announced workers of a default queue `base` and its subqueues."""
+        """Return the models of announced workers of the default queue `base` and its subqueues."""
         workers = [each for each in announced if _is_ours(each, base)]
         current = {each["queue"] for each in workers if protocol_of(each) >= PROTOCOL}
         older = {each["queue"] for each in workers if is_alive(each)} - current
@@ -73,9 +73,9 @@ class ServedModels:
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
-        """Return the queue of a model, for '' that of the only one; None if nobody serves it.
+        """Return the queue of a model ('' for the only model); None if no worker serves it.
 
-        `allowed` are the caller's models, None for all.
+        `allowed` has the caller's models, None for all.
         """
         if not name:
             if allowed is not None:
@@ -94,8 +94,8 @@ class ServedModels:
         """Return the model of a caller's requests that name none, or ''.
 
         It is the caller's only model, or the base model of the default queue or of the only queue.
-        The worker gets the name: by default it would run its base model, which may be forbidden
-        where one of its adapters is allowed. A caller who may use all (None) needs no name.
+        The worker gets its name: without one it would run its base model, which the key may forbid
+        although it allows an adapter. A caller who may use all models (None) needs no name.
         """
         if allowed is None:
             return ""

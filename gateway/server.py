@@ -23,11 +23,12 @@ from gateway.http.connections import protocol_for, raise_descriptor_limit, silen
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 
-#: Longer than clients keep idle connections (5 s, also uvicorn's default): if both sides close one
-#: at the same time, a request that is being sent is lost ("Server disconnected").
+#: Seconds for which idle connections stay open, longer than clients keep them (5 s, also uvicorn's
+#: default): if both sides close one at the same time, a request that is being sent is lost ("Server
+#: disconnected").
 KEEP_ALIVE_S = 75
-#: New objects after which Python collects the young ones, as in the worker (docs/decisions/0009).
-#: Its default of 700 means a collection every few requests.
+#: New objects after which Python collects its youngest generation, as in the worker
+#: (docs/decisions/0009). Python's default of 700 means a collection every few requests.
 YOUNG_OBJECTS = 10_000
 
 
@@ -38,7 +39,7 @@ class AddressTaken(WarmqError):
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise AddressTaken if an address cannot be listened on, before anything is started."""
+    """Raise AddressTaken if the gateway cannot listen on an address; nothing is started."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -50,7 +51,7 @@ def check_free(host: str, port: int) -> None:
         try:
             _probe(socket.socket(family, kind, protocol), address)
         except OSError as error:
-            # One of a name's addresses may be IPv6 on a machine without it.
+            # One address of a name may be IPv6 on a machine that has no IPv6.
             if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise AddressTaken(_why_not(host, port, error)) from None
 
@@ -77,9 +78,9 @@ def serve(settings: GatewaySettings) -> None:
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
-        FileStoreFailed: the store cannot be used, or is not that of the other gateways.
-        KeyMissing: it would be open to the network.
-        AddressTaken: the address cannot be listened on.
+        FileStoreFailed: The store cannot be used, or is not the store of the other gateways.
+        KeyMissing: The gateway would be open to the network.
+        AddressTaken: The gateway cannot listen on its address.
     """
     check_free(settings.gateway_host, settings.gateway_port)
     with tracing(settings.traces, "warmq-gateway"):
@@ -102,7 +103,7 @@ def _serve(settings: GatewaySettings) -> None:
         if settings.gateway_batch_runner:
             runner.start()
         app = build(services)
-        gc.freeze()  # spares full collections 90,000 lasting objects
+        gc.freeze()  # keeps 90,000 lasting objects out of full collections
         gc.set_threshold(YOUNG_OBJECTS)
         uvicorn.run(
             app,

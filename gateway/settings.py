@@ -1,4 +1,4 @@
-"""Settings of `producer serve`: WARMQ_GATEWAY_*, and those that all sides read."""
+"""Defines the settings of `producer serve`: WARMQ_GATEWAY_*, and those of all processes."""
 
 from typing import Annotated, ClassVar
 
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from contract.settings import Bytes, Seconds, Settings, Text
 from gateway.served_models import configured_models
 
-#: Another gateway takes over work whose lease was not renewed for so many seconds.
+#: Seconds without renewal of a lease after which another gateway takes the work over.
 LEASE_S = 6.0
 
 
@@ -56,5 +56,5 @@ class GatewaySettings(Settings):
 
     @property
     def max_body_bytes(self) -> int:
-        """Most bytes of a JSON body: twice those of a line, at least 1 MiB for lists of parts."""
+        """Largest JSON body in bytes: twice a line, at least 1 MiB for lists of upload parts."""
         return max(2**20, 2 * self.max_line_bytes)

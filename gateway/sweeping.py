@@ -19,21 +19,21 @@ from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two sweeps of files and uploads, of the store, and of counts of records.
+#: Seconds between two sweeps of files and uploads, of the store, and of the counts of records.
 EVERY_S, STORE_EVERY_S, RECORDS_EVERY_S = 5.0, 600.0, 600.0
-#: Age from which an unfinished file in the store is removed: no client's upload pauses for so long.
+#: Seconds after which an unfinished file in the store is removed: no upload pauses that long.
 UNFINISHED_S = 6 * 3600.0
 
 
 def sweep_files(services: Services) -> int:
-    """Remove expired files, and parts of ended uploads; return how many."""
+    """Remove expired files, and parts of ended uploads; return their number."""
     return Files(services).sweep() + uploads.sweep(services)
 
 
 def forget_records(services: Services) -> int:
-    """Uncount records that Redis has removed; return how many.
+    """Subtract removed records from their tenants' counts; return how many.
 
-    Batches that ended under an earlier release get the end of their records.
+    Records of batches that ended under an earlier release get their end.
     """
     count = 0
     for owner in services.records.owners():
@@ -60,7 +60,7 @@ async def _sweep(services: Services) -> None:
             if time.monotonic() >= records_at:
                 records_at = time.monotonic() + RECORDS_EVERY_S
                 await asyncio.to_thread(forget_records, services)
-        except WarmqError as error:  # Redis or the store is unreachable: the next sweep does it
+        except WarmqError as error:  # Redis or the store is unreachable: a later sweep does it
             log.warning("files are not swept: %s", error.message, extra={"action": "no_sweep"})
         except Exception:  # one bad record must not end all sweeps
             log.exception("files are not swept", extra={"action": "no_sweep"})

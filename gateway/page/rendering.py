@@ -1,7 +1,7 @@
-"""Templates, translations and assets of the page.
+"""Renders the page's templates, translates their texts, and loads the page's assets.
 
-Templates escape all text from outside, and no page has an inline script. English texts are their
-own keys; each other language has a file in `translations`.
+Templates escape all text from outside, and no page has an inline script. An English text is the key
+of its translations; each other language has a file in `translations`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-#: Nothing inline, nothing from other origins, no framing.
+#: The Content-Security-Policy: no inline scripts or styles, no other origins, no framing.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -31,14 +31,14 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-#: Media type and content of each asset, by name.
+#: Name of each asset -> its media type and content.
 ASSETS = {
     entry.name: (media, entry.read_bytes())
     for entry in files(__package__).joinpath("assets").iterdir()
     if (media := _TYPES.get(entry.name.rpartition(".")[2]))
 }
-#: Part of each asset's URL, so that a changed asset is fetched again and none is revalidated.
-#: All share one version, because modules import each other by relative names.
+#: Part of each asset's URL: browsers fetch a changed asset again, and never revalidate others.
+#: All assets share one version, because modules import each other by relative names.
 VERSION = hashlib.sha256(b"".join(c for _, (_, c) in sorted(ASSETS.items()))).hexdigest()[:12]
 
 LANGUAGES = {"en": "English", "ko": "한국어"}
@@ -73,12 +73,12 @@ def _number(value: float | None) -> str:
 
 
 def _when(seconds: float | None) -> str | Markup:
-    """Return a moment as UTC; the browser replaces it with local time of the same width."""
+    """Return a time in UTC; the browser replaces it with local time of the same width."""
     return _time(seconds, "%Y-%m-%d %H:%M:%S UTC") if seconds else "–"
 
 
 def _clock(seconds: float) -> Markup:
-    """Return hour and minute as UTC; the browser replaces them with local time."""
+    """Return hour and minute in UTC; the browser replaces them with local time."""
     return _time(seconds, "%H:%M", " data-short")
 
 

@@ -1,4 +1,4 @@
-"""Requests of a batch: a sample of those that ended last, failures, and one request in full."""
+"""Pages of a batch's requests: a sample of the last ones, failures, one request in full."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from gateway.http.services import Services
 from gateway.page.view import View
 from gateway.redis.request_reads import RequestReads, RequestState
 
-#: Requests in a sample, bytes of their results that are read, and those that are shown in full.
+#: Most requests in a sample, most bytes of their results, and most requests that are shown in full.
 SAMPLE, SAMPLE_BYTES, SHOWN = 300, 4 * 2**20, 20
-#: Failed requests that are shown, and bytes of an error file that are read for them.
+#: Most failed requests that are shown, and most bytes of an error file that are read for them.
 MAX_FAILURES, HEAD_BYTES = 50, 256 * 1024
-#: Characters of a prompt and of an answer that are shown.
+#: Most characters that are shown of a prompt, and of an answer.
 PROMPT_CHARACTERS, TEXT_CHARACTERS = 8000, 20_000
-#: Remedies by error code.
+#: Error code -> its remedy.
 REMEDIES = {
     "invalid_json": "Fix the line and submit it again.",
     "invalid_request": "Fix the field that the message names, and submit the line again.",
@@ -50,12 +50,12 @@ REMEDIES = {
     "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
     "internal_error": "Please report it.",
 }
-#: Of an engine's own error codes.
+#: The remedy for an error code that an engine made.
 OTHER_REMEDY = "Retry it; if it fails again, fix the request."
 
 
 def request(view: View) -> Response:
-    """Show the request of a custom_id; one that Redis does not know yet is waiting."""
+    """Show the request with a custom_id; a request that Redis does not know yet is waiting."""
     batch_id = view.request.path_params["batch_id"]
     custom_id = view.query.get("id", "")[:1000]
     names = part_ids(api.view_of(view.services, view.caller, batch_id))
@@ -72,7 +72,7 @@ def workers_of(services: Services) -> list[str]:
 
 
 def _state(services: Services, parts: list[Batch], custom_id: str) -> dict[str, Any]:
-    """Return what is known of a request, as its page shows it."""
+    """Return the fields of a request's page; `returns` counts how often it was handed back."""
     reads, workers = RequestReads.using(services.batches), workers_of(services)
     found = (reads.request(part, custom_id, workers) for part in parts)
     waiting = RequestState(naming.request_id(parts[0].id, custom_id), b"", b"", "", 0, 0, "")
@@ -96,7 +96,7 @@ def _state(services: Services, parts: list[Batch], custom_id: str) -> dict[str, 
 
 
 def result_fields(result: bytes) -> dict[str, Any]:
-    """Return what the page shows of a stored result; '' is one that does not exist (yet)."""
+    """Return the fields of a stored result that the page shows; b'' if there is none (yet)."""
     meta = read_meta(result) if result else {}
     ours = meta.get("warmq") or {}
     timing = ours.get("timing") or {}
@@ -125,9 +125,10 @@ def done_at(meta: dict[str, Any]) -> float | None:
 
 @dataclass(slots=True)
 class Sample:
-    """Requests that ended last: how many, how many took several attempts, some in full.
+    """A sample of the requests that ended last.
 
-    `values` are numbers by name; `failed` has failures by request id.
+    `again` counts those that took several attempts. `values` has their numbers by name, `last` some
+    of them in full, and `failed` their failures by request id.
     """
 
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -191,7 +192,7 @@ def sample(services: Services, parts: Sequence[Batch]) -> Sample:
 
 
 def text_of(body: object) -> str:
-    """Return the text of an answer; of one without text, as an embedding, its JSON."""
+    """Return an answer's text, or its JSON if it has none (embeddings, for example)."""
     if not isinstance(body, dict):
         return ""
     text = texts_of(body).get(0) or orjson.dumps(body).decode()
@@ -203,7 +204,7 @@ def failures(
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return some failed requests by error code, the most frequent code first.
 
-    They are those that may be retried, those of the sample, and the first of an error file.
+    They are requests that may be retried, failures in the sample, and the first of an error file.
     """
     reads = RequestReads.using(services.batches)
     found: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Submit: upload a file, see its plan, start a batch of it."""
+"""Pages for submitting a file: upload it, show its plan, start a batch with it."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from producer.submit.prompt_tokens import CharacterCounter
 from producer.submit.submission import Submission
 from producer.time_left import pace_of_queue
 
-#: Uncompressed bytes of a file that is planned while the browser waits, and seconds for that.
+#: Most uncompressed bytes of a file that is planned while the browser waits, and most seconds.
 PLANNED_BYTES, PLANNED_S = 32 * 2**20, 10.0
-#: Plans that are cached, and for how many seconds, as workers change.
+#: Most cached plans, and seconds for which a plan is cached (workers change).
 MAX_PLANS, PLAN_LIFE_S = 100, 60.0
-#: Bytes and lines at the start of a file that are searched for the endpoints and models it names.
-#: The lines are bounded because each bad one costs an exception.
+#: Most bytes and lines at the start of a file that are searched for endpoints and models. The lines
+#: are bounded because each malformed one costs an exception.
 HEAD_BYTES, HEAD_LINES = 256 * 1024, 2000
 WINDOWS = ("24h", "1h", "6h", "3d", "7d")
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, or why there is none; `size` is the least number of uncompressed bytes."""
+    """A plan, or the problem that prevents one; `size` is the number of bytes read, unpacked."""
 
     until: float
     plan: Plan | None = None
@@ -55,12 +55,12 @@ class Planned:
     size: int = 0
 
 
-#: By tenant and file, the oldest first.
+#: (tenant, file id) -> its plan, oldest first.
 _plans: dict[tuple[str, str], Planned] = {}
 
 
 async def in_turn(handler: Callable[..., Response], view: View) -> Response:
-    """Call the handler now if it has no file to read, else in its tenant's turn."""
+    """Call the handler now if it has no file to read, else when it is its tenant's turn."""
     file_id = view.query.get("file", "")
     if not file_id or _cached(view.caller.tenant, file_id):
         return await run_in_threadpool(handler, view, guard=ReadGuard())
@@ -68,7 +68,7 @@ async def in_turn(handler: Callable[..., Response], view: View) -> Response:
 
 
 def submit(view: View, *, guard: ReadGuard) -> Response:
-    """Show the form for a file, or the plan of one that was uploaded."""
+    """Show the form for a file, or the plan of an uploaded file."""
     services, tenant, file_id = view.services, view.caller.tenant, view.query.get("file", "")
     files = Files(services)
     if not file_id:
@@ -157,7 +157,7 @@ def _plan(services: Services, source: Input, model: str) -> Plan:
 
 
 async def upload(view: View) -> Response:
-    """Store a file and show its plan; nothing is kept of a form from another session."""
+    """Store a file and show its plan; a form from another session stores nothing."""
     services, caller, file_id = view.services, view.caller, new_id("file-")
     most = services.settings.gateway_max_file_bytes
     async with services.store.writing(file_id) as writer:
@@ -172,7 +172,7 @@ async def upload(view: View) -> Response:
 
 
 def start(view: View) -> Response:
-    """Create a batch of an uploaded file."""
+    """Create a batch from an uploaded file."""
     body = {
         "input_file_id": view.form.get("file", ""),
         "endpoint": view.form.get("endpoint", ""),

@@ -1,4 +1,4 @@
-"""One request of the page: its session, language, form and response."""
+"""Handles one request of the page: its session, language, form and response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOGIN, LIVE = "/ui/login", "/ui/live"
 THEMES = ("auto", "light", "dark")
 #: Seconds for which a chosen language or theme is kept.
 _CHOICE_S = 365 * 24 * 3600
-#: Seconds of a session without a key, which only ties forms to this browser.
+#: Seconds of a session without a key, which only shows that a form comes from this browser.
 _ANONYMOUS_S = 24 * 3600
 _MAX_FORM_FIELDS = 2000
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -34,12 +34,12 @@ Headers = Mapping[bytes, bytes]
 
 
 def is_page(path: str) -> bool:
-    """Whether a path belongs to the page, where a cookie identifies the caller, not a key."""
+    """Return whether a path belongs to the page, where a cookie identifies the caller."""
     return path == "/ui" or path.startswith("/ui/")
 
 
 def is_asset(path: str) -> bool:
-    """Whether a path is that of a style, script or picture; they are served without Redis."""
+    """Return whether a path is that of a style, script or picture, which need no Redis."""
     return path.startswith("/ui/assets/")
 
 
@@ -49,7 +49,7 @@ def new_token() -> str:
 
 
 def token_in(headers: Headers) -> str:
-    """Return the session token in a request's cookies, '' without a well-formed one."""
+    """Return the session token in a request's cookies, '' if no cookie has a valid one."""
     for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == COOKIE and _TOKEN.fullmatch(value):
@@ -58,7 +58,7 @@ def token_in(headers: Headers) -> str:
 
 
 def csrf_of(token: str) -> str:
-    """Return the value that each form of a session sends; other sites cannot know it."""
+    """Return the value that each form of a session sends, which other sites cannot know."""
     return hashlib.sha256(f"csrf\0{token}".encode()).hexdigest()[:40]
 
 
@@ -95,7 +95,7 @@ class View:
         return default
 
     async def read_form(self) -> None:
-        """Read the fields of a POST; raise ApiError if too many, or not sent by this session."""
+        """Read the fields of a POST; raise ApiError if they are too many or of another session."""
         text = (await self.request.body()).decode(errors="replace")
         try:
             self.form_list = parse_qsl(text, max_num_fields=_MAX_FORM_FIELDS)
@@ -107,8 +107,8 @@ class View:
     def check_form(self, sent: str) -> None:
         """Raise ApiError (403) unless a page of this session sent the form.
 
-        Checks the session's token, and the browser's Sec-Fetch-Site, which no proxy changes;
-        without that header, Origin against Host.
+        This checks the value of `csrf_of`, and the browser's Sec-Fetch-Site, which proxies do not
+        change; without that header it compares Origin with Host.
         """
         site = self.headers.get(b"sec-fetch-site")
         if site is not None:
@@ -125,7 +125,7 @@ class View:
             )  # fmt: skip
 
     def page(self, template: str, status: int = 200, **context: object) -> Response:
-        """Return a whole page."""
+        """Return a rendered page."""
         path = self.request.url.path
         one_time = ("lang", "theme", "notice", "n")
         kept = [(k, v) for k, v in self.query.multi_items() if k not in one_time]
@@ -162,19 +162,19 @@ class View:
         return response
 
     def failed(self, error: ApiError) -> Response:
-        """Return the page of an error."""
+        """Return the page for an error."""
         response = self.page("error.html", error.status, error=error)
         response.headers.update(error.headers)
         return response
 
 
 async def refuse_page(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
-    """Answer with the page of an error, outside of any route."""
+    """Send the page for an error, outside of any route."""
     await View(Request(scope)).failed(error)(scope, receive, send)
 
 
 async def to_login(scope: Scope, receive: Receive, send: Send) -> None:
-    """Redirect a browser to the login, which leads back to the page it asked for."""
+    """Redirect a browser to the login, which leads back to the requested page."""
     response: Response
     if scope["method"] == "GET" and scope["path"] != LIVE:
         query = scope.get("query_string", b"").decode("latin-1")
@@ -192,7 +192,7 @@ Runner = Callable[..., Awaitable[Response]]
 
 
 def answers(work: Callable[[View], Awaitable[Response]]) -> Endpoint:
-    """Return an endpoint that answers errors with their page."""
+    """Return an endpoint that shows the page for an error if `work` raises one."""
 
     async def endpoint(request: Request) -> Response:
         view = View(request)

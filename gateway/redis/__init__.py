@@ -1,1 +1,1 @@
-"""The Redis calls of gateways alone: keys, limits, idempotency, webhooks, online requests."""
+"""Redis calls that only gateways make: keys, limits, idempotency, webhooks, online requests."""

@@ -1,6 +1,6 @@
-"""API keys, stored by their digests, and sessions of the page.
+"""Stores API keys and sessions of the page, both by digests.
 
-Neither a key nor a session's token is stored: who reads Redis can use neither.
+Neither keys nor session tokens are stored: a reader of Redis can use neither.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import msgspec
 from contract.redis.reads import Reads
 from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
 
-#: digest (SHA-256, hex) -> record (JSON).
+#: The hash in Redis: digest of a key (SHA-256, hex) -> record (JSON).
 KEYS = "warmq:gateway:keys"
-#: Random bytes of a key: 256 bits cannot be guessed, so a plain SHA-256 is enough.
+#: Random bytes of a key: 256 bits cannot be guessed, so a plain SHA-256 suffices as digest.
 SECRET_BYTES = 32
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The record of a key. A limit of None does not limit; times are seconds since 1970.
+    """The record of a key. A limit is None if there is none; times are seconds since 1970.
 
-    `tail` are the key's last four characters. `highest_priority` is the smallest number that its
-    requests may have; an `operator` sees all tenants' load and dead letters at the page.
+    `tail` has the key's last four characters. `highest_priority` is the smallest priority number
+    that its requests may have; an `operator` sees all tenants' load and dead letters on the page.
     """
 
     id: str
@@ -56,15 +56,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def digest_of(key: str | bytes) -> str:
-    """Return the digest of a key. Looking it up takes a time that does not depend on the key."""
+    """Return the digest of a key; a lookup by digest takes the same time for any key."""
     return hashlib.sha256(key if isinstance(key, bytes) else key.encode()).hexdigest()
 
 
 class ApiKeys(Reads):
-    """Keys in one Redis. Calls raise StoreUnavailable."""
+    """Stores API keys in one Redis. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, **limits: Any) -> tuple[str, ApiKey]:
-        """Create a key with fields of ApiKey; return it, which is not stored, and its record."""
+        """Create a key with these fields; return the key, which is not stored, and its record."""
         secret = f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
         key = ApiKey(
             id=f"key_{secrets.token_hex(8)}", tenant=tenant, tail=secret[-4:],
@@ -108,12 +108,12 @@ class KeyLookup(AsyncCalls):
         return [Found(k if k and k.revoked_at is None else None, bool(any_keys)) for k in keys]
 
 
-#: A session ends so long after its login.
+#: Seconds from a login to the end of its session.
 LIFE_S = 24 * 3600
 
 
 class Sessions(AsyncCalls):
-    """Sessions of the page: the digest of a token -> the digest of a key."""
+    """Stores sessions of the page: digest of a session's token -> digest of a key."""
 
     async def begin(self, token: str, key_digest: str) -> None:
         await self._run("session_put", digest_of(token), key_digest, LIFE_S)

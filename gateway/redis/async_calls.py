@@ -1,4 +1,4 @@
-"""Redis calls of an event loop: retried while Redis restarts, and combined into fewer calls."""
+"""Makes an event loop's Redis calls: retries them while Redis restarts, and combines them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WAITS_S = (0.0, 0.1, 0.4, 1.0)
 
 
 async def retry_on_disconnect(client: AsyncClient, call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a call, which is retried for a second and a half without connection.
+    """Return the result of a call, retried for a second and a half while Redis is unreachable.
 
     Raises:
-        StoreUnavailable: of the last try, or immediately any but StoreUnreachable.
+        StoreUnavailable: The last try failed. Only StoreUnreachable is retried.
     """
     for wait_s in WAITS_S:
         try:
@@ -32,14 +32,14 @@ async def retry_on_disconnect(client: AsyncClient, call: Callable[[], Awaitable[
 
 
 class AsyncCalls:
-    """Calls of an event loop to one Redis, which raise StoreUnavailable."""
+    """Base of classes that call one Redis from an event loop. Calls raise StoreUnavailable."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     @classmethod
     def open(cls, url: str, name: str) -> Self:
-        """Return calls to a Redis, connected at the first one; its CLIENT LIST shows `name`."""
+        """Return an object that connects at its first call; Redis's CLIENT LIST shows `name`."""
         return cls(connect_async(url, name))
 
     async def _run(self, script: str, *args: Any) -> Any:
@@ -56,7 +56,7 @@ A = TypeVar("A")
 
 
 class CallCombiner(Generic[Q, A]):
-    """Combines questions of one event loop into calls of `ask`, one at a time, of `most` each."""
+    """Combines questions into calls of `ask`, one call at a time, each with up to `most`."""
 
     def __init__(self, ask: Callable[[list[Q]], Awaitable[Sequence[A]]], most: int = 500) -> None:
         self._ask = ask
@@ -65,9 +65,9 @@ class CallCombiner(Generic[Q, A]):
         self._asking: asyncio.Task[None] | None = None
 
     def put(self, question: Q) -> asyncio.Future[A]:
-        """Return a future of the answer, or of the error of `ask`."""
+        """Return a future that gets the answer, or the error of `ask`."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        # If nobody waits any more, its error need not be logged as never retrieved.
+        # This marks the error as retrieved: asyncio would log it if nobody waits any more.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting.append((question, future))
         if self._asking is None:

@@ -1,4 +1,4 @@
-"""Reads an owner's batches, made over HTTP or by `producer submit`, and the order of endings."""
+"""Reads a tenant's batches, and the order in which the requests of a batch ended."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from contract.redis import keys
 from contract.redis.objects import Stored
 from contract.redis.reads import Reads, check_protocol
 
-#: Fields of a part, in the order of BATCH_VIEWS.
+#: Fields of a queue batch, in the order of BATCH_VIEWS (gateway/lua/batch_views.lua).
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
          "completion_tokens", "sealed", "finished_at", "created_at", "expected")  # fmt: skip
+#: Answers of BATCH_VIEWS: the tenant has no such id; more batches follow; call again, because more
+#: batches must be added to the lists first; call again with the returned place.
 _UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A gateway's record and, while it runs, the counters of its parts; or a submitted batch.
+    """A gateway's record with the counters of its queue batches, or a submitted batch.
 
-    A missing part has no fields.
+    `source` is the record of a batch made over HTTP; `parts` has its queue batches while it runs,
+    without fields if one is missing. A batch of `producer submit` is itself the `source`.
     """
 
     id: str
@@ -31,17 +34,17 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class BatchPage:
-    """Batches, newest first, and whether more follow."""
+    """A page of batches, newest first, and whether more follow."""
 
     batches: list[BatchView]
     has_more: bool
 
 
 class BatchViews(Reads):
-    """Views in one Redis. Calls raise StoreUnavailable."""
+    """Reads batches of tenants (`owner`) in one Redis. Calls raise StoreUnavailable."""
 
     def get(self, owner: str, batch_id: str) -> BatchView | None:
-        """Return an owner's batch in one round trip, or None; raise ProtocolMismatch."""
+        """Return a tenant's batch in one round trip, or None; raise ProtocolMismatch."""
         answer, _, *found = self._run("batch_views", owner, batch_id, "", 1, "")
         if answer == _UNKNOWN:
             return None
@@ -51,10 +54,10 @@ class BatchViews(Reads):
         return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
-        """Return the batches after one of them ('' : the newest); None if it is unknown.
+        """Return the batches that follow `after` ('' for the first page); None if it is unknown.
 
-        One round trip, and another for each 250 batches submitted since anybody's last page, and
-        for each 1,000 that have expired.
+        This takes one round trip, another for each 250 batches that were submitted since the last
+        page of any tenant, and another for each 1,000 expired batches.
         """
         found: dict[bytes, Any] = {}
         place: int | str = ""
@@ -63,7 +66,7 @@ class BatchViews(Reads):
             answer, at, *raws = self._run("batch_views", owner, "", after, left, place)
             if answer == _UNKNOWN:
                 return None
-            # A new batch moves the places of all: one may come twice.
+            # A batch created meanwhile shifts all places, so a batch may be returned twice.
             found |= {raw[0]: raw for raw in raws}
             if answer == _GO_ON:
                 place = at
@@ -87,7 +90,11 @@ def _view(raw: list[Any]) -> BatchView:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` endings of a part, from its own `start` on, at position `first` of the order."""
+    """Consecutive endings of one queue batch, as a part of the order of the whole batch.
+
+    They are `count` entries of its finished list, from index `start`; the first of them has the
+    position `first` in the order.
+    """
 
     part: Batch
     first: int
@@ -96,17 +103,17 @@ class Segment:
 
 
 class PartialOrder(Reads):
-    """The order in which a batch's requests ended, over all its parts."""
+    """Reads the order in which a batch's requests ended, over all its queue batches."""
 
     def segments(
         self, batch_id: str, parts: Sequence[Batch], position: int, ttl_ms: int
     ) -> tuple[int, list[Segment]]:
         """Return the end of the order, and its segments from a position on.
 
-        Positions never change: the segments of several parts are stored until `ttl_ms` after the
-        last call.
+        Positions never change: the segments of several queue batches are stored until `ttl_ms`
+        after the last call.
         """
-        if len(parts) == 1:  # the order of the queue's own list, which only grows
+        if len(parts) == 1:  # its finished list, which only grows, has the order
             count = int(self._client.llen(keys.batch_key(parts[0].id, "finished")))
             return count, [Segment(parts[0], 0, 0, count)]
         names = [part.id for part in parts]

@@ -15,18 +15,20 @@ from contract.redis.announcements import is_alive, read_announcements
 from contract.redis.reads import Reads
 from contract.redis.waiting import Waiting, WaitingReads
 
-#: Batches whose queues are read at a time, and oldest batches whose results are counted.
+#: Most batches whose queues are read in one call, and oldest batches whose results are counted.
 MOST_BATCHES, OLDEST_BATCHES = 10_000, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers, queues and memory; times in seconds, sizes in bytes.
+    """The state of all workers and queues; times in seconds, sizes in bytes.
 
-    By queue: `models` of its workers, `tokens` that wait and run, `oldest_s`: the age of the oldest
-    waiting batch. `uncollected` results of the oldest batches expire from `expire_s` on
-    (infinite: never). `overdue_s`: the age of the oldest lease that has expired and was not swept.
-    `memory_limit`: 0 if Redis has none.
+    By queue: `models` has the model of its workers, `tokens` the tokens of waiting and running
+    requests, `oldest_s` the age of the oldest waiting batch, `suspects` their number.
+    `uncollected` counts the results of the oldest batches that were not collected.
+    `expire_s`: seconds until the first of them expires, inf for never.
+    `overdue_s`: seconds since the end of the oldest lease that was not swept.
+    `memory_limit`: Redis's maxmemory, 0 if it has none.
     """
 
     workers: list[dict[str, Any]]
@@ -47,16 +49,17 @@ class Fleet:
     models: dict[str, str] = field(default_factory=dict)
 
 
-#: Assumed tokens of a request, as long as none of its queue has ended.
+#: Assumed tokens of a request until a request of its queue has ended.
 UNKNOWN_TOKENS = 256.0
 
 
 class Scale(Struct, frozen=True):
     """The load of a queue, for autoscalers.
 
-    `waiting` includes suspects. `mean_tokens`: prompt and answer of recent requests; 0 if a server
-    reports no usage. `tokens` counts at least one for each request: at 0 the last workers of a
-    queue with work would be stopped. `workers` serve the queue now, with `slots` in total.
+    `waiting` includes suspects. `mean_tokens` counts prompt and answer of recent requests; it is 0
+    if a server reports no usage. `tokens` counts at least one for each request: with 0 the last
+    workers of a queue with work would be stopped. `workers` serve the queue now, with `slots` in
+    total.
     """
 
     queue: str
@@ -70,10 +73,10 @@ class Scale(Struct, frozen=True):
 
 
 class Loads(Reads):
-    """Loads of queues in one Redis. Calls raise StoreUnavailable."""
+    """Reads loads of queues in one Redis. Calls raise StoreUnavailable."""
 
     def load(self, queue: str) -> Scale:
-        """Return the load of a queue, all zeros for an unknown one."""
+        """Return the load of a queue; an unknown queue has only zeros."""
         return self.loads([queue])[queue]
 
     def loads(self, queues: Iterable[str]) -> dict[str, Scale]:
@@ -122,15 +125,15 @@ def _load(
 
 
 class FleetReads(WaitingReads, Loads):
-    """The state of all workers and queues in one Redis. Calls raise StoreUnavailable."""
+    """Reads the state of all workers and queues in one Redis. Calls raise StoreUnavailable."""
 
     def fleet(self, queues: Iterable[str]) -> Fleet:
-        """Return the state of these queues and of those that workers serve."""
+        """Return the state of these queues and of the queues that workers serve."""
         workers = [worker for worker in self.announcements() if is_alive(worker)]
         names = sorted({*queues, *(worker["queue"] for worker in workers)})
         pipe = self._client.pipeline(transaction=False)
         pipe.zcard(keys.LEASES)
-        # Leases below 0 are being returned to a queue.
+        # Leases with a score below 0 are being returned to a queue.
         pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
         pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
         leases, first, dead, batches, info = pipe.execute()
@@ -174,7 +177,7 @@ class FleetReads(WaitingReads, Loads):
         return queues, newest[0][1] if newest else since_ms
 
     def _uncollected(self) -> tuple[int, float]:
-        """Return how many results of the oldest batches are uncollected, and when they expire."""
+        """Return the number of uncollected results, and the seconds until the first expire."""
         pipe = self._client.pipeline(transaction=False)
         for name in self._client.zrange(keys.BATCHES, 0, OLDEST_BATCHES - 1):
             key = keys.batch_key(name.decode())

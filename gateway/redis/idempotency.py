@@ -1,4 +1,4 @@
-"""POSTs with an Idempotency-Key, and the answers to them."""
+"""Stores tries of POSTs with an Idempotency-Key, and the answers to them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import orjson
 from contract.redis.reads import Reads
 from gateway.redis.async_calls import AsyncCalls
 
-#: A try that was not renewed for so long has died with its gateway.
+#: Milliseconds without renewal after which a try counts as dead, with its gateway.
 LEASE_MS = 15_000
-#: How long an answer is stored; OpenAI promises a day.
+#: Milliseconds for which an answer is stored; OpenAI promises a day.
 REMEMBER_MS = 25 * 3600 * 1000
 
 
@@ -23,9 +23,11 @@ class Answer(NamedTuple):
 
 
 class IdempotencyState(NamedTuple):
-    """The state of a try: `new` (this try runs), `running` (another one does, whose lease lasts
-    `wait_ms`), `other` (the key came with another content), `done` (with the `answer` if it was
-    stored)."""
+    """The state of a try.
+
+    `new`: this try runs. `running`: another one runs, whose lease lasts `wait_ms`. `other`: the key
+    came with other content. `done`: another one has ended, with the `answer` if it was stored.
+    """
 
     state: Literal["new", "running", "other", "done"]
     wait_ms: int = 0
@@ -33,10 +35,10 @@ class IdempotencyState(NamedTuple):
 
 
 class IdempotencyStore(AsyncCalls):
-    """Tries by name, a digest of caller, path and key."""
+    """Stores tries by name, which is a digest of caller, path and key."""
 
     async def begin(self, name: str, fingerprint: str, token: str) -> IdempotencyState:
-        """Begin a try, or set the content's fingerprint of a begun one ('' : not known yet)."""
+        """Begin a try, or set the fingerprint of a begun try's content ('' if not known yet)."""
         state, *rest = await self._run(
             "idempotent_begin", name, fingerprint, token, LEASE_MS, REMEMBER_MS
         )
@@ -49,7 +51,7 @@ class IdempotencyStore(AsyncCalls):
         return IdempotencyState(state.decode())
 
     async def forget(self, name: str, token: str) -> None:
-        """Forget a try that has had no answer, or one that a retry may change."""
+        """Forget a try that got no answer, or an answer that a retry may change."""
         await self._run("idempotent_end", name, token, "forget")
 
     async def finish(self, name: str, token: str, answer: Answer | None) -> None:
@@ -59,9 +61,9 @@ class IdempotencyStore(AsyncCalls):
 
 
 class Renewals(Reads):
-    """Renews tries, from any thread."""
+    """Renews the leases of tries, from any thread."""
 
     def renew(self, tries: Sequence[tuple[str, str]]) -> list[bool]:
-        """Renew tries by (name, token) in one round trip; False where another try has the name."""
+        """Renew tries by (name, token) in one round trip; False if another try has the name."""
         calls = [(*each, "renew", LEASE_MS) for each in tries]
         return [*map(bool, self._client.run_scripts("idempotent_end", calls))]

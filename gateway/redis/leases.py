@@ -1,4 +1,4 @@
-"""Leases of this process: renewed while their work goes on, and lost if that fails."""
+"""Renews this process's leases while they are held; a lease that is not renewed is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contract.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 Claimed = TypeVar("Claimed")
-#: Leases renewed in one call, during which Redis serves nobody else.
+#: Most leases renewed in one call, during which Redis serves no other client.
 _AT_ONCE = 250
 
 
@@ -32,10 +32,10 @@ class Lease(Generic[Claimed]):
 
 
 class Leases(Generic[Claimed]):
-    """Renews leases in a thread, as long as there are any."""
+    """Renews leases in a thread, which runs while any lease is held."""
 
     def __init__(self, renew: Callable[[Sequence[Claimed]], list[bool]], lease_s: float) -> None:
-        """Prepare; `renew` returns False for each claim that another process has."""
+        """Take `renew`, which returns False for each claim that another process has."""
         self._renew = renew
         self._lease_s = lease_s
         self._lock = threading.Lock()
@@ -82,5 +82,5 @@ class Leases(Generic[Claimed]):
                 continue
             for lease, renewed in zip(some, ours, strict=True):
                 lease.lost = not renewed
-                # The lease counts from when its renewal was asked for.
+                # The lease counts from the time at which its renewal was requested.
                 lease.until = asked_at + self._lease_s

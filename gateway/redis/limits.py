@@ -1,4 +1,4 @@
-"""Limits of callers, counted in Redis: rates by key, tokens and bytes by tenant."""
+"""Counts callers' usage in Redis: rates by key, tokens and bytes by tenant."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from contract.redis.objects import ENDED
 from contract.redis.reads import Reads
 from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
 
-#: A batch's tokens or a file's bytes are counted up to so long before it is created.
+#: Milliseconds for which tokens or bytes may be counted before their batch or file is created.
 GRACE_MS = 60_000
 
 
 class Take(NamedTuple):
-    """What a request takes of its key's rates; a limit of None does not limit.
+    """Requests and tokens to take from a key's rates; a limit is None if there is none.
 
     With 0 `requests` it is a correction, which is never refused; `tokens` may be negative.
     """
@@ -31,7 +31,7 @@ class Take(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The answer to a Take; `wait_ms` until it would be allowed, -1: never."""
+    """The answer to a Take; `wait_ms`: time until it would be allowed, -1 for never."""
 
     allowed: bool
     requests_left: int
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 class Rates(AsyncCalls):
     async def take(self, takes: Sequence[Take]) -> list[Taken]:
-        """Take for several requests in one round trip."""
+        """Apply several Takes in one round trip."""
         flat = ["" if part is None else part for part in chain.from_iterable(takes)]
         rows = await retry_on_disconnect(
             self._client, lambda: self._client.run_script("rate", *flat)
@@ -53,25 +53,25 @@ class Rates(AsyncCalls):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused reservation; `held` is what the tenant's other batches (or files) hold."""
+    """A refused reservation; `held` counts the tokens of other batches, or bytes of files."""
 
     model: str
     held: int
 
 
 class Budgets(Reads):
-    """Tokens of batches and bytes of files, by tenant. Calls raise StoreUnavailable."""
+    """Counts tokens of batches and bytes of files by tenant. Calls raise StoreUnavailable."""
 
     def reserve(
         self, tenant: str, batch_id: str, tokens: Mapping[str, int], limit: int | None
     ) -> Refused | None:
-        """Reserve tokens by model, each below `limit`, in place of the batch's earlier ones."""
+        """Reserve tokens by model, replacing the batch's earlier ones; None if they fit `limit`."""
         flat = chain.from_iterable((model, int(n)) for model, n in tokens.items())
         reply = self._run("reserve", tenant, batch_id, "" if limit is None else limit, *flat)
         return None if reply[0] else Refused(reply[1].decode(), int(reply[2]))
 
     def give_back(self, batch_id: str) -> bool:
-        """Release what a batch has reserved; return whether it had anything."""
+        """Release the tokens that a batch has reserved; return whether it had any."""
         return bool(self._run("give_back", batch_id))
 
     def enqueued(self, tenant: str) -> dict[str, int]:
@@ -80,7 +80,7 @@ class Budgets(Reads):
         return {model.decode(): int(tokens) for model, tokens in found.items()}
 
     def give_back_of_ended(self, tenant: str) -> int:
-        """Release what ended or deleted batches of a tenant hold after a crash; return how many."""
+        """Release tokens that ended or deleted batches still hold; return how many batches did."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:reserved:{tenant}"):
             keys = [f"warmq:gateway:batch:{batch_id}" for batch_id, _ in page]
@@ -91,9 +91,9 @@ class Budgets(Reads):
         return count
 
     def note_bytes(self, tenant: str, file_id: str, size: int, limit: int | None) -> Refused | None:
-        """Count a file's bytes in place of earlier ones, 0 for a deleted file; None: counted.
+        """Count a file's bytes, replacing earlier ones (0: it was deleted); None if they fit.
 
-        The tenant may be '' for a file that is counted already.
+        `tenant` may be '' for a file that is counted already.
         """
         limited = "" if limit is None else limit
         fits, held = self._run("note_bytes", tenant, file_id, size, limited)
@@ -103,7 +103,7 @@ class Budgets(Reads):
         return int(self._client.hget("warmq:gateway:stored", tenant) or 0)
 
     def forget_files_that_have_gone(self, tenant: str) -> int:
-        """Remove expired files from a tenant's count; return how many."""
+        """Remove files that no longer exist from a tenant's count; return their number."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:stored:{tenant}"):
             keys = [_counted_key(name) for name, _ in page]
@@ -122,12 +122,12 @@ class Budgets(Reads):
 
 
 def _counted_key(name: str) -> str:
-    """Return the key of the object whose bytes are counted: a file or an upload."""
+    """Return the Redis key of the file or upload whose bytes are counted."""
     kind = "upload" if name.startswith("upload_") else "file"
     return f"warmq:gateway:{kind}:{name}"
 
 
 def _is_over(note: dict[str, Any], document: bytes | None, now_ms: int) -> bool:
-    if 0 <= now_ms - note["at"] < GRACE_MS:  # below 0: Redis' clock has stepped back
+    if 0 <= now_ms - note["at"] < GRACE_MS:  # below 0: Redis's clock has stepped back
         return False
     return document is None or orjson.loads(document).get("status") in ENDED

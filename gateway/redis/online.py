@@ -1,4 +1,4 @@
-"""Online requests in Redis, for one event loop: push, receive results, cancel."""
+"""Pushes and cancels online requests in Redis, and receives their results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from contract.redis.announcements import read_announcements
 from contract.redis.client import AsyncClient, translated
 from gateway.redis.async_calls import AsyncCalls
 
-#: How long a cancellation is stored for a request that waits in its list, in seconds. Its deadline
-#: is earlier.
+#: Seconds for which the cancellation of a waiting request is stored. Its deadline is earlier.
 CANCEL_KEEP_S = 7200
 
 
@@ -31,8 +30,10 @@ class Push(NamedTuple):
 
 
 class PushResult(NamedTuple):
-    """The outcome of a push: queued before (`known`), its stored result (`meta`), the reason of a
-    refusal (`full`); all empty: queued now."""
+    """The outcome of a push; all fields are empty if the request was queued now.
+
+    `known`: it was queued before. `meta`: its stored result. `full`: why the queue is full.
+    """
 
     known: bool = False
     meta: bytes = b""
@@ -40,7 +41,7 @@ class PushResult(NamedTuple):
 
 
 class OnlineRequests(AsyncCalls):
-    """Online requests. Calls are not retried: callers learn immediately if Redis is unreachable."""
+    """Calls for online requests. They are not retried: if Redis is unreachable, they fail."""
 
     async def push(
         self, requests: Sequence[Push], *, high_water: float, high_water_requests: int
@@ -64,7 +65,7 @@ class OnlineRequests(AsyncCalls):
         return found
 
     async def workers(self) -> tuple[list[dict[str, Any]], float]:
-        """Return the announcements of all workers, dead ones included, and Redis' time in s."""
+        """Return the announcements of all workers, dead ones included, and Redis's time in s."""
         pipe: Any = self._client.pipeline(transaction=False)
         raw, (now_s, micros) = await pipe.hgetall(keys.WORKERS).time().execute()
         return read_announcements(raw, now_s), now_s + micros / 1e6
@@ -89,7 +90,7 @@ def _result(reply: int | bytes) -> PushResult:
     return PushResult(full=reply.decode())
 
 
-#: A connection that is silent for so long gets a PING, and is closed after as long again.
+#: Seconds of silence after which a connection gets a PING; after as many more it is closed.
 SILENT_S = 10.0
 _LOST = "connection lost"
 
@@ -97,7 +98,8 @@ _LOST = "connection lost"
 class Subscription:
     """One connection that receives the messages of patterns and channels.
 
-    redis-py's PubSub takes four times as long for a message, and formats each for the log.
+    redis-py's PubSub is not used: it takes four times as long for a message, and formats each one
+    for the log.
     """
 
     def __init__(self, client: AsyncClient, patterns: list[str], channels: list[str]) -> None:
@@ -126,7 +128,7 @@ class Subscription:
             raise translated(error) from error
 
     async def subscribe(self, channel: str) -> None:
-        """Add a channel, and return once that is confirmed; `receive` must be running."""
+        """Add a channel; return once Redis has confirmed it. `receive` must be running."""
         confirmed = self._confirmed.setdefault(
             channel.encode(), asyncio.get_running_loop().create_future()
         )
@@ -188,7 +190,7 @@ class Subscription:
                 return
 
     async def close(self) -> None:
-        """Close the connection; `subscribe` raises StoreUnavailable in those who wait for it."""
+        """Close the connection; calls of `subscribe` that still wait raise StoreUnavailable."""
         connection, self._connection = self._connection, None
         for confirmed in self._confirmed.values():
             if not confirmed.done():

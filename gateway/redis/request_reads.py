@@ -14,7 +14,7 @@ from contract.redis import keys
 from contract.redis.batches import read_note
 from contract.redis.reads import Reads
 
-#: Most bytes of results and messages read for a page, and most workers whose leases are read.
+#: Most bytes of results and messages that are read for a page, and most workers whose leases are.
 MOST_BYTES, MOST_WORKERS = 2 * 2**20, 32
 
 
@@ -41,7 +41,7 @@ class RunningRequest(NamedTuple):
 class Attempt(NamedTuple):
     """An attempt without an answer: its end (ms since 1970), worker, and reason.
 
-    Reasons: `died` (the engine), `returned` (by the worker), `lease` (it expired).
+    `why` is `died` (the engine died), `returned` (by the worker) or `lease` (the lease expired).
     """
 
     at_ms: int
@@ -50,10 +50,11 @@ class Attempt(NamedTuple):
 
 
 class RequestState(NamedTuple):
-    """What Redis has of one request; missing bytes are empty.
+    """The data that Redis has of one request; missing bytes are empty.
 
-    `outcome` of a request that may run again; `returns`: how often it was handed back; `deaths` of
-    its engines; the `worker` that has it ('' : none found); its last `attempts`, the oldest first.
+    `outcome` is set if it may run again. `returns` counts how often it was handed back, `deaths`
+    the deaths of its engines. `worker` has the request ('' if none was found). `attempts` has its
+    last attempts, oldest first.
     """
 
     request_id: str
@@ -105,7 +106,7 @@ class RequestReads(Reads):
         ]
 
     def request(self, batch: Batch, custom_id: str, workers: Iterable[str]) -> RequestState | None:
-        """Return what Redis has of a request; None if it has nothing: it waits, or is unknown."""
+        """Return the data of a request; None if Redis has none: it waits, or is unknown."""
         request_id = naming.request_id(batch.id, custom_id)
         pipe = self._client.pipeline(transaction=False)
         pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES)

@@ -1,4 +1,7 @@
-"""Webhook endpoints of tenants, and the deliveries of their batches' ends, in Redis."""
+"""Stores webhooks, and the endpoints of tenants: URLs to which webhooks are posted.
+
+A `Delivery` is one webhook: the end of one batch, for one endpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ import msgspec
 
 from contract.redis.reads import Reads
 
-#: endpoint id -> record (JSON).
+#: The hash in Redis: endpoint id -> record (JSON).
 ENDPOINTS = "warmq:gateway:webhooks"
 #: The events: `batch.<final status>`.
 EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
-#: A delivery is tried for so long, and remembered for a day more, so that it is not repeated.
+#: Seconds for which a webhook is tried. It is stored for a day more, so that it is not repeated.
 TRIED_S = 3 * 86400
 _REMEMBERED_S = TRIED_S + 86400
 #: Random bytes of a secret; Standard Webhooks asks for 24 to 64.
@@ -33,12 +36,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int  # s since 1970
 
     def __repr__(self) -> str:
-        """Hide the secret, and the URL, which may contain one."""
+        """Leave out the secret, and the URL, which may contain a secret."""
         return f"Endpoint({self.id}, {self.tenant})"
 
 
 class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One event for one endpoint. `created_at` is when the batch ended, s since 1970."""
+    """One webhook: an event for one endpoint. `created_at`: the batch's end, s since 1970."""
 
     id: str
     endpoint_id: str
@@ -55,13 +58,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def delivery_id(batch_id: str, endpoint_id: str, event: str) -> str:
-    """Return the id of a delivery, the same for each note of the event."""
+    """Return the id of a webhook, the same whenever its event is noted."""
     name = f"{batch_id}\0{endpoint_id}\0{event}"
     return "wh_" + hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 class Webhooks(Reads):
-    """Endpoints and deliveries. Calls raise StoreUnavailable."""
+    """Stores endpoints and webhooks. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, url: str, events: tuple[str, ...]) -> Endpoint:
         secret = base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
@@ -81,11 +84,11 @@ class Webhooks(Reads):
         return _endpoint(record) if record is not None else None
 
     def delete(self, endpoint_id: str) -> bool:
-        """Delete an endpoint; its open deliveries are dropped."""
+        """Delete an endpoint; its webhooks that were not sent yet are dropped."""
         return bool(self._client.hdel(ENDPOINTS, endpoint_id))
 
     def note(self, delivery: Delivery) -> None:
-        """Store a delivery, unless its id is known."""
+        """Store a webhook, unless its id is known."""
         self._run("webhook_put", delivery.id, _encode(delivery), _REMEMBERED_S)
 
     def delivery(self, delivery_id: str) -> Delivery | None:
@@ -93,5 +96,5 @@ class Webhooks(Reads):
         return _delivery(document) if document is not None else None
 
     def write(self, delivery: Delivery) -> None:
-        """Write a stored delivery; its expiry stays."""
+        """Replace a stored webhook, which keeps its expiry."""
         self._run("webhook_put", delivery.id, _encode(delivery), "")

@@ -1,9 +1,10 @@
-"""Delivers webhooks that are due, in a thread of each gateway.
+"""Posts webhooks that are due, in a thread of each gateway.
 
-Endpoints take turns: two tries at a time for one that answered the last time, one for any other.
-Those that did not answer share half of all tries. One that is silent twice in a row is paused, then
-tried with one delivery, and paused for longer each time until it answers. Each gateway learns this
-by itself.
+A delivery is one webhook for one endpoint, a URL of a tenant. Endpoints take turns: one that
+answered the last try may have two tries at a time, any other one. Endpoints that did not answer
+share half of all tries. An endpoint that does not answer twice in a row is paused, then tried with
+one delivery, and paused for longer each time until it answers. Each gateway only knows its own
+tries.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ from gateway.webhooks.posting import NotDelivered, body_of, headers_of, post
 
 log = logging.getLogger(__name__)
 
-#: Seconds before each further try; the last one is repeated, for three days.
+#: Seconds before each further try; the last wait is repeated for three days.
 BACKOFF_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
-#: Deliveries claimed in one call, and calls before tries are begun.
+#: Most deliveries claimed in one call, and most calls before tries begin.
 TAKEN, CLAIMS = 50, 10
-#: How often Redis is asked for deliveries.
+#: Seconds between two calls that ask Redis for due deliveries.
 LOOK_S = 0.5
-#: Tries at a time: in this gateway, for one endpoint that answered the last time, and for all that
-#: did not. A receiver that does not answer takes 10 s.
+#: Most tries at a time: in this gateway, for one endpoint that answered the last try, and for all
+#: endpoints that did not. A try without an answer takes 10 s.
 AT_ONCE, FOR_ONE, FOR_UNPROVED = 32, 2, 16
-#: Deliveries that wait here for their endpoint's turn: of one endpoint, and of all.
+#: Most deliveries that wait here for their endpoint's turn: of one endpoint, and of all.
 WAITING_FOR_ONE, WAITING = 50, 1000
-#: An endpoint that was silent so often in a row is paused, each time for so many seconds.
+#: Tries in a row without an answer after which an endpoint is paused.
 SILENT_AFTER = 2
+#: Seconds of the first pauses; the last one is repeated.
 WAITS_S = (5.0, 30.0, 120.0, 300.0)
-#: A delivery that cannot wait here is due again after LATER_S, each further one STEP_S later.
+#: Seconds after which a delivery that cannot wait here is due again: at least LATER_S, STEP_S more
+#: for each further one, but LATEST_S more at most.
 LATER_S, STEP_S, LATEST_S = 1.0, 0.02, 60.0
-#: The state of an idle endpoint is forgotten after so long.
+#: Seconds after which the state of an idle endpoint is forgotten.
 FORGOTTEN_S = 3600.0
 
 
@@ -96,9 +99,9 @@ def _deliver(services: Services, claim: Claim) -> bool:
 class _Endpoint:
     running: int = 0
     waiting: deque[Lease[Claim]] = field(default_factory=deque)
-    #: Whether it answered the last time.
+    #: Whether it answered the last try.
     proved: bool = False
-    #: Tries in a row without an answer, and until when it is paused (monotonic).
+    #: Tries in a row without an answer, and the time until which it is paused (monotonic).
     silent: int = 0
     paused_until: float = 0.0
     #: Deliveries that were postponed since it was idle.
@@ -107,7 +110,7 @@ class _Endpoint:
 
 
 class Turns:
-    """Decides which endpoint's delivery is tried next. For one thread alone."""
+    """Decides which endpoint's delivery is tried next. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, _Endpoint] = {}
@@ -119,7 +122,7 @@ class Turns:
         return self._running < AT_ONCE and self._waiting < WAITING
 
     def add(self, delivery: Lease[Claim], endpoint_id: str) -> float:
-        """Queue a delivery, and return 0; or return for how many seconds to postpone it."""
+        """Queue a delivery and return 0, or return the seconds by which to postpone it."""
         now = time.monotonic()
         endpoint = self._endpoints.setdefault(endpoint_id, _Endpoint())
         endpoint.used = now
@@ -133,7 +136,7 @@ class Turns:
         return 0
 
     def next(self) -> Iterator[tuple[str, Lease[Claim]]]:
-        """Yield (endpoint id, delivery) to be tried now; each counts as running."""
+        """Yield each (endpoint id, delivery) to try now; it then counts as running."""
         found = True
         while found:
             found = False
@@ -142,7 +145,7 @@ class Turns:
                     return
                 if endpoint.waiting and self._may_try(endpoint):
                     found = True
-                    # Its next turn is the last.
+                    # Moves the endpoint to the end.
                     self._endpoints[name] = self._endpoints.pop(name)
                     self._waiting -= 1
                     self._running += 1
@@ -156,7 +159,7 @@ class Turns:
         return not endpoint.running and unproved < FOR_UNPROVED
 
     def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Lease[Claim], float]]:
-        """Note the end of a try; return the deliveries to postpone, and for how many seconds."""
+        """Note the end of a try; return the deliveries to postpone, and by how many seconds."""
         now = time.monotonic()
         endpoint = self._endpoints[endpoint_id]
         self._running -= 1
@@ -176,7 +179,7 @@ class Turns:
         return [(delivery, wait_s + n * STEP_S) for n, delivery in enumerate(postponed)]
 
     def clear(self) -> list[Lease[Claim]]:
-        """Return all that waits, which is then nothing more."""
+        """Remove and return all waiting deliveries."""
         return [lease for endpoint in self._endpoints.values() for lease in self._clear(endpoint)]
 
     def _clear(self, endpoint: _Endpoint) -> list[Lease[Claim]]:
@@ -192,7 +195,7 @@ class Turns:
 
 
 class DeliveryPool:
-    """The deliveries of this process, each under its lease: waiting for a turn, or being tried."""
+    """The deliveries of this process, under their leases: they wait for a turn, or are tried."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -204,14 +207,14 @@ class DeliveryPool:
         self._turns = Turns()
 
     def take(self) -> int:
-        """Begin the tries whose turn it is; return how many."""
+        """Begin the tries whose turn it is; return their number."""
         for _ in range(CLAIMS):
             if not self._turns.open or not self._claim():
                 break
         return sum(map(self._begin, self._turns.next()))
 
     def _claim(self) -> bool:
-        """Claim deliveries that are due; return whether there were any."""
+        """Claim due deliveries; return whether there were any."""
         claims = self._services.due.claim("webhook", self._lease_ms, TAKEN)
         for claim in claims:
             delivery = self._webhooks.delivery(claim.id)
@@ -224,7 +227,7 @@ class DeliveryPool:
         return bool(claims)
 
     def _postpone(self, deliveries: list[tuple[Lease[Claim], float]]) -> None:
-        # Drop all leases first: if Redis is unreachable, they end by themselves.
+        # All leases are dropped first: if Redis is unreachable, they expire.
         for lease, _ in deliveries:
             self._leases.drop(lease)
         for lease, in_s in deliveries:
@@ -250,14 +253,14 @@ class DeliveryPool:
             future.set_exception(error)
 
     def wait(self, for_s: float) -> bool:
-        """Wait for a try to end; return whether any is running still."""
+        """Wait for a try to end; return whether any try still runs."""
         if self._running:
             wait(self._running, for_s, FIRST_COMPLETED)
         for done in [future for future in self._running if future.done()]:
             endpoint_id, lease = self._running.pop(done)
             self._leases.drop(lease)
             error = done.exception()
-            if isinstance(error, StoreUnavailable):  # its lease ends by itself
+            if isinstance(error, StoreUnavailable):  # the lease expires
                 text = f"webhook {lease.claim.id}: {error.message}"
                 log.warning("%s", text, extra={"action": "webhook"})
             elif error is not None:
@@ -269,7 +272,7 @@ class DeliveryPool:
         return bool(self._running)
 
     def close(self) -> None:
-        """Release what waits for its turn; a running try keeps its lease until it ends."""
+        """Release waiting deliveries; a running try keeps its lease until it ends."""
         for future, (_, lease) in self._running.items():
             future.add_done_callback(partial(self._drop, lease))
         self._postpone([(lease, 0) for lease in self._turns.clear()])

@@ -1,8 +1,8 @@
-"""Posts one event in OpenAI's form, signed as Standard Webhooks prescribes.
+"""Posts one event in the format of OpenAI's webhooks, signed as Standard Webhooks prescribes.
 
-The URL is a tenant's: its name may resolve to this machine or its network, also by a DNS answer
-that changes between check and use. So the address that is connected to is the one that was checked.
-Redirects are not followed, and proxies of the environment not used: they would hide the address.
+The URL is a tenant's: its name may resolve to this machine or its network, even by a DNS answer
+that changes between check and use. So this connects to the same address that it has checked.
+Redirects are not followed and proxies of the environment are not used: they would hide the address.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import orjson
 from contract.public_address import is_public
 from gateway.redis.webhooks import Delivery
 
-#: Most seconds for the connection, and for everything.
+#: Most seconds for the connection, and for the whole POST.
 CONNECT_S, WHOLE_S = 5.0, 10.0
-#: Bytes that are read of an answer, of which only the status is used.
+#: Most bytes that are read of an answer, of which only the status is used.
 _READ_BYTES = 16 * 1024
 
 
@@ -46,7 +46,7 @@ def body_of(delivery: Delivery) -> bytes:
 def headers_of(delivery: Delivery, body: bytes, secret: str, now: int) -> dict[str, str]:
     """Return the headers by which a receiver verifies a try made `now` (s since 1970).
 
-    Each try is signed anew: receivers refuse a signature that is older than five minutes.
+    Each try has a new signature: receivers refuse one that is older than five minutes.
     """
     signed = b".".join((delivery.id.encode(), str(now).encode(), body))
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -95,7 +95,7 @@ class _Guarded(httpcore.AsyncNetworkBackend):
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> int:
-    """Post a body, with `private` to any address; return the status, or raise NotDelivered."""
+    """Post a body; return the status, or raise NotDelivered. `private` allows any address."""
     headers = {"user-agent": "warmq-webhooks", "accept": "*/*", "connection": "close"} | headers
     try:
         return asyncio.run(_post(url, body, [*headers.items()], private))
