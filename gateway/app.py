@@ -61,7 +61,7 @@ _ONCE = frozenset((
 
 
 def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return the error for a request that has one of these headers with two values, or None."""
+    """Return the error for two different values of one of these headers, or None."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _ONCE and found.setdefault(name, value) != value:

@@ -98,7 +98,7 @@ class WrongKey(ApiError):
 
 
 class CallerCache:
-    """Finds the callers of keys in combined calls to Redis, and caches them for a second."""
+    """Finds keys' callers in combined calls to Redis, and caches them for a second."""
 
     def __init__(self, lookup: KeyLookup) -> None:
         self._lookup = CallCombiner(lookup.find)
@@ -107,7 +107,9 @@ class CallerCache:
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
 
     async def of(self, digest: str) -> Caller | None:
-        """Return the caller of a key, None if no keys exist; `digest` is '' if none was sent.
+        """Return the caller of a key's digest, or None if no keys exist.
+
+        `digest` is '' if no key was sent.
 
         Raises:
             WrongKey: The key is unknown, revoked or missing.
@@ -229,7 +231,7 @@ def _of_a_proxy(names: tuple[bytes, ...]) -> str:
 
 
 def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
-    """Return the sign of a proxy in a request: a header's name, HTTP/1.0 or HTTP/0.9; or ''.
+    """Return the sign of a proxy: a header's name, HTTP/1.0 or HTTP/0.9; or ''.
 
     nginx before 1.29.7 sends HTTP/1.0 unless it is configured otherwise.
     """

@@ -1,4 +1,4 @@
-"""Stores files' contents in a folder, or in a bucket of S3, Google Cloud or Azure.
+"""Stores files' contents in a folder or a bucket (S3, Google Cloud, Azure).
 
 Names are the gateway's own (such as `file-<hex>`), never a client's. Credentials of buckets come
 from the environment (producer/input/bucket.py).
@@ -183,7 +183,7 @@ class Folder(FileStore):
 
 
 class Bucket(FileStore):
-    """Files under the prefix of a URL such as s3://bucket/prefix."""
+    """Stores files under the prefix of a URL such as s3://bucket/prefix."""
 
     where = " in the bucket"
 

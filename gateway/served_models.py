@@ -73,7 +73,7 @@ class ServedModels:
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
-        """Return the queue of a model ('' for the only model); None if no worker serves it.
+        """Return a model's queue ('' for the only model); None if no worker serves it.
 
         `allowed` has the caller's models, None for all.
         """

@@ -56,5 +56,5 @@ class GatewaySettings(Settings):
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest JSON body in bytes: twice a line, at least 1 MiB for lists of upload parts."""
+        """Largest JSON body in bytes: two lines, at least 1 MiB for many upload parts."""
         return max(2**20, 2 * self.max_line_bytes)

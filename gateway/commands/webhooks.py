@@ -1,4 +1,4 @@
-"""Implements `producer webhooks`: creates, lists and deletes the endpoints that receive them."""
+"""Implements `producer webhooks`: creates, lists and deletes endpoints of webhooks."""
 
 from collections.abc import Iterable
 from typing import Any

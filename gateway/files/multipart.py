@@ -57,7 +57,7 @@ class _Form:
         )  # fmt: skip
 
     def write(self, data: bytes) -> None:
-        """Parse a piece of the body; raise ApiError if more than FORM_BYTES are not the file's."""
+        """Parse a piece; raise ApiError if more than FORM_BYTES are not the file's."""
         self._parser.write(data)
         self._read += len(data)
         # The parser may keep back the last bytes of a piece if they could begin a boundary.

@@ -60,7 +60,7 @@ async def _create(request: Request) -> Response:
 
 
 def _id_of(prefix: str, idempotency: str) -> str:
-    """Return a new id, or the id that an earlier try of the same request got."""
+    """Return a new id, or the id of an earlier try of this request."""
     if not idempotency:
         return new_id(prefix)
     return id_of(prefix, f"{prefix.removesuffix('-')}{idempotency}")
@@ -148,7 +148,7 @@ def content(
 
 
 def _span_of(first: str, last: str, size: int) -> tuple[int, int] | None:
-    """Return the start and the end (exclusive) of a range; None if it begins after the file."""
+    """Return a range's start and end (exclusive); None if it begins after the file."""
     if not first and not last:
         return 0, size
     if not first:  # the last n bytes

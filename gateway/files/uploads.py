@@ -42,7 +42,7 @@ ENDED: frozenset[Status] = frozenset(("completed", "cancelled", "expired"))
 
 
 class UploadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One upload. Times are seconds since 1970; `bytes` is the file's size as announced.
+    """One upload. Times are seconds since 1970; `bytes` is the declared size.
 
     `parts` maps the id of each part, which is its name in the store, to its size. A part is noted
     here before it is stored, so that every stored part is removed in the end.
@@ -73,7 +73,7 @@ class UploadCreate(msgspec.Struct, kw_only=True):
 
 
 class UploadComplete(msgspec.Struct, kw_only=True):
-    """The body of POST /complete: all parts in the file's order, and the file's MD5 in hex."""
+    """The body of POST /complete: all parts in order, and the file's MD5 in hex."""
 
     part_ids: list[str]
     md5: str | None = None
@@ -227,7 +227,7 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
 def complete(
     services: Services, caller: Caller, upload_id: str, asked: UploadComplete
 ) -> tuple[UploadRecord, FileRecord | None]:
-    """Join the parts to the file; return the upload, and the file unless it was deleted since.
+    """Join the parts to the file; return the upload, and the file unless deleted since.
 
     Raises:
         ApiError: 404 for an unknown upload; 400 for one that is not open, or for parts that are
@@ -247,7 +247,7 @@ def complete(
             _join_parts(services, record, writer)
             check_open(get(services, caller.tenant, upload_id), services.clock.now())
             files.sweep_later(record.file_id)
-            # The announced bytes are subtracted first: `note_bytes` would count both.
+            # The upload's declared bytes are subtracted first: `note_bytes` would count both.
             services.limits.forget_bytes(caller.tenant, record.id)
             services.limits.note_bytes(caller, record.file_id, record.bytes)
             writer.commit()
@@ -265,7 +265,7 @@ def complete(
 
 
 def _uncount(services: Services, caller: Caller, record: UploadRecord) -> None:
-    """Subtract the bytes of a file that was not made; add an open upload's bytes again."""
+    """Subtract an unmade file's bytes; add an open upload's bytes again."""
     if record.status in ENDED:
         Files(services).delete(caller.tenant, record.file_id)
     services.limits.forget_bytes(caller.tenant, record.file_id)

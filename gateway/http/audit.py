@@ -1,4 +1,4 @@
-"""Logs each write as a line of JSON on stdout, and limits the rate of writes.
+"""Logs each write as a JSON line on stdout, and limits the rate of writes.
 
 A write is a POST, PUT, PATCH or DELETE that is not an online request.
 """
@@ -38,7 +38,7 @@ def to_stdout() -> None:
 
 
 class WriteAudit:
-    """Counts each write for its key's rate, and logs it; online requests have other rates.
+    """Counts each write against its key's rate, and logs it; online requests have other rates.
 
     Refusals of calls with an Idempotency-Key are stored, so their rate is limited, too.
     """

@@ -40,7 +40,7 @@ TRIM_BYTES, TRIM_S = 16 * 2**20, 5.0
 
 
 def takes_large(path: str) -> bool:
-    """Return whether bodies of this path are read in pieces, and may be larger than memory."""
+    """Return whether bodies of this path are read in pieces, and may exceed memory."""
     return _UPLOADS.fullmatch(path) is not None
 
 
@@ -98,7 +98,7 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body, which was read before, once, and then drops it."""
+    """Return a `receive` that returns a body that was read before; it keeps no copy."""
     kept: bytes | None = body
     del body
 

@@ -10,12 +10,12 @@ from gateway.redis.api_keys import ApiKey
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. `key_id` is '' if the gateway has no keys (loopback only).
+    """The caller of a request; `key_id` is '' if the gateway has no keys.
 
     `models` is None for all. `highest_priority` is the smallest priority number of its requests.
-    An operator sees all tenants on the page. A limit is None if there is none: requests and tokens
-    a minute are the key's, `enqueued_tokens` of its batches for a model and `file_bytes` the
-    tenant's.
+    An operator sees all tenants on the page. A limit is None if there is none.
+    `requests_per_minute` and `tokens_per_minute` hold for the key; `enqueued_tokens` (of batches,
+    for one model) and `file_bytes` hold for the tenant.
     """
 
     tenant: str = naming.DEFAULT_TENANT

@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _path_of(url: bytes) -> str:
-    """Return the decoded path of a request's URL; all of the URL if it is malformed."""
+    """Return a URL's decoded path; the whole URL if it is malformed."""
     path = url.partition(b"?")[0]
     with contextlib.suppress(httptools.HttpParserError):  # the head may be cut off within the URL
         path = httptools.parse_url(path).path or b""  # also of http://host/path

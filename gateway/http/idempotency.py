@@ -47,7 +47,7 @@ _STORED_HEADERS = frozenset((b"content-type", b"location"))
 
 
 class KeyedRequest:
-    """One POST with an Idempotency-Key; `owned` is True if its answer is the one to store."""
+    """One POST with an Idempotency-Key; `owned`: its answer is the one to store."""
 
     def __init__(self, store: IdempotencyStore, name: str, *, online: bool) -> None:
         self._store = store
@@ -132,7 +132,7 @@ def conflict() -> ApiError:
 
 
 async def replayed_response(request: Request, digest: str) -> Response | None:
-    """Return the first request's answer to a multipart request; None if the handler must go on.
+    """Return the first request's answer to a multipart request, or None to go on.
 
     The handler calls this once, before it creates anything, with a digest of everything that
     decides the result. Raises ApiError (409) like `KeyedRequest.begin`.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 #: Matches the place of an error in a message of msgspec.
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-#: Matches the place of a float that should be an integer; _STEP matches the keys and indexes of it.
+#: Matches the place of a float that should be an integer; _STEP matches its keys and indexes.
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$([^`]*)`$")
 _STEP = re.compile(r"[^.\[\]]+|(?<=\[)\.\.\.(?=\])")
 
@@ -53,7 +53,7 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 def read(body: bytes, shape: type[T]) -> T:
-    """Decode a JSON body to a type; raise an ApiError (400) that names the wrong field."""
+    """Decode a JSON body to a type; raise ApiError (400) with the wrong field."""
     try:
         return _decoded(body or b"{}", shape)
     except msgspec.ValidationError as error:
@@ -92,7 +92,7 @@ def _decoded(body: bytes, shape: type[T]) -> T:
 
 
 def page_limit(text: str | None, default: int, most: int) -> int:
-    """Return the page size that a query's `limit` asks for; raise ApiError (400) if it is wrong."""
+    """Return the page size of a query's `limit`; raise ApiError (400) if it is wrong."""
     if text is None:
         return default
     try:

@@ -31,7 +31,7 @@ def estimated_tokens(size: int) -> int:
 
 
 class Limits:
-    """Checks callers' limits. Calls for rates are for the event loop, all others for threads."""
+    """Checks callers' limits. Calls for rates are for the event loop, the rest for threads."""
 
     def __init__(self, rates: Rates, budgets: Budgets) -> None:
         self._rates = CallCombiner(rates.take)
@@ -39,7 +39,7 @@ class Limits:
         self._max_records, self._max_records_at = 0, float("-inf")
 
     async def check_online(self, caller: Caller, tokens: int) -> dict[str, str]:
-        """Count a request and its estimated tokens for the key's rates; return headers about them.
+        """Count a request and its tokens against the key's rates; return headers about them.
 
         Raises ApiError (429), or StoreUnavailable.
         """
@@ -66,7 +66,7 @@ class Limits:
         raise _wait_error(f"left in the key's minute: {' and '.join(left)}", taken.wait_ms, headers)
 
     def correct(self, caller: Caller, tokens: int) -> None:
-        """Count `tokens` more for a key's rate, or fewer if negative, without waiting.
+        """Count `tokens` more against a key's rate, or fewer if negative, without waiting.
 
         If Redis does not accept a correction, it is lost; the rate is right again after a minute.
         """
@@ -75,7 +75,7 @@ class Limits:
             self._rates.put(Take(caller.key_id, of_requests, of_tokens, 0, tokens))
 
     async def check_write(self, caller: Caller) -> None:
-        """Count a write for its key's rate; raise ApiError (429), or StoreUnavailable."""
+        """Count a write against its key's rate; raise ApiError (429), or StoreUnavailable."""
         limit = WRITES_PER_MINUTE
         taken = await self._rates.put(Take(f"{caller.owner}:writes", limit, None, 1, 0))
         if not taken.allowed:
@@ -95,7 +95,7 @@ class Limits:
         self._rates.put(Take(f"{caller.owner}:refused", None, REFUSED_PER_MINUTE, 0, 1))
 
     def reserve(self, caller: Caller, batch_id: str, tokens: Mapping[str, int]) -> None:
-        """Reserve tokens of the tenant's budget for a batch, by model ('' while it is unknown).
+        """Reserve tokens of the tenant's budget for a batch, by model ('' if unknown).
 
         They replace the tokens that the batch has reserved before; `give_back` returns them at the
         batch's end. Raises ApiError (429), and changes nothing, if the budget is too small.

@@ -1,4 +1,4 @@
-"""Makes a gateway's spans: one for each API request and for each message that it queues."""
+"""Makes a gateway's spans: one for each API request and each queued message."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Trace:
         self._spans.append(span)
 
     def end(self, span: Span) -> None:
-        """Export the spans of the request and its messages, if it is sampled or has failed."""
+        """Export the spans of the request and its messages, if sampled or failed."""
         if self.context.sampled or span.error:
             for each in (*self._spans, span):
                 self._tracer.export(each)

@@ -60,7 +60,7 @@ def _failed(error: WarmqError, timeout_s: float) -> ApiError:
 
 
 class SentText:
-    """The text that was sent for each choice, and the text that the latest attempt has written.
+    """The text that was sent for each choice, and the latest attempt's text.
 
     A request that runs again writes a new text. If the new text begins with the sent one, sending
     continues as soon as the new text is longer.
@@ -71,7 +71,7 @@ class SentText:
         self._written = Transcript()
 
     def take(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-        """Add pieces; yield (choice, text) to send now. The result has the text of lost pieces."""
+        """Add pieces; yield (choice, text) to send. The result has lost pieces' text."""
         changed = dict.fromkeys(p.choice for p in pieces if self._written.add(p) is not None)
         for choice in changed:
             sent, text = self.sent.get(choice, ""), self._written.texts.get(choice, "")

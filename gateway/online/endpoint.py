@@ -202,7 +202,7 @@ def reported_tokens(body: bytes) -> int | None:
 def tokens_used(
     asked: OnlineRequest, waiter: Waiter | None, body: bytes | None, *, goes_on: bool
 ) -> int:
-    """Return the tokens of prompt and answer that a request has used, even if it failed.
+    """Return the prompt and answer tokens that a request has used, even if failed.
 
     An answer reports them. Without one they are the prompt's tokens plus those of the text written
     so far: at most one for each byte, and at most `max_tokens`. The result is 0 if the request was

@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
     "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
     "temperature": None, "top_p": None,
 }  # fmt: skip
-#: Errors that a malformed answer raises, which only another program can have written.
+#: Errors that a malformed answer raises. Only another program can have written such an answer.
 MALFORMED_ANSWER = (AttributeError, TypeError, LookupError, ValueError)
 
 
@@ -59,7 +59,7 @@ def _content(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChunkEvents:
-    """Writes the events of a chat or completion; all events have the same id and time."""
+    """Writes a chat's or completion's events; all have the same id and time."""
 
     def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._chat = asked.url == CHAT_URL
@@ -149,7 +149,7 @@ class ChunkEvents:
 
 
 class MessageEvents:
-    """Writes the events of a message, which has one choice; its text is the first block."""
+    """Writes the events of a message. Its only choice's text is the first block."""
 
     def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._model = asked.model or "default"

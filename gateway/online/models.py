@@ -28,7 +28,7 @@ AGAIN_S = 0.2
 
 
 class Model(Struct, frozen=True):
-    """One model; `created` is the time at which this gateway first saw it, in s since 1970."""
+    """One model; `created`: when this gateway first saw it, in seconds since 1970."""
 
     id: str
     created: int
@@ -60,7 +60,7 @@ class Models:
     async def queue_and_name(
         self, name: str | None, allowed: Collection[str] | None
     ) -> tuple[str, str]:
-        """Return a model's queue, and its name for the request's body ('' if none is needed).
+        """Return a model's queue, and its name for the request's body ('' for none).
 
         `allowed` has the caller's models, None for all. Raises ApiError (404 if the caller has no
         such model, 503 if no worker is alive), or StoreUnavailable.
@@ -92,7 +92,7 @@ class Models:
         return Model(name, self._created.setdefault(name, int(time.time())))
 
     def _refusal(self, name: str, allowed: Collection[str] | None) -> ApiError:
-        """Return the error for a model without a queue, for a caller who may use `allowed`."""
+        """Return the error for a model without a queue; the caller may use `allowed`."""
         served = self._served
         forbidden = bool(name) and allowed is not None and name not in allowed
         known = {*served.names, *served.configured}

@@ -152,7 +152,7 @@ class PendingRequests:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Stop waiting; cancel the request unless it has ended or a retry may come for it."""
+        """Stop waiting; cancel the request unless it has ended or may be retried."""
         request_id, once = waiter.request_id, waiter.push.once_ms is not None
         waiters = self._waiters.get(request_id, [])
         if waiter in waiters:

@@ -28,11 +28,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
-    """One request. `body` is the JSON for the engine; `stream` is set if the answer is streamed.
+    """One request; `body` is the JSON for the engine.
 
-    `prompt_tokens` is the estimated length of the prompt. `tokens` is that plus the longest answer,
-    if this has a limit. `text_is_answer`: its text is published while it is written. `sequences` is
-    the number of sequences that the engine runs for it.
+    `stream` is set if the answer is streamed. `prompt_tokens` is the estimated length of the prompt.
+    `tokens` is that plus the longest answer, if the answer has a limit. `text_is_answer`: its text
+    is published while it is written. `sequences` is the number that the engine runs for it.
     """
 
     url: str
@@ -113,7 +113,7 @@ def _priority(body: dict[str, Any]) -> int:
 
 
 def _max_answer_tokens(url: str, body: dict[str, Any]) -> int:
-    """Return the most tokens of all answers to a request; 0 if it names no limit."""
+    """Return the most tokens of all answers to a request; 0 without a limit."""
     limits = [body[name] for name in LIMITS.get(url, ()) if body.get(name) is not None]
     prompt, prompts = body.get("prompt"), 1
     # A list of texts, or of lists of token ids, has several prompts; a list of integers is one.

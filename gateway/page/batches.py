@@ -1,4 +1,4 @@
-"""Pages of batches: a list with progress, rate and time left; one batch; cancel and retry."""
+"""Pages of batches: a list with progress and time left, one batch, cancel, retry."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]]
 
 
 def complete(services: Services, rows: list[dict[str, Any]]) -> None:
-    """Add the names of input files, if these still exist, and `from_history` to rows."""
+    """Add to rows their input files' names, if these exist, and `from_history`."""
     ids = [row["input_file_id"] for row in rows]
     history = history_of(services, rows)
     for row, stored in zip(rows, services.objects.get_many("file", ids), strict=True):
@@ -255,7 +255,7 @@ def retry(view: View, *, guard: ReadGuard) -> Response:
 
 
 def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tuple[FileRecord, int]:
-    """Store the failed lines of a batch as a new file; return the file and their number."""
+    """Store a batch's failed lines as a new file; return it and their number."""
     services, caller = view.services, view.caller
     files = Files(services)
     source = files.get(caller.tenant, record.input_file_id)
@@ -280,7 +280,7 @@ def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tup
 
 
 def _lines_of(services: Services, file_id: str, guard: ReadGuard) -> Iterator[tuple[int, bytes]]:
-    """Yield a file's lines with their numbers, which are the same as when it was queued."""
+    """Yield a file's lines with the same numbers as when it was queued."""
     longest = services.settings.max_line_bytes
     with services.store.local(file_id) as path, closing(Input(str(path), watch=guard)) as source:
         for chunk in source.chunks(None, longest):
@@ -288,7 +288,7 @@ def _lines_of(services: Services, file_id: str, guard: ReadGuard) -> Iterator[tu
 
 
 def _line_numbers(services: Services, file_id: str, guard: ReadGuard) -> Iterator[int]:
-    """Yield the numbers that the lines of an error file have in the batch's input file."""
+    """Yield the input line numbers of the lines of a batch's error file."""
     for _, line in _lines_of(services, file_id, guard):
         error = orjson.loads(line) if line else {}
         number = (error.get("warmq") or {}).get("line") or (error.get("error") or {}).get("line")

@@ -1,4 +1,4 @@
-"""Reads whole files for a page: in threads of their own, while the client is connected."""
+"""Reads whole files for a page, in a few threads, while the client is connected."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ReadGuard:
 
 
 async def in_turn(handler: Callable[..., Response], view: View) -> Response:
-    """Call a handler that reads a file, one at a time for each tenant, until the client goes."""
+    """Call a file-reading handler, one per tenant at a time, while the client is connected."""
     guard = ReadGuard()
     watcher = asyncio.create_task(_until_gone(view.request, guard))
     turn = _turns.setdefault(view.caller.tenant, asyncio.Lock())

@@ -22,7 +22,7 @@ from gateway.page.view import View
 
 #: Most rows of waiting requests, most workers on a page, and most tenants that are shown.
 MAX_WAITING, MAX_WORKERS, MAX_TENANTS = 200, 100, 500
-#: Name for the tenant of requests of plain Celery clients (contract/lua/turns.lua).
+#: The tenant that is shown for requests of plain Celery clients (contract/lua/turns.lua).
 CELERY = "celery"
 
 
@@ -72,7 +72,7 @@ def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
     """Return an announcement as the page shows it; only operators see the worker's reason."""
     queue, model = str(worker["queue"]), str(worker.get("model") or "")
     alive = is_alive(worker)
-    # This may exceed the slots: a request that has ended may not be committed yet.
+    # `in_flight` may exceed `slots`: a request that has ended may not be committed yet.
     slots, in_flight = int(worker.get("slots") or 0), int(worker.get("in_flight") or 0)
     done = worker.get("done") or {}
     optional = ("mean_answer", "mean_prompt", "slots_full", "kv_tokens")
@@ -135,7 +135,7 @@ WIDTH, HEIGHT = 720, 100
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line over time and the area under it, as SVG paths; its largest value, mean and times."""
+    """A line over time and the area under it (SVG paths); maximum, mean, times."""
 
     line: str
     area: str
@@ -161,9 +161,9 @@ def _chart(values: Sequence[float], minutes: Sequence[Minute], top: float | None
 
 
 def rate_chart(minutes: Sequence[Minute]) -> Chart:
-    """Return the chart of tokens written per second since there was a slot, at least an hour.
+    """Return the chart of tokens written per second, without the current minute.
 
-    The current minute is left out.
+    It begins when the first slot existed, but an hour ago at the latest.
     """
     began = next((n for n, minute in enumerate(minutes) if minute.slots_s), 0)
     whole = minutes[max(0, min(began, len(minutes) - 61)) : -1] or minutes
@@ -171,7 +171,7 @@ def rate_chart(minutes: Sequence[Minute]) -> Chart:
 
 
 def fill_chart(minutes: Sequence[Minute]) -> Chart:
-    """Return the chart of the share of slots in use, 0 to 1; 0 while there was no slot."""
+    """Return the chart of the share of used slots (0 to 1; 0 without slots)."""
     return _chart([minute.fill or 0.0 for minute in minutes], minutes, top=1.0)
 
 

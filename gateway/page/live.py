@@ -39,8 +39,8 @@ from gateway.redis.batch_views import BatchViews
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads, and number of reads between two reads of the workers, which announce
-#: themselves once a second.
+#: Seconds between two reads of batches, and number of these reads for each read of the workers,
+#: which announce themselves once a second.
 TICK_S, FLEET_EVERY = 0.5, 2
 #: Seconds over which rates are a mean, and fewest seconds for which there is a rate.
 RATES_S, MIN_RATE_S = 10.0, 3.0
@@ -66,7 +66,7 @@ FLEET, LOST = ("fleet", ""), ("lost", "")
 
 @dataclass(eq=False, slots=True)
 class Viewer:
-    """One stream: its tenant and session, the batches it shows, and the state that was sent."""
+    """One stream: its tenant, session and batches, and the state that was sent."""
 
     tenant: str
     batches: tuple[str, ...]

@@ -37,8 +37,8 @@ ASSETS = {
     for entry in files(__package__).joinpath("assets").iterdir()
     if (media := _TYPES.get(entry.name.rpartition(".")[2]))
 }
-#: Part of each asset's URL: browsers fetch a changed asset again, and never revalidate others.
-#: All assets share one version, because modules import each other by relative names.
+#: Part of each asset's URL: browsers fetch a changed asset again, and never revalidate one. All
+#: assets share one version, because modules import each other by relative names.
 VERSION = hashlib.sha256(b"".join(c for _, (_, c) in sorted(ASSETS.items()))).hexdigest()[:12]
 
 LANGUAGES = {"en": "English", "ko": "한국어"}
@@ -73,7 +73,7 @@ def _number(value: float | None) -> str:
 
 
 def _when(seconds: float | None) -> str | Markup:
-    """Return a time in UTC; the browser replaces it with local time of the same width."""
+    """Return a time in UTC, which the browser replaces with local time."""
     return _time(seconds, "%Y-%m-%d %H:%M:%S UTC") if seconds else "–"
 
 
@@ -136,7 +136,7 @@ _ENVIRONMENT.globals |= {"percent": _percent, "asset": lambda name: f"/ui/assets
 
 
 def render(template: str, language: str, **context: Any) -> str:
-    """Return a page. `_` in a template translates a text, then formats it with its fields."""
+    """Return a page; `_` in a template translates a text and formats it."""
 
     def translated(text: str, **fields: Any) -> str:
         found = translate(language, text)

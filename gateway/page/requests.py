@@ -1,4 +1,4 @@
-"""Pages of a batch's requests: a sample of the last ones, failures, one request in full."""
+"""Pages of a batch's requests: a sample, failures, and one request in full."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OTHER_REMEDY = "Retry it; if it fails again, fix the request."
 
 
 def request(view: View) -> Response:
-    """Show the request with a custom_id; a request that Redis does not know yet is waiting."""
+    """Show the request with a custom_id; one that Redis does not know is waiting."""
     batch_id = view.request.path_params["batch_id"]
     custom_id = view.query.get("id", "")[:1000]
     names = part_ids(api.view_of(view.services, view.caller, batch_id))
@@ -96,7 +96,7 @@ def _state(services: Services, parts: list[Batch], custom_id: str) -> dict[str, 
 
 
 def result_fields(result: bytes) -> dict[str, Any]:
-    """Return the fields of a stored result that the page shows; b'' if there is none (yet)."""
+    """Return a result's fields for the page; `result` is b'' if there is none."""
     meta = read_meta(result) if result else {}
     ours = meta.get("warmq") or {}
     timing = ours.get("timing") or {}
@@ -117,7 +117,7 @@ def result_fields(result: bytes) -> dict[str, Any]:
 
 
 def done_at(meta: dict[str, Any]) -> float | None:
-    """Return when a request ended, in seconds since 1970; None if its result does not state it."""
+    """Return when a request ended, in seconds since 1970; None if unknown."""
     with suppress(ValueError, OverflowError):
         return dt.datetime.fromisoformat(str(meta.get("date_done"))).timestamp()
     return None

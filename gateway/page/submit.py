@@ -47,7 +47,7 @@ WINDOWS = ("24h", "1h", "6h", "3d", "7d")
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, or the problem that prevents one; `size` is the number of bytes read, unpacked."""
+    """A plan, or the problem that prevents one; `size`: bytes read, unpacked."""
 
     until: float
     plan: Plan | None = None
@@ -60,7 +60,7 @@ _plans: dict[tuple[str, str], Planned] = {}
 
 
 async def in_turn(handler: Callable[..., Response], view: View) -> Response:
-    """Call the handler now if it has no file to read, else when it is its tenant's turn."""
+    """Call the handler now if it reads no file, else in its tenant's turn."""
     file_id = view.query.get("file", "")
     if not file_id or _cached(view.caller.tenant, file_id):
         return await run_in_threadpool(handler, view, guard=ReadGuard())

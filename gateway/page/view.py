@@ -39,7 +39,7 @@ def is_page(path: str) -> bool:
 
 
 def is_asset(path: str) -> bool:
-    """Return whether a path is that of a style, script or picture, which need no Redis."""
+    """Return whether a path is a style's, script's or picture's, which need no Redis."""
     return path.startswith("/ui/assets/")
 
 
@@ -49,7 +49,7 @@ def new_token() -> str:
 
 
 def token_in(headers: Headers) -> str:
-    """Return the session token in a request's cookies, '' if no cookie has a valid one."""
+    """Return the session token in a request's cookies, '' without a valid one."""
     for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == COOKIE and _TOKEN.fullmatch(value):
@@ -71,7 +71,7 @@ def set_cookie(response: Response, headers: Headers, token: str, life_s: int) ->
 
 
 class View:
-    """One request of the page. `form` has the last value of each field of a POST."""
+    """One request of the page; `form` has the last value of each form field."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -95,7 +95,7 @@ class View:
         return default
 
     async def read_form(self) -> None:
-        """Read the fields of a POST; raise ApiError if they are too many or of another session."""
+        """Read a POST's fields; raise ApiError for too many, or another session's."""
         text = (await self.request.body()).decode(errors="replace")
         try:
             self.form_list = parse_qsl(text, max_num_fields=_MAX_FORM_FIELDS)
@@ -205,7 +205,7 @@ def answers(work: Callable[[View], Awaitable[Response]]) -> Endpoint:
 
 
 def shows(handler: Callable[..., Response], run: Runner = run_in_threadpool) -> Endpoint:
-    """Return the endpoint of a page; its handler reads Redis, so it runs in a thread."""
+    """Return a page's endpoint; the handler reads Redis, so it runs in a thread."""
     return answers(lambda view: run(handler, view))
 
 

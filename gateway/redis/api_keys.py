@@ -23,10 +23,11 @@ SECRET_BYTES = 32
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The record of a key. A limit is None if there is none; times are seconds since 1970.
+    """The record of a key; times are seconds since 1970.
 
-    `tail` has the key's last four characters. `highest_priority` is the smallest priority number
-    that its requests may have; an `operator` sees all tenants' load and dead letters on the page.
+    A limit is None if there is none. `tail` has the key's last four characters. `highest_priority`
+    is the smallest priority number that its requests may have. An `operator` sees all tenants' load
+    and dead letters on the page.
     """
 
     id: str
@@ -56,7 +57,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def digest_of(key: str | bytes) -> str:
-    """Return the digest of a key; a lookup by digest takes the same time for any key."""
+    """Return a key's digest; a lookup by digest takes the same time for any key."""
     return hashlib.sha256(key if isinstance(key, bytes) else key.encode()).hexdigest()
 
 
@@ -64,7 +65,7 @@ class ApiKeys(Reads):
     """Stores API keys in one Redis. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, **limits: Any) -> tuple[str, ApiKey]:
-        """Create a key with these fields; return the key, which is not stored, and its record."""
+        """Create a key; return the key, which is not stored, and its record."""
         secret = f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
         key = ApiKey(
             id=f"key_{secrets.token_hex(8)}", tenant=tenant, tail=secret[-4:],

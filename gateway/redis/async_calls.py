@@ -17,7 +17,7 @@ WAITS_S = (0.0, 0.1, 0.4, 1.0)
 
 
 async def retry_on_disconnect(client: AsyncClient, call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a call, retried for a second and a half while Redis is unreachable.
+    """Return the result of a call, retried for 1.5 s while Redis is unreachable.
 
     Raises:
         StoreUnavailable: The last try failed. Only StoreUnreachable is retried.
@@ -56,7 +56,7 @@ A = TypeVar("A")
 
 
 class CallCombiner(Generic[Q, A]):
-    """Combines questions into calls of `ask`, one call at a time, each with up to `most`."""
+    """Combines questions into sequential calls of `ask`, each with up to `most` questions."""
 
     def __init__(self, ask: Callable[[list[Q]], Awaitable[Sequence[A]]], most: int = 500) -> None:
         self._ask = ask

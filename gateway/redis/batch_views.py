@@ -54,7 +54,7 @@ class BatchViews(Reads):
         return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
-        """Return the batches that follow `after` ('' for the first page); None if it is unknown.
+        """Return the batches that follow `after` ('' for the first page); None if unknown.
 
         This takes one round trip, another for each 250 batches that were submitted since the last
         page of any tenant, and another for each 1,000 expired batches.
@@ -90,7 +90,7 @@ def _view(raw: list[Any]) -> BatchView:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive endings of one queue batch, as a part of the order of the whole batch.
+    """Consecutive endings of one queue batch within the order of the whole batch.
 
     They are `count` entries of its finished list, from index `start`; the first of them has the
     position `first` in the order.

@@ -1,4 +1,4 @@
-"""Reads the state of all workers and queues, and the load by which autoscalers scale workers."""
+"""Reads the state of all workers and queues, and queues' loads for autoscalers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fleet:
     """The state of all workers and queues; times in seconds, sizes in bytes.
 
     By queue: `models` has the model of its workers, `tokens` the tokens of waiting and running
-    requests, `oldest_s` the age of the oldest waiting batch, `suspects` their number.
+    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of suspects.
     `uncollected` counts the results of the oldest batches that were not collected.
     `expire_s`: seconds until the first of them expires, inf for never.
     `overdue_s`: seconds since the end of the oldest lease that was not swept.

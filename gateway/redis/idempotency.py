@@ -38,7 +38,7 @@ class IdempotencyStore(AsyncCalls):
     """Stores tries by name, which is a digest of caller, path and key."""
 
     async def begin(self, name: str, fingerprint: str, token: str) -> IdempotencyState:
-        """Begin a try, or set the fingerprint of a begun try's content ('' if not known yet)."""
+        """Begin a try, or set a begun try's fingerprint ('' if not known yet)."""
         state, *rest = await self._run(
             "idempotent_begin", name, fingerprint, token, LEASE_MS, REMEMBER_MS
         )
@@ -64,6 +64,6 @@ class Renewals(Reads):
     """Renews the leases of tries, from any thread."""
 
     def renew(self, tries: Sequence[tuple[str, str]]) -> list[bool]:
-        """Renew tries by (name, token) in one round trip; False if another try has the name."""
+        """Renew (name, token) tries in one round trip; False if another has the name."""
         calls = [(*each, "renew", LEASE_MS) for each in tries]
         return [*map(bool, self._client.run_scripts("idempotent_end", calls))]

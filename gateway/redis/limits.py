@@ -18,8 +18,7 @@ GRACE_MS = 60_000
 
 
 class Take(NamedTuple):
-    """Requests and tokens to take from a key's rates; a limit is None if there is none.
-
+    """Requests and tokens to take from a key's rates; a limit may be None.
     With 0 `requests` it is a correction, which is never refused; `tokens` may be negative.
     """
 

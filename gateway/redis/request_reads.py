@@ -1,4 +1,4 @@
-"""Reads single requests of a batch for the page: failed ones, running ones, or one in full."""
+"""Reads requests of a batch for the page: failed ones, running ones, one in full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contract.redis import keys
 from contract.redis.batches import read_note
 from contract.redis.reads import Reads
 
-#: Most bytes of results and messages that are read for a page, and most workers whose leases are.
+#: Most bytes of results and messages, and most workers' leases, that are read for a page.
 MOST_BYTES, MOST_WORKERS = 2 * 2**20, 32
 
 
@@ -106,7 +106,7 @@ class RequestReads(Reads):
         ]
 
     def request(self, batch: Batch, custom_id: str, workers: Iterable[str]) -> RequestState | None:
-        """Return the data of a request; None if Redis has none: it waits, or is unknown."""
+        """Return a request's data; None if it is waiting or unknown: Redis has none."""
         request_id = naming.request_id(batch.id, custom_id)
         pipe = self._client.pipeline(transaction=False)
         pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES)

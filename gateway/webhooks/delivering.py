@@ -159,7 +159,7 @@ class Turns:
         return not endpoint.running and unproved < FOR_UNPROVED
 
     def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Lease[Claim], float]]:
-        """Note the end of a try; return the deliveries to postpone, and by how many seconds."""
+        """Note the end of a try; return deliveries to postpone, with the seconds."""
         now = time.monotonic()
         endpoint = self._endpoints[endpoint_id]
         self._running -= 1
@@ -195,7 +195,7 @@ class Turns:
 
 
 class DeliveryPool:
-    """The deliveries of this process, under their leases: they wait for a turn, or are tried."""
+    """This process's leased deliveries, which wait for a turn or are tried."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -108,9 +108,10 @@ def find(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
 
 
 def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch:
-    """Return a batch as Anthropic's API shows it, after its end with the counts of its failures.
+    """Return a batch as Anthropic's API shows it.
 
-    The counts are stored, because the error file may be long and expires.
+    After its end it has the counts of its failures. They are stored, because the error file may be
+    long and expires.
     """
     split = Split()
     if record.status in ENDED:
@@ -167,7 +168,7 @@ def _answer(request: Request, value: Any) -> Response:
 
 
 def _base_url(request: Request) -> str:
-    """Return the base URL by which the caller reaches this gateway; only the caller gets it."""
+    """Return this gateway's base URL as the caller reaches it; only the caller gets it."""
     secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     return f"{'https' if secure else 'http'}://{request.url.netloc}"
 

@@ -202,7 +202,7 @@ _PIECE = 2**20
 
 
 class RequestLines:
-    """Writes the requests of a body as lines of a file. Calls raise ApiError (400 or 413)."""
+    """Writes a body's requests as lines of a file. Calls raise ApiError (400, 413)."""
 
     def __init__(self, writer: Writer, longest_line: int) -> None:
         self.count = 0

@@ -194,7 +194,7 @@ def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
 
 
 def results(services: Services, record: BatchRecord) -> Iterator[bytes]:
-    """Yield the results of an ended batch, one on each line, in pieces of about 128 KiB."""
+    """Yield an ended batch's results, one on each line, in pieces of about 128 KiB."""
     if record.status == "failed":
         return in_chunks(_refused(services, record))
     files = (record.output_file_id, record.error_file_id)

@@ -113,7 +113,7 @@ def window_s(text: str) -> int:
 def checked(
     services: Services, caller: Caller, body: bytes, idempotency: str
 ) -> tuple[BatchRecord, int]:
-    """Check the body of POST /v1/batches; return the new record and the file's size in bytes.
+    """Check the body of POST /v1/batches; return the new record and its file's size.
 
     Raises:
         ApiError: 400 for a wrong field, 403 for a forbidden priority, 404 for an unknown file, 409

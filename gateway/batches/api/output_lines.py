@@ -20,7 +20,7 @@ from gateway.online.events import MALFORMED_ANSWER, complete_response
 
 #: Bytes of a chunk, and the most lines that are read for one, which take 1 or 2 ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
-#: Text in each answer of /v1/responses. A message cannot contain it: its quotes are escaped.
+#: Text in each answer of /v1/responses. No string in an answer matches: its quotes are escaped.
 _RESPONSE = b'"object":"response"'
 #: warmq's error code for a request that has never run -> OpenAI's code.
 WITHOUT_ANSWER = {
@@ -32,7 +32,7 @@ _MESSAGES = {"expired": _EXPIRED, "cancelled": _CANCELLED}
 
 
 def openai_line(line: ResultLine) -> bytes:
-    """Return a line of the output file, or of the error file if it `failed`, without a newline."""
+    """Return a line of the output file (of the error file if `failed`), without newline."""
     if not line.failed:
         return _completed(line.json) if _RESPONSE in line.json else line.json
     found = orjson.loads(line.json)

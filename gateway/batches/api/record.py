@@ -165,7 +165,7 @@ def write_back(services: Services, read: Stored, record: BatchRecord) -> Stored 
 
 
 def request_cancel(services: Services, tenant: str, batch_id: str) -> BatchRecord | None:
-    """Mark a batch as cancelling, and make it due; return it, or None if there is none."""
+    """Mark a batch as cancelling and make it due; return it, None if missing."""
     while (read := services.objects.get("batch", tenant, batch_id)) is not None:
         record = decode(read.document)
         if record.status in ENDED or record.status == "cancelling":

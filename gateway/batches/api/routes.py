@@ -19,7 +19,7 @@ DEFAULT_LIMIT, MOST = 20, 100
 
 
 class _VirtualId(Convertor[str]):
-    """Matches the ids of files made on request; gateway/files has the routes of all other files."""
+    """Matches ids of files made on request; gateway/files has all other routes of files."""
 
     regex = virtual_files.ID
 

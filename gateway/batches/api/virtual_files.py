@@ -33,15 +33,15 @@ from producer.collect.collect import Collector
 #: The regular expression of these files' ids.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
 _NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
-#: Downloads that read lines at the same time. With one thread for each, many downloads would take
-#: this process's CPU and threads from online requests.
+#: Most downloads that read lines at the same time. With one thread for each, many downloads would
+#: take this process's CPU and threads from online requests.
 AT_ONCE = 1
 #: Endings of requests that are read in one call.
 ENDINGS = 100
 
 
 def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchView, Batch]:
-    """Return a file's prefix and its batch; raise ApiError (404) if the caller has no such file."""
+    """Return a file's prefix and batch; raise ApiError (404) if the caller lacks it."""
     prefix = next(prefix for prefix in _NAMES if file_id.startswith(prefix))
     try:
         batch, view = find(services, caller, file_id.removeprefix(prefix))
@@ -91,7 +91,7 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
 def _partial(
     services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
 ) -> Response:
-    """Return the results so far; after the batch's end, as long as the queue has them."""
+    """Return the results so far; after the batch's end, while the queue has them."""
     states = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
     parts = [part for part in states if part is not None and part.status != "deleting"]
     if len(parts) < len(states):

@@ -26,7 +26,10 @@ class Changed(Exception):
 
 
 class ClaimedBatch:
-    """A batch that this process runs under a lease. Its input file is opened only once."""
+    """A batch that this process runs under a lease.
+
+    Its input file is opened only once.
+    """
 
     def __init__(
         self, services: Services, lease: Lease[Claim], stored: Stored, stop: threading.Event

@@ -32,7 +32,7 @@ MOST_MODELS = 100
 
 @dataclass(slots=True)
 class InputSummary:
-    """A file's requests, the bytes of its lines by model ('' for none), and its problems."""
+    """A file's requests, the bytes of lines by model ('' for none), and problems."""
 
     requests: int = 0
     bytes_of: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class _CustomId(msgspec.Struct):
 
 
 class _Refused(Exception):
-    """Raised for a line that makes its file invalid: code, message and field of the problem."""
+    """Raised for a line that makes its file invalid: the problem's code, message, field."""
 
 
 _decode = msgspec.json.Decoder(_Line).decode
@@ -91,7 +91,7 @@ def custom_id_of(line: bytes) -> str | None:
 
 
 def with_model(line: bytes, model: str) -> bytes:
-    """Return a line with this model in its body if the body names none, else unchanged.
+    """Return a line with this model in its body, unless the body names one.
 
     A malformed line is returned unchanged, too; a later check refuses it.
     """

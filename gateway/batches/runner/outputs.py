@@ -1,4 +1,4 @@
-"""Writes the output and error files of an ended batch, in the order of its input file."""
+"""Writes an ended batch's output and error files, in the order of its input."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
 
 
 def wait_ms(services: Services, created_at: int) -> int:
-    """Return the ms after which a running batch is due again; they grow with its age."""
+    """Return the ms until a running batch is due again; they grow with age."""
     return int(min(2000, 250 + 50 * max(0.0, services.clock.now() - created_at)))
 
 
@@ -311,7 +311,7 @@ def _deleted_parts(parts: list[str]) -> BatchError:
 
 
 def _too_large(services: Services, requests: int) -> list[BatchError]:
-    """Return the problem of a batch whose results would not fit even into an empty Redis."""
+    """Return the problem of a batch whose results would not fit into an empty Redis."""
     most = services.batches.memory_for_batches(services.settings.high_water)
     if most is None or least_result_bytes(requests) <= most:
         return []

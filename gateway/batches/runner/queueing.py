@@ -28,8 +28,8 @@ def waits_for_worker(
 ) -> bool:
     """Return whether a batch must wait until a worker is alive.
 
-    A batch with a model of the setting `gateway_models` need not: autoscalers start workers for
-    queued lines.
+    A batch with a model in WARMQ_GATEWAY_MODELS does not wait: autoscalers start workers for queued
+    lines.
     """
     configured = set(served.configured.values())
     return not served.alive and not any(
@@ -96,7 +96,7 @@ class PartLines:
         self._allowed = self._models - {""} | {part.named} if part.named else self._models
 
     def takes(self, line: bytes) -> bool:
-        """Return whether a line belongs to this queue batch; a line that was too long is empty."""
+        """Return whether a line is this queue batch's; too long lines are empty."""
         if self._all:
             return True
         model = model_of(line)
@@ -148,7 +148,7 @@ def _submission(record: BatchRecord, part: BatchPart) -> Submission:
 def create_part(
     services: Services, record: BatchRecord, part: BatchPart, *, ends: bool = False
 ) -> Batch:
-    """Create a queue batch, or find it; with `ends` it is created only to be ended."""
+    """Create or find a queue batch; with `ends` it is created only to be ended."""
     planned = record.order != "input"
     return _submission(record, part).create(
         services.batches, record.input_file_id, planned=planned, ends=ends

@@ -25,7 +25,7 @@ from producer.input.reader import InputUnreadable
 
 log = logging.getLogger(__name__)
 
-#: Threads; each reads or writes the files of one batch. A batch in the queue needs no thread.
+#: Threads that read or write files, each for one batch. A batch in the queue needs no thread.
 THREADS = 4
 #: Most batches claimed in one call, and seconds between two calls.
 AT_ONCE, LOOK_S = 64, 0.2
@@ -163,7 +163,7 @@ class BatchRunner:
             self._fail(batch, claim, error)
 
     def _do_phases(self, batch: ClaimedBatch, read_at: float) -> int | None:
-        """Run a batch; return the ms after which it is due again, None if it is done."""
+        """Run a batch; return the ms until it is due again, None if done."""
         exists = time.monotonic() - read_at < _STALE_S or batch.read_again()
         while exists:
             try:
@@ -201,7 +201,7 @@ class BatchRunner:
 
 
 def _end(batch: ClaimedBatch, error: Exception, tries: int) -> bool:
-    """Take the next step that ends a failing batch; return whether nothing is left to do.
+    """Take the next step to end a failing batch; return whether nothing is left.
 
     If nothing was queued, the batch gets the status `failed`. Otherwise it is cancelled first, and
     its results are written; if that fails too, it gets the status `failed` without results.

@@ -21,7 +21,7 @@ APART_MS, SOONEST_MS, LATEST_MS = 8, 500, 10_000
 
 @dataclass(slots=True)
 class Waiting:
-    """A claimed batch that waits for a thread, with its record as read at the claim."""
+    """A claimed batch that waits for a thread, with its record as claimed."""
 
     tenant: str
     lease: Lease[Claim]
@@ -64,7 +64,7 @@ class Turns:
             return int(min(at - now, LATEST_MS))
 
     def take(self) -> Waiting | None:
-        """Assign a thread to the next batch; None if there is no batch or no free thread."""
+        """Assign a thread to the next batch; None without a batch or a free thread."""
         with self._lock:
             if self._closed or not self._free:
                 return None
