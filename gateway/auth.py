@@ -195,7 +195,7 @@ class Auth:
     def _check_without_keys(self, scope: Scope, headers: Headers) -> None:
         """Raise WrongKey unless a request comes from a program on this machine.
 
-        A browser's request for another site's page is refused. Such a page can send requests to
+        Requests of other sites' pages in a browser are refused. Such a page can send requests to
         this machine, and read the answers if its own name resolves to this machine (DNS rebinding).
         """
         client = scope.get("client")

@@ -1,4 +1,7 @@
-"""Finds the models that workers announce or the operator has configured, and their queues."""
+"""Finds the models that workers announce or the operator has configured, and their queues.
+
+Each worker writes its announcement, which has its queue, model and state, into Redis once a second.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ end
 
 local function made_over_http(id, document, version)
   local out = { id, document, version }
-    -- Quotes within a JSON text are escaped, so a match is not within one.
+  -- Quotes within a JSON text are escaped, so a match is not within one.
   if string.find(document, '"parts":[{"', 1, true) then
     local record = cjson.decode(document)
     if not ENDED[record.status or 'validating'] then
@@ -63,7 +63,7 @@ end
 -- Adds batches of `producer submit` to their tenants' lists; returns whether there may be more.
 local function list_submitted()
   local noted, now = tonumber(redis.call('GET', UNTIL) or 0), now_ms()
-  local from = noted > now and 0 or noted -- Redis's clock has stepped back: new batches may be earlier
+  local from = noted > now and 0 or noted -- Redis's clock has stepped back: new batches have earlier times
   local ids = redis.call('ZRANGEBYSCORE', 'warmq:batches', from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
   for i = 1, #ids, 2 do
     local id, at = ids[i], tonumber(ids[i + 1])

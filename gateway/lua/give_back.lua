@@ -1,4 +1,4 @@
--- GIVE_BACK: return the tokens that a batch has reserved to its tenant's budget.
+-- GIVE_BACK: give a batch's reserved tokens back to the budget of its tenant.
 -- ARGV: batch id
 -- Touches: warmq:gateway:enqueued:<tenant>, warmq:gateway:reserved:<tenant>, warmq:gateway:reserved
 -- Returns: 1; 0 if it had nothing reserved

@@ -99,7 +99,8 @@ async def _queue(
 ) -> Waiter:  # fmt: skip
     """Queue a request; `once` is the same for each retry, '' without an Idempotency-Key."""
     pending, streams = online.pending, asked.stream is not None
-    # Running text is counted even if it is not sent: the caller may close the connection early.
+    # Text is counted while it is written, even if it is not sent: the caller may close the
+    # connection before its end.
     listens = streams or caller.tokens_per_minute is not None
     request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else pending.new_id()
     timeout_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S

@@ -1,6 +1,6 @@
 """Finds the models that workers announce, and the queue of each model.
 
-Each worker writes its announcement, which has its state and models, into Redis once a second.
+Each worker writes its announcement, which has its queue, model and state, into Redis once a second.
 """
 
 from __future__ import annotations

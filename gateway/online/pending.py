@@ -23,7 +23,8 @@ RECONNECT_S, CLOSE_S = 0.2, 2.0
 CALLS = 2
 #: Most requests and bytes in one call: Redis serves no other client during a call.
 CALL_REQUESTS, CALL_BYTES = 500, 4 * 2**20
-#: Share of the memory and of the queue above the high-water mark that online requests may fill.
+#: Share of the memory and of the queue above the high-water mark (WARMQ_HIGH_WATER, where batches
+#: stop) that online requests may fill.
 HEADROOM = 0.5
 
 

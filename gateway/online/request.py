@@ -30,7 +30,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class OnlineRequest:
     """One request; `body` is the JSON for the engine.
 
-    `stream` is set if the answer is streamed. `prompt_tokens` is the estimated length of the prompt.
+    `stream` is set if the answer is streamed. `prompt_tokens` is the prompt's estimated length.
     `tokens` is that plus the longest answer, if the answer has a limit. `text_is_answer`: its text
     is published while it is written. `sequences` is the number that the engine runs for it.
     """

@@ -69,7 +69,7 @@ class Fleet:
 
 
 def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
-    """Return an announcement as the page shows it; only operators see the worker's reason."""
+    """Return a worker's announced state for the page; only operators see its reason."""
     queue, model = str(worker["queue"]), str(worker.get("model") or "")
     alive = is_alive(worker)
     # `in_flight` may exceed `slots`: a request that has ended may not be committed yet.

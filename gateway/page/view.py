@@ -1,4 +1,4 @@
-"""Handles one request of the page: its session, language, form and response."""
+"""Handles one request of the page at /ui: its session, language, form and response."""
 
 from __future__ import annotations
 

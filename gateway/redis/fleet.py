@@ -24,7 +24,8 @@ class Fleet:
     """The state of all workers and queues; times in seconds, sizes in bytes.
 
     By queue: `models` has the model of its workers, `tokens` the tokens of waiting and running
-    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of suspects.
+    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of requests
+    whose engine died.
     `uncollected` counts the results of the oldest batches that were not collected.
     `expire_s`: seconds until the first of them expires, inf for never.
     `overdue_s`: seconds since the end of the oldest lease that was not swept.
@@ -56,10 +57,10 @@ UNKNOWN_TOKENS = 256.0
 class Scale(Struct, frozen=True):
     """The load of a queue, for autoscalers.
 
-    `waiting` includes suspects. `mean_tokens` counts prompt and answer of recent requests; it is 0
-    if a server reports no usage. `tokens` counts at least one for each request: with 0 the last
-    workers of a queue with work would be stopped. `workers` serve the queue now, with `slots` in
-    total.
+    `waiting` includes suspects (requests whose engine died). `mean_tokens` counts prompt and answer
+    of recent requests; it is 0 if a server reports no usage. `tokens` counts at least one for each
+    request: with 0 the last workers of a queue with work would be stopped. `workers` serve the
+    queue now, with `slots` in total.
     """
 
     queue: str

@@ -65,7 +65,7 @@ class OnlineRequests(AsyncCalls):
         return found
 
     async def workers(self) -> tuple[list[dict[str, Any]], float]:
-        """Return the announcements of all workers, dead ones included, and Redis's time in s."""
+        """Return the announced states of all workers, even dead ones, and Redis's time."""
         pipe: Any = self._client.pipeline(transaction=False)
         raw, (now_s, micros) = await pipe.hgetall(keys.WORKERS).time().execute()
         return read_announcements(raw, now_s), now_s + micros / 1e6

@@ -47,7 +47,7 @@ def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
 def find(
     services: Services, caller: Caller, batch_id: str, *, partial: bool = False
 ) -> tuple[Batch, BatchView]:
-    """Return one of the caller's OpenAI batches, and its BatchView; raise ApiError (404)."""
+    """Return one of the caller's OpenAI batches, also as read from Redis; raise ApiError (404)."""
     view = view_of(services, caller, batch_id)
     batch = shown(view, partial=partial)
     if batch is None:

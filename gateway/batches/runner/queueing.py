@@ -159,7 +159,7 @@ def submit_part(
     services: Services, record: BatchRecord, index: int, path: Path,
     report: Callable[[Summary], None], watch: ReadHook | None = None,
 ) -> None:  # fmt: skip
-    """Queue the lines of a queue batch that are not queued yet, and seal it.
+    """Queue the remaining lines of a queue batch, and seal it (mark it as complete).
 
     `report` and `watch` may raise to stop this function.
 

@@ -1,4 +1,7 @@
-"""Claims batches that are due, and runs each one as far as possible."""
+"""Claims batches that are due, and runs each one as far as possible.
+
+A batch is due when a gateway has to work on it: its record has changed, or a wait is over.
+"""
 
 from __future__ import annotations
 
