@@ -30,7 +30,7 @@ class Action(StrEnum):
     REJECT = "rejected: the line's error, with the server's words"
     WAIT = "the server rests as long as it asks, then the request is sent again; not counted"
     PROBE = "the server's health decides (below)"
-    DOUBT = "sent again; the server rests, or it is counted if others are answered (below)"
+    DOUBT = "sent again; the server rests, or it is counted if other requests succeed (below)"
     MOVE = "sent to another server; with none left it goes back to the queue; not counted"
     DIED = "sent to another server once; else back to the queue, and one death is counted"
 
