@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def dedupe(self) -> bool:
-        """Whether lines with the same body are computed once (`submit --dedupe`)."""
+        """Whether lines with the same body are computed once (deduplication)."""
         return "identical" in self.fields
 
     @property

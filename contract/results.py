@@ -1,7 +1,8 @@
 """Writes and reads final results: as Celery's meta in Redis, and as OpenAI's batch output line."""
 
 import datetime as dt
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
@@ -80,7 +81,8 @@ def _warmq(
     return dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
 
 
-class ResultLine(NamedTuple):
+@dataclass(slots=True)  # made once for each result: one call fewer than a tuple
+class ResultLine:
     """One output line of a batch.
 
     `failed`: the line belongs in the error file. `rejected`: its request is wrong.
@@ -239,8 +241,7 @@ def result_line(
     """Return OpenAI's output line for a stored result.
 
     If `raw` is None, the result has expired, and the line is an error. `leader` is the id of the
-    request whose result this is, if the line has the same body as that request's (`submit
-    --dedupe`); the line then has `same_as`.
+    request whose result this is, if the line has the same body as that request's (deduplication); the line then has `same_as`.
     """
     plain = _plain_line(request_id, raw, custom_id, line, leader) if raw is not None else None
     return plain or _any_line(request_id, custom_id, line, raw, leader)

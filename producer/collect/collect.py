@@ -29,7 +29,7 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
 class _Window(NamedTuple):
-    """Lines whose results are read with one MGET; not a window of `producer run`.
+    """Lines whose results are read with one MGET; not the window of a run.
 
     `answering_ids` are the requests whose results answer the lines; for a follower, its leader. It
     is the same list object as `request_ids` if no line is a follower. In completion order

@@ -34,7 +34,7 @@ def new_batch_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """Context of a window, the part of a file that `producer run` submits as one batch.
+    """Context of a window, the part of a file that a run submits as one batch.
 
     `digest` covers the file before the window. `seen` has the custom_ids of all windows, as
     requests of one batch called `name` (producer/run/windows.py).
