@@ -241,7 +241,8 @@ def result_line(
     """Return OpenAI's output line for a stored result.
 
     If `raw` is None, the result has expired, and the line is an error. `leader` is the id of the
-    request whose result this is, if the line has the same body as that request's (deduplication); the line then has `same_as`.
+    request whose result this is, if the line has the same body as that request; the line then has
+    `same_as`.
     """
     plain = _plain_line(request_id, raw, custom_id, line, leader) if raw is not None else None
     return plain or _any_line(request_id, custom_id, line, raw, leader)
