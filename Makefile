@@ -129,7 +129,7 @@ memory-full: $(STAMP) ## measure a worker's memory over 1,000,000 requests; writ
 faults: $(STAMP) ## tests/faults without the slow ones: kill processes, hang engines, cut connections (minutes)
 	$(PYTEST) tests/faults -m "not slow"
 
-faults-full: $(STAMP) ## 200 random faults over 20,000 requests, 40 faults with vLLM, and all other long campaigns
+faults-full: $(STAMP) ## 200 random faults over 20,000 requests, 40 with vLLM; then soak, memory, faults-gateway, upgrade, bad-days
 	$(PYTEST) tests/faults -m slow
 	$(PYTEST) tests/faults/test_hostile_requests.py -m "not slow"
 	$(PY) tests/faults/run_campaign.py --save $(if $(SEED),--seed $(SEED))
