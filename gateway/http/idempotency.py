@@ -4,7 +4,7 @@ A retry has the same caller, path and key. scope["warmq.idempotency"] is a text 
 the content ('' without the header), from which batches and online requests derive their ids. So a
 request with other content never gets the first one's results, even once the first answer is
 forgotten: after a temporary error, or after a day. scope["warmq.remembered"] is True if an answer
-will be stored.
+may be stored.
 
 JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
 boundary for each retry: their handlers call `replayed_response` with the digest of the content.

@@ -26,8 +26,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The record of a key; times are seconds since 1970.
 
     A limit is None if there is none. `tail` has the key's last four characters. `highest_priority`
-    is the smallest priority number that its requests may have. An `operator` sees all tenants' load
-    and dead letters on the page.
+    is the smallest priority number that its requests may have. An `operator` sees the load of all
+    tenants on the page, and dead letters that belong to no batch.
     """
 
     id: str

@@ -77,7 +77,7 @@ class Loads(Reads):
     """Reads loads of queues in one Redis. Calls raise StoreUnavailable."""
 
     def load(self, queue: str) -> Scale:
-        """Return the load of a queue; an unknown queue has only zeros."""
+        """Return the load of a queue; an unknown queue has no requests and no workers."""
         return self.loads([queue])[queue]
 
     def loads(self, queues: Iterable[str]) -> dict[str, Scale]:

@@ -152,7 +152,7 @@ def tenant_records(usage: TenantUsage, most: int) -> Finding:
         "tenant": usage.tenant, "held_bytes": usage.bytes, "most_bytes": most, "kinds": kinds,
         "sampled": usage.sampled,
     }  # fmt: skip
-    listing = listed(kinds) + (" among its first" if usage.sampled else "")
+    listing = listed(kinds) + (" among its first records" if usage.sampled else "")
     text = f"tenant {usage.tenant} has {size_text(usage.bytes)} of records"
     if usage.bytes < most * RECORDS_HIGH:
         return ok("redis", "records", f"{text}: {listing}", **facts)

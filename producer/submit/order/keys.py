@@ -94,7 +94,8 @@ def _written(value: Any) -> bytes:
 def text_of(url: str, body: bytes) -> list[bytes]:
     """Return a request's text in sections: the head, then the messages.
 
-    The list is empty for requests that use no prefix cache (embeddings and scores).
+    The list is empty for all URLs but chats and completions, which an order by prefix leaves as they
+    are.
     """
     if url == CHAT_URL:
         return _sections(_chat_pieces(_chat(body)))
