@@ -94,8 +94,8 @@ def _written(value: Any) -> bytes:
 def text_of(url: str, body: bytes) -> list[bytes]:
     """Return a request's text in sections: the head, then the messages.
 
-    The list is empty for all URLs but chats and completions, which an order by prefix leaves as they
-    are.
+    The list is empty for URLs other than chats and completions: an order by prefix does not move
+    their requests.
     """
     if url == CHAT_URL:
         return _sections(_chat_pieces(_chat(body)))
