@@ -210,7 +210,8 @@ class Auth:
         if from_page or not (_local_name(host) or host == self._host):
             raise WrongKey(
                 "this gateway has no API keys, so it answers only under its own machine's names, "
-                "as 127.0.0.1, and no other site's pages; create a key with `producer keys create`",
+                "for example 127.0.0.1, and no other site's pages; create a key with "
+                "`producer keys create`",
                 local=True,
             )
 

@@ -138,7 +138,9 @@ class FileStore(ABC):
             yield
         except self.errors as error:
             why = getattr(error, "strerror", None) or error_text(error)
-            raise FileStoreFailed(f"a file cannot be {what}{self.where}: {why}") from None
+            raise FileStoreFailed(
+                f"WARMQ_GATEWAY_STORE: a file cannot be {what}{self.where}: {why}"
+            ) from None
 
 
 class Folder(FileStore):
@@ -247,7 +249,9 @@ def _write_errors(where: str) -> Iterator[None]:
         yield
     except OutputUnwritable as error:
         why = error.facts["why"]
-        raise FileStoreFailed(f"a file cannot be written{where}: {why}") from None
+        raise FileStoreFailed(
+            f"WARMQ_GATEWAY_STORE: a file cannot be written{where}: {why}"
+        ) from None
 
 
 def checked_name(name: str) -> str:

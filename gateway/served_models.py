@@ -34,7 +34,9 @@ def configured_models(text: str) -> dict[str, str]:
         name, is_other, model = entry.rpartition("=")
         name = name.strip()
         if is_other and not name:
-            raise ValueError(f"{entry!r} has no name; write NAME, NAME=MODEL or NAME=, by commas")
+            raise ValueError(
+                f"{entry!r} has no name; write NAME, NAME=MODEL or NAME=, separated by commas"
+            )
         found[name or entry] = model.strip() if is_other else entry
     return found
 

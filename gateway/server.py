@@ -45,7 +45,7 @@ def check_free(host: str, port: int) -> None:
     except OSError as error:
         problem = error.strerror or str(error)
         raise AddressTaken(
-            f"host {host} is no address to listen on: {problem}; name one with --host"
+            f"host {host} is not an address to listen on: {problem}; name one with --host"
         ) from None
     for family, kind, protocol, _, address in found:
         try:

@@ -3,6 +3,6 @@
 #: Help text of each command, like those in producer/cli/main.py.
 COMMANDS = {
     "keys": "Create, list and revoke API keys for `producer serve`.",
-    "serve": "Serve the OpenAI API over the queue: files, batches, online answers.",
+    "serve": "Serve the APIs of OpenAI and Anthropic over the queue, and a page at /ui.",
     "webhooks": "Create, list and delete webhooks for ended batches of `producer serve`.",
 }

@@ -22,7 +22,7 @@ class GatewayMissing(WarmqError):
     help="Port to listen on; 0 for any. Default: WARMQ_GATEWAY_PORT, 8000.",
 )
 def command(host: str | None, port: int | None) -> None:
-    """Serve the OpenAI API over the queue: files, batches, online answers.
+    """Serve the APIs of OpenAI and Anthropic over the queue, and a page at /ui.
 
     docs/how-to/openai-batch-file.md has the first steps; docs/reference/gateway.md lists the routes
     and the differences to OpenAI.

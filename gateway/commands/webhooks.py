@@ -29,10 +29,12 @@ def command() -> None:
     metavar="T",
     default=DEFAULT_TENANT,
     show_default=True,
-    help="Tenant whose batches it gets events of.",
+    help="Tenant; the endpoint gets events about its batches.",
 )
 @click.option("--url", required=True, help="URL to POST to: http or https.")
-@click.option("--events", metavar="A,B", help=f"Events that it gets. Default: {','.join(EVENTS)}.")
+@click.option(
+    "--events", metavar="A,B", help=f"Events that the endpoint gets. Default: {','.join(EVENTS)}."
+)
 @options.as_json
 @pass_context
 def create(context: Context, *, tenant: str, url: str, events: str | None, as_json: bool) -> None:
@@ -63,12 +65,12 @@ def list_webhooks(context: Context, *, as_json: bool) -> None:
 @options.as_json
 @pass_context
 def delete(context: Context, *, endpoint_id: str, as_json: bool) -> None:
-    """Delete an endpoint; its open deliveries are dropped."""
+    """Delete an endpoint; events that were not delivered yet are dropped."""
     webhooks = _webhooks(context)
     endpoint = webhooks.get(endpoint_id)
     if endpoint is None or not webhooks.delete(endpoint_id):
         raise BatchConflict(
-            f"there is no webhook {endpoint_id[:140]!r}; see `producer webhooks list`"
+            f"there is no endpoint {endpoint_id[:140]!r}; see `producer webhooks list`"
         )
     tell(f"{endpoint.id}: deleted")
     if as_json:

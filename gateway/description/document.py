@@ -174,7 +174,7 @@ _RANGES: dict[str, Any] = {
 
 def _error(name: str) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{name}"}
-    return {"description": "What is wrong, and what to do.", "content": {JSON: {"schema": schema}}}
+    return {"description": "The problem, and its remedy.", "content": {JSON: {"schema": schema}}}
 
 
 @functools.cache

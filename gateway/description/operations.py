@@ -61,7 +61,7 @@ _FILE_BYTES: Schema = {"type": "string", "contentMediaType": BYTES}
 #: The schema of an engine's answer. It has no details: OpenAI's schema of the same route holds.
 _ENGINES: Schema = {"type": "object", "description": "The engine's answer, as vLLM gives it."}
 _SECONDS: Schema = {"type": "integer", "minimum": LEAST_LIFE_S, "maximum": MOST_LIFE_S}
-_PARTIAL: Schema = {"type": "boolean", "description": "Show the file of what has ended so far."}
+_PARTIAL: Schema = {"type": "boolean", "description": "Show the file with the results so far."}
 
 
 def _limit(most: int, default: int) -> Schema:

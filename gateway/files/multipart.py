@@ -116,7 +116,7 @@ def check_length(content_length: str, most: int, what: str, field: str) -> None:
     """Raise ApiError (413) if a form's Content-Length shows a file of more than `most` bytes."""
     if content_length.isdecimal() and int(content_length) > most + FORM_BYTES:
         raise ApiError(
-            413, f"the request's body has {content_length} bytes; {what} has {most} at most",
+            413, f"the request's body has {content_length} bytes; {what} may have at most {most}",
             code="file_too_large", param=field, close=True,
         )  # fmt: skip
 

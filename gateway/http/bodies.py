@@ -54,7 +54,7 @@ class BodySizeLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if not scope["path"].isprintable():
-            error = ApiError(404, "the path has control characters; no route has any")
+            error = ApiError(404, "the path has control characters; remove them")
             await send_error(scope, receive, send, error)
             return
         headers = scope["warmq.headers"]

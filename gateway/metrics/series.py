@@ -43,7 +43,9 @@ def series(
     `models` has the model of each queue, `tenants` the tenants that have series with their names.
     """
     yield InfoMetricFamily("warmq_gateway_build", "Version of warmq", {"version": version()})
-    yield _gauge("redis_up", "1 if Redis could be read for this page", [({}, fleet is not None)])
+    yield _gauge(
+        "redis_up", "1 if Redis could be read for this snapshot", [({}, fleet is not None)]
+    )
     yield from _scripts()
     if fleet is None:
         return
@@ -60,10 +62,11 @@ def series(
         ("batches", "Batches of any state", fleet.batches),
         ("results_uncollected", "Results of the oldest batches that are not collected",
          fleet.uncollected),
-        ("results_expire_seconds", "Until the first of them expire; infinite if none does",
+        ("results_expire_seconds",
+         "Seconds until the first uncollected result expires; infinite if none does",
          fleet.expire_s),
         ("leases", "Requests that workers have leased", fleet.leases),
-        ("lease_overdue_seconds", "Since the end of the oldest lease that was not swept",
+        ("lease_overdue_seconds", "Seconds since the end of the oldest lease that was not swept",
          fleet.overdue_s),
         ("redis_memory_bytes", "Memory that Redis uses", fleet.memory_used),
         ("redis_memory_high_water_bytes", "Memory from which batches wait; 0 without a limit",
@@ -92,8 +95,10 @@ def _scripts() -> Iterator[Metric]:
     calls = ((labels, number) for labels, (number, _, _) in times)
     yield _counter("script_calls", "Calls of Redis scripts, by script", calls)
     seconds = ((labels, took) for labels, (_, took, _) in times)
-    yield _counter("script_seconds", "Time until they were answered", seconds)
-    yield _counter("redis_errors", "Calls of them that failed", [({}, script_errors())])
+    yield _counter(
+        "script_seconds", "Seconds until calls of Redis scripts were answered, by script", seconds
+    )
+    yield _counter("redis_errors", "Calls of Redis scripts that failed", [({}, script_errors())])
 
 
 def _waiting(fleet: Fleet, models: Mapping[str, str], tenants: Collection[str]) -> Metric:
@@ -167,7 +172,9 @@ class RouteCounts:
         )
         yield _counter("requests", "HTTP requests, by their answer", ended)
         name = "warmq_gateway_online_seconds"
-        took = HistogramMetricFamily(name, "Of answered online requests: time to the last byte")
+        took = HistogramMetricFamily(
+            name, "Seconds from an online request to the last byte of its answer"
+        )
         for route, of in self._took.items():
             for suffix, labels, value in samples(of.counts, of.total, {"route": route}):
                 took.add_sample(name + suffix, labels, value)

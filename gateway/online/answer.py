@@ -146,7 +146,7 @@ class StreamedAnswer:
             if self._texts.continued_by(texts_of(body)):
                 return list(self._events.last(body, self._texts.sent))
         except MALFORMED_ANSWER:
-            message = "another program wrote the answer of this request, in an unreadable form"
+            message = "another program wrote the answer of this request, and it is malformed"
             raise ApiError(500, message, code="request_failed", retry=False) from None
         raise ApiError(
             503,

@@ -46,7 +46,7 @@ REMEDIES = {
     "result_too_large": "Ask for fewer tokens.",
     "poison": "See it under Dead letters; the engine died each time it ran.",
     "cancelled": "Retry it if you still want it.",
-    "expired": "Retry it with a longer window.",
+    "expired": "Retry it with a longer completion window.",
     "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
     "internal_error": "Please report it.",
 }

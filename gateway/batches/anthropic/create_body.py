@@ -71,7 +71,9 @@ class ArrayElements:
         while more:
             fields += 1
             if fields > MAX_FIELDS:
-                raise invalid(f"the body has more than {MAX_FIELDS} fields; send only requests")
+                raise invalid(
+                    f"the body has more than {MAX_FIELDS} fields; send only the field requests"
+                )
             yield from self._field()
             more = yield from self._goes_on(_OBJECT_END)
         self._take()

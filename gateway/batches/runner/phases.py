@@ -305,7 +305,7 @@ def _deleted_parts(parts: list[str]) -> BatchError:
     message = (
         f"{', '.join(parts[:5])} {'was' if len(parts) == 1 else 'were'} deleted from the queue, or "
         "the results have expired (WARMQ_RESULT_TTL_S), before the batch's files were written; "
-        "nothing is computed again: create the batch anew if its results are wanted"
+        "warmq does not compute the results again; create the batch again to get them"
     )
     return BatchError("batch_deleted", message)
 
