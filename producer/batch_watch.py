@@ -58,7 +58,7 @@ class BatchWatch:
         # Two batches with one id may have been created in the same millisecond; `life` differs.
         if any(batch.fields.get(n) != self.first.fields.get(n) for n in ("created_at", "life")):
             raise self._changed(
-                f"was deleted, and submitted anew, while {self._doing}", "read_new_batch"
+                f"was deleted and submitted again while {self._doing}", "read_new_batch"
             )
         if self.last.sealed and not batch.sealed and not self._may_reopen:
             raise WritesLost(batch.id, f"batch {batch.id} is not submitted to its end any more")

@@ -115,7 +115,7 @@ def _refuse_option(field: str, value: Any, most: int) -> None:
     except TypeError:  # nested too deep; `encode` refuses the body
         return
     if length > most:
-        raise bad_field(field, f"has {length} characters; give at most {most}")
+        raise bad_field(field, f"has {length} bytes as JSON; give at most {most}")
 
 
 #: Fields with prompts. A list of texts, of lists of token ids, or of objects has a prompt for each

@@ -17,7 +17,7 @@ from contract.errors import bad_field
 #: Fields with constraints, of all bodies.
 FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
 #: Most bytes of one constraint, as JSON; all tools may have four times as many.
-MAX_CHARACTERS = 131_072
+MAX_BYTES = 131_072
 #: Most properties of one schema, on all its levels.
 MAX_PROPERTIES = 1000
 #: Most values in the enums and choices of one schema, on all its levels.
@@ -58,11 +58,11 @@ def refuse_large(name: str, value: Any, where: str) -> None:
         return
     try:
         if name != "tools":
-            _refuse_one(value, MAX_CHARACTERS)
+            _refuse_one(value, MAX_BYTES)
             return
-        _refuse_length(value, 4 * MAX_CHARACTERS)
+        _refuse_length(value, 4 * MAX_BYTES)
         for tool in value:
-            _refuse_one(tool, MAX_CHARACTERS)
+            _refuse_one(tool, MAX_BYTES)
     except _TooLarge as problem:
         raise bad_field(where + name, str(problem)) from None
 
@@ -77,7 +77,7 @@ def _refuse_length(value: Any, limit: int) -> None:
     except TypeError:
         raise _TooLarge(f"is nested too deep; give at most {MAX_LEVELS} levels") from None
     if length > limit:
-        raise _TooLarge(f"has {length} characters; give at most {limit}")
+        raise _TooLarge(f"has {length} bytes as JSON; give at most {limit}")
 
 
 def _refuse_one(value: Any, limit: int) -> None:

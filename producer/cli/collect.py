@@ -199,7 +199,7 @@ def check_replaced(
         if not name or name == "-" or not (exists(name) if is_url(name) else Path(name).is_file()):
             continue
         if not replaceable(name, written):
-            what = f", and as it is now it is not an earlier collection of batch {batch_id}"
+            what = f", and its content is not what a collection of batch {batch_id} wrote"
             raise OutputUnwritable(
                 f"{name} exists{what * bool(batch_id)}; name another file, or replace it with "
                 f"--force{', which loses what was added or changed since' * bool(written)}"

@@ -42,8 +42,8 @@ COMMANDS = {
     "run": "Answer FILE into OUT, window by window, in the order of FILE.",
     "status": "Show the progress of a batch, or of one request of it.",
     "submit": "Queue every line of FILE as one batch.",
-    "tenant": "Set how tenants share the fleet: by weight, and with a cap if they need one.",
-    "top": "Show the fleet live: tokens/s, slots, waiting requests, workers, batches.",
+    "tenant": "Set how tenants share the workers: a weight, and a cap if needed.",
+    "top": "Show all workers live: tokens/s, slots, waiting requests, workers, batches.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
 }
 #: Group of entry points by which other packages add commands. An entry point is a table like

@@ -40,8 +40,8 @@ batch_id = click.argument("batch_id", metavar="BATCH", shell_complete=_complete_
 dedupe = click.option(
     "--dedupe",
     is_flag=True,
-    help="Run lines with the same body once and give all of them the answer, where the body alone "
-    "decides it: temperature 0.",
+    help="Run lines with the same body once and give all of them the answer, if the answer "
+    "depends on nothing but the body (temperature 0).",
 )
 #: The name of --dedupe in 0.2.0.
 once = click.option("--once", is_flag=True, hidden=True)
@@ -58,7 +58,7 @@ errors = click.option(
 force = click.option(
     "--force",
     is_flag=True,
-    help="Replace OUT and ERR whatever is in them, not only an earlier collection of this batch.",
+    help="Replace OUT and ERR even if they are not an earlier collection of this batch.",
 )
 model = click.option(
     "--model", metavar="NAME", default="", help="Served model to send the requests to."
@@ -75,22 +75,22 @@ pairs = click.option(
     "pairs",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Set a body field of every line, as max_tokens=256; repeatable.",
+    help="Set a body field of every line, for example max_tokens=256; repeatable.",
 )
 mapped = click.option(
     "--map",
     "mapped",
     metavar="FIELD=COLUMN",
     multiple=True,
-    help="Of a table: the column for a field, as prompt=text, or a template over columns, as "
-    "messages.user='Summarise: {text}'; repeatable.",
+    help="For a table: map a field to a column (prompt=text) or to a template over columns "
+    "(messages.user='Summarise: {text}'); repeatable.",
 )
 tenant = click.option(
     "--tenant",
     metavar="T",
     default=DEFAULT_TENANT,
     show_default=True,
-    help="Tenant of the requests: tenants of one priority share the fleet by weight.",
+    help="Tenant of the requests: tenants of one priority share the workers by weight.",
 )
 turn = click.option(
     "--turn",
@@ -177,8 +177,8 @@ def parse_map(pairs: tuple[str, ...]) -> dict[str, str]:
         field, equals, column = pair.partition("=")
         if not (field and equals and column):
             raise BadOption(
-                f"--map: {pair!r}: write FIELD=COLUMN, as prompt=text, or a template, as "
-                "prompt='Summarise: {text}'"
+                f"--map: {pair!r}: write FIELD=COLUMN, for example prompt=text, or a template, for "
+                "example prompt='Summarise: {text}'"
             )
         if field in columns:
             raise BadOption(

@@ -72,7 +72,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
     """Return the submission for these options; raise BadOption if one is wrong."""
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         known = ", ".join(SubmitOptions.__annotations__)
-        raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
+        raise BadOption(f"{unknown[0]} is not an option of submit; the options are {known}")
     if "once" in options:
         text = "once is now dedupe; this release still takes once, the next one does not"
         warnings.warn(text, FutureWarning, stacklevel=3)
@@ -113,7 +113,9 @@ def _deadline(deadline: Deadline | None) -> str:
             raise BadOption(f"deadline {deadline}: give a duration above 0")
         return f"+{round(deadline.total_seconds() * 1000)}"
     if deadline.tzinfo is None:
-        raise BadOption(f"deadline {deadline}: the time zone is missing; give one, as dt.UTC")
+        raise BadOption(
+            f"deadline {deadline}: the time zone is missing; give one, for example dt.UTC"
+        )
     return str(round(deadline.timestamp() * 1000))
 
 

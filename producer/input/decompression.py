@@ -85,7 +85,7 @@ class _CompressedFile:
         if self.count > _IDLE_BYTES + self.output * 2:
             raise OverLimit(
                 f"{self.count} compressed bytes stand for only {self.output} bytes of lines; "
-                "compress the lines anew, as one stream"
+                "compress the lines again, as one stream"
             )
         return piece
 

@@ -61,7 +61,7 @@ def explain_by_row(what: str, columns: Mapping[str, str]) -> ExplainError:
 def line_of(request: Any) -> bytes:
     """Return the line of a request, a dict with the fields of a line."""
     if not isinstance(request, Mapping):
-        return bad_row(f"is of type {type(request).__name__}; give a dict such as {_EXAMPLE}")
+        return bad_row(f"must be a dict such as {_EXAMPLE}, not {type(request).__name__}")
     try:
         return orjson.dumps(request if isinstance(request, dict) else dict(request), option=_JSON)
     except TypeError as error:

@@ -48,8 +48,8 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
         return TableSource(redacted(name), [place_of(file) for file in files], pairs or {})
     if pairs:
         raise BadOption(
-            f"{redacted(name)} has lines of JSON, and columns are mapped in tables: parquet, Arrow "
-            "or CSV"
+            f"{redacted(name)} is not a table; columns can be mapped in parquet, Arrow and CSV "
+            "files: leave the mapping out"
         )
     return Input(place_of(name))
 
@@ -101,7 +101,7 @@ def _several_splits(name: str, kind: str, files: Sequence[str], splits: Sequence
     more = f" and {len(splits) - _SHOWN} more" if len(splits) > _SHOWN else ""
     named = ", ".join(map(repr, splits[:_SHOWN]))
     return BadOption(
-        f"{name} has several parts: give one of them, as {named}{more}; or "
+        f"{name} has several splits: give one of them ({named}{more}); or "
         f"'{folder}/{below}{kind}' for all of them as one table"
     )
 
@@ -131,7 +131,7 @@ def _one_kind(name: str, found: Sequence[str]) -> Sequence[str]:
         raise InputUnreadable(f"cannot read {name}: no file matches it")
     if kinds == {""} or len(kinds) > 1:
         raise BadOption(
-            f"{name} matches files of {len(kinds)} kinds; a pattern names tables of one kind: "
-            ".parquet, .arrow or .csv"
+            f"{name} matches files that are not tables of one kind; a pattern must match only "
+            ".parquet, only .arrow or only .csv files"
         )
     return sorted(found, key=_by_number)

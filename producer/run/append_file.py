@@ -31,7 +31,8 @@ def check_regular(path: Path) -> None:
         raise unwritable(path, error) from None
     if not stat.S_ISREG(mode):
         raise OutputUnwritable(
-            f"cannot write {path}: it is no regular file, and a run goes on where its files end"
+            f"cannot write {path}: it is not a regular file, and a run can continue only "
+            "regular files"
         )
 
 

@@ -70,12 +70,12 @@ class Export:
             raise BatchConflict(
                 f"{self.output} is of a run of another input or with other options: give the same "
                 f"ones, name another output, or remove {self.output} and {self.journal.path} to "
-                "start anew"
+                "start again"
             )
         if done.place and place_of(self.output).fingerprint() != done.place:
             raise BatchConflict(
                 f"{self.output} is not what this run has written: it was changed since; name "
-                f"another output, or remove {self.journal.path} and it to start anew"
+                f"another output, or remove both it and {self.journal.path} to start again"
             )
         self._remove_line_files()  # the earlier run may have been stopped before it did this
         return done

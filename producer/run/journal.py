@@ -80,7 +80,7 @@ class Journal:
     @property
     def start_anew(self) -> str:
         """The remedy for a run that cannot continue."""
-        return f"remove {self._output}, its error file and {self.path.name} to start anew"
+        return f"remove {self._output}, its error file and {self.path.name} to start again"
 
     def read(self) -> RunProgress | None:
         """Return the progress of an earlier run; None if the journal does not exist."""
@@ -97,7 +97,7 @@ class Journal:
                 return msgspec.json.decode(raw, type=RunProgress)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BatchConflict(
-                f"{self.path} is no journal of a run ({error}); move it, or name another output"
+                f"{self.path} is not a journal of a run ({error}); move it, or name another output"
             ) from None
         raise BatchConflict(
             f"{self.path} was written by another version of warmq (its format is {found.format}, "

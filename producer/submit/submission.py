@@ -83,8 +83,8 @@ class Submission:
                 for ms in (moment_ms, now_ms)
             )
             raise BadOption(
-                f"the deadline {moment} has passed: on Redis' clock it is {now}; give a later one, "
-                "or a duration such as 2h"
+                f"the deadline {moment} has passed: on Redis's clock it is {now}; give a later "
+                "one, or a duration such as 2h"
             )
 
     @property

@@ -73,7 +73,12 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
 
 @click.command("retry")
 @options.batch_id
-@click.option("--include", default="", metavar="LIST", help="Also: cancelled,expired.")
+@click.option(
+    "--include",
+    default="",
+    metavar="LIST",
+    help="Retry requests with these outcomes too: cancelled,expired.",
+)
 @options.as_json
 @pass_context
 def retry(context: Context, *, batch_id: str, include: str, as_json: bool) -> None:

@@ -179,7 +179,7 @@ class _RedisChecks:
         if self._restricted:
             what = [work.FOREIGN_KEYS, work.UNREAD_LISTS]
             text = f"not checked: {', '.join(what)}; that reads all keys, and {self._user} is "
-            text, remedy = f"{text}a restricted user", "run it once as Redis' default user"
+            text, remedy = f"{text}a restricted user", "run it once as Redis's default user"
             yield remark("queue", "not_looked", text, remedy, user=self._user, what=what)
             return
         for finding in work.foreign_keys(self._store, self._settings.queue):

@@ -190,7 +190,7 @@ def _tokens_out(found: Plan) -> str:
 def _shared(found: Plan) -> str:
     share = found.content.shared.share
     if share < 0.005:
-        return "no beginnings"
+        return "no prompts have a common beginning"
     text = f"{share:.0%} of the prompts repeat the beginning of an earlier one"
     if found.kv_tokens is None:
         return f"{text}; no worker with a prefix cache is known"
@@ -214,6 +214,7 @@ def _time(found: Plan) -> str:
         return f"not known: no worker of queue {found.queue} is known"
     workers = counted(found.workers, "worker")
     if found.pace is None or found.seconds is None:
-        return f"not known: {workers}, but none has noted work (after 10 s of it) in a day"
+        reason = "none has recorded work in the last day (it is recorded after 10 s)"
+        return f"not known: {workers}, but {reason}"
     rate = f"{found.pace.tokens_per_s:,.0f} tokens/s, read and written"
     return f"{clock_text(found.seconds)} on {workers}, at the {rate}, of their last minutes of work"

@@ -22,7 +22,7 @@ from producer.cli.show import put_json, written_json
     help="Order of the lines.",
 )
 @click.option("--follow", is_flag=True, help="Wait for missing results.")
-@click.option("--partial", is_flag=True, help="Of an unfinished batch, collect the results so far.")
+@click.option("--partial", is_flag=True, help="Collect the results so far of an unfinished batch.")
 @options.as_json
 @pass_context
 def command(

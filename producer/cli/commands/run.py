@@ -69,7 +69,7 @@ def command(
     and OUT appears at the end.
     """
     if "-" in (output, errors):
-        raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
+        raise click.UsageError("OUT and ERR must be files: a run continues where they end")
     if not is_url(output):
         check_writable(Path(output))
     export = Export(output, errors or error_file_of(output))

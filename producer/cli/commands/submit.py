@@ -35,7 +35,7 @@ from producer.submit.submit import ResumableSubmit, Summary
     "--deadline",
     metavar="D",
     help="When unfinished requests expire: 90s, 2h, 3d from the batch's creation, or a "
-    "time with its zone, as 2026-11-21T08:00:00+01:00.",
+    "time with its zone, for example 2026-11-21T08:00:00+01:00.",
 )
 @click.option("--wait", is_flag=True, help="Follow the batch to its end (-o and --errors do too).")
 @options.output

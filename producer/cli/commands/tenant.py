@@ -22,7 +22,7 @@ _name = click.argument("name", metavar="TENANT")
 
 @click.group("tenant")
 def command() -> None:
-    """Set how tenants share the fleet: by weight, and with a cap if they need one."""
+    """Set how tenants share the workers: a weight, and a cap if needed."""
 
 
 @command.command("set")
@@ -45,7 +45,7 @@ def set_terms(
     tenant = context.store.tenant(name)
     if weight is not None:
         if math.isnan(weight):  # FloatRange accepts it
-            raise click.BadParameter("nan is no share", param_hint="--weight")
+            raise click.BadParameter("nan is not a weight", param_hint="--weight")
         tenant = replace(tenant, weight=weight)
     if max_in_flight is not None:
         tenant = replace(tenant, max_in_flight=_cap(max_in_flight))

@@ -32,10 +32,14 @@ _RATES = ("prompt_tokens", "completion_tokens", "completed", "other")
 
 
 @click.command("top")
-@click.option("--once", is_flag=True, help="Print the current state and exit; a pipe does so too.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Print the current state and exit; also the default if stdout is not a terminal.",
+)
 @pass_context
 def command(context: Context, *, once: bool) -> None:
-    """Show the fleet live: tokens/s, slots, waiting requests, workers, batches.
+    """Show all workers live: tokens/s, slots, waiting requests, workers, batches.
 
     End it with Ctrl-C. The page /ui of `producer serve` shows the same.
     """

@@ -122,8 +122,8 @@ def clocks(before_s: float, redis_s: float, after_s: float) -> Finding:
         return ok("redis", "clock", text, within_s=CLOCK_S)
     apart_s, direction = abs(ahead_s), "ahead of" if ahead_s > 0 else "behind"
     text = (
-        f"Redis' clock is {apart_s:.1f} s {direction} this machine's; deadlines follow Redis' "
-        "clock, the `expires` of Celery clients their own"
+        f"Redis's clock is {apart_s:.1f} s {direction} this machine's; deadlines follow Redis's "
+        "clock, the `expires` of a Celery client follows the client's clock"
     )
     facts = {"apart_s": apart_s, "direction": direction}
     return remark("redis", "clock_differs", text, "set both by NTP", **facts)

@@ -98,7 +98,7 @@ def _worker(worker: Worker) -> Iterator[Finding]:
 
 
 def _worker_version(facts: dict[str, Any], protocol: int) -> Iterator[Finding]:
-    text = f"{facts['id']} speaks protocol {protocol}, this producer {PROTOCOL}"
+    text = f"{facts['id']} has protocol {protocol}, this producer has {PROTOCOL}"
     protocols = {"theirs": protocol, "own": PROTOCOL}
     if protocol < PROTOCOL:
         text += ": it does not take what this one queues"

@@ -136,7 +136,7 @@ class RowMapping:
             raise BadOption(f"fields {' and '.join(whole)}: each is a whole request; give one")
         needed = _NEEDED & self.columns.keys()
         if not needed:
-            raise BadOption(f"which column is the request? {_EXAMPLE}")
+            raise BadOption(f"no column has the request; {_EXAMPLE}")
         self._url = EMBEDDINGS_URL if needed == {"input"} else ""
         #: The columns to read.
         self.wanted = list(wanted)
@@ -148,7 +148,7 @@ class RowMapping:
     def line(self, row: Any) -> bytes:
         """Return the line of a row; for a bad row, the line with its error (`bad_row`)."""
         if not isinstance(row, Mapping):
-            return bad_row(f"is of type {type(row).__name__}; give a dict with the columns")
+            return bad_row(f"must be a dict with the columns, not {type(row).__name__}")
         request: dict[str, Any] = {}
         try:
             for field, get in self._gets:
@@ -175,9 +175,11 @@ def _same_names(columns: Sequence[str]) -> dict[str, str]:
     """Return a mapping of each column to the field of the same name."""
     fields = _body_fields().union(_LINE_FIELDS)
     unknown = [column for column in columns if column not in fields]
-    if unknown or not columns:
+    if not columns:
+        raise BadOption("the table has no columns; give another")
+    if unknown:
         raise BadOption(
-            f"which column is the request? {_listed('', unknown)} is no field of one; {_EXAMPLE}"
+            f"columns without a field of their name: {_listed('', unknown)}; {_EXAMPLE}"
             f"{_csv_remedy(columns)}"
         )
     return {column: column for column in columns}
@@ -189,7 +191,7 @@ def _get_of(field: str, given: str, columns: Sequence[str] | None) -> tuple[_Get
         fields = _body_fields()
         if field not in fields:
             near = did_you_mean(field, [*fields, *_LINE_FIELDS])
-            raise BadOption(f"field {field}: no request has it{near}")
+            raise BadOption(f"field {field}: not a field of a request{near}")
     if (columns is None or given not in columns) and is_template(given):
         template = Template.parse(field, given)
         for column in template.columns:

@@ -148,8 +148,8 @@ def test_the_doctor_names_workers_of_another_protocol(
     announce(redis_client, "celery@b.13.0b", protocol=PROTOCOL + 1)
     told = run_producer("doctor", redis_url=redis_url)
     assert told.returncode == 1
-    assert f"celery@a.12.0a speaks protocol 1, this producer {PROTOCOL}" in told.stdout
-    assert f"celery@b.13.0b speaks protocol {PROTOCOL + 1}, this producer" in told.stdout
+    assert f"celery@a.12.0a has protocol 1, this producer has {PROTOCOL}" in told.stdout
+    assert f"celery@b.13.0b has protocol {PROTOCOL + 1}, this producer" in told.stdout
 
 
 # -- what is newer than this -------------------------------------------------------------------

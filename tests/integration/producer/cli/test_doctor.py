@@ -308,7 +308,7 @@ def test_a_worker_that_announces_less_is_told_all_the_same(
     client_of(own_store).hset(keys.WORKERS, "celery@a.1.0", b"%d\0" % (seconds * 1000) + said)
     found = doctor(own.url, 1)
     assert found["worker"]["text"] == "celery@a.1.0: ready, 0 in flight, queue warmq"
-    assert found["worker_older"]["text"].startswith("celery@a.1.0 speaks protocol 1, ")
+    assert found["worker_older"]["text"].startswith("celery@a.1.0 has protocol 1, ")
 
 
 @pytest.mark.parametrize(

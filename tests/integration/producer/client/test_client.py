@@ -102,7 +102,7 @@ def test_a_request_that_is_wrong_gets_an_error_that_names_it_and_the_others_run(
     assert found[1].ok
     told = {line: result.error for line, result in found.items() if result.error is not None}
     assert told[2].message == (
-        'request 2: is of type str; give a dict such as {"prompt": "..."} or {"messages": [...]}'
+        'request 2: must be a dict such as {"prompt": "..."} or {"messages": [...]}, not str'
     )
     assert told[3].message.startswith("request 3: field prompt: cannot be written as JSON")
     assert found[3].custom_id == "odd"
@@ -224,7 +224,7 @@ def test_options_shape_the_batch_as_those_of_the_command_do(client: Client, stor
     [
         ({"priority": 12}, "priority 12: give one of 0, 1"),
         ({"turn": "first"}, "turn 'first': give one of fair, fifo"),
-        ({"modell": "x"}, "modell is no option of submit; there are columns, batch_id,"),
+        ({"modell": "x"}, "modell is not an option of submit; the options are columns, batch_id,"),
         ({"batch_id": "a b"}, "batch id 'a b': use 1 to 128"),
         ({"deadline": dt.timedelta(0)}, "give a duration above 0"),
         ({"deadline": dt.datetime(2099, 1, 1)}, "the time zone is missing"),

@@ -54,7 +54,7 @@ def test_a_changed_file_is_refused_by_name_and_left(
         # Then it stays so, and the command says what to do
         done = run_producer(*collect, redis_url=redis_url)
         assert done.returncode == 2, done.stderr
-        assert f"{path} exists, and as it is now it is not" in done.stderr
+        assert f"{path} exists, and its content is not" in done.stderr
         assert "name another file, or replace it with --force" in done.stderr
         assert path.read_bytes() == changed
         path.write_bytes(whole)
@@ -76,7 +76,7 @@ def test_a_submit_that_is_repeated_leaves_what_was_changed_unless_forced(
         file.write(b"mine\n")
     done = run_producer(*submit, "-o", out, redis_url=redis_url)
     assert (done.returncode, out.read_bytes()[-5:]) == (2, b"mine\n"), done.stderr
-    assert f"{out} exists, and as it is now it is not" in done.stderr
+    assert f"{out} exists, and its content is not" in done.stderr
     assert run_producer(*submit, "-o", out, "--force", redis_url=redis_url).returncode == 0
     assert run_producer(*submit, "-o", out, redis_url=redis_url).returncode == 0
 
@@ -149,7 +149,7 @@ def test_an_object_and_a_table_are_known_again_as_a_whole(
         local.write_bytes(changed)
     done = run_producer(*args, redis_url=redis_url)
     assert done.returncode == 2, done.stderr
-    assert f"{out} exists, and as it is now it is not" in done.stderr
+    assert f"{out} exists, and its content is not" in done.stderr
     assert (read(bucket, name) if out is where else local.read_bytes()) == changed
 
 

@@ -103,7 +103,7 @@ def test_an_object_that_is_no_earlier_collection_is_not_replaced(
         put(bucket, out, parquet_bytes(2) if out.endswith("parquet") else b"mine\n")
         done = run_producer(*args, redis_url=redis_url)
         assert done.returncode == 2
-        assert "it is not an earlier collection of batch b1" in done.stderr
+        assert "not what a collection of batch b1 wrote" in done.stderr
         assert run_producer(*args, "--force", redis_url=redis_url).returncode == 0
         assert read(bucket, out) == own
 

@@ -122,7 +122,7 @@ def submit_anew(store: BatchStore, folder: Path) -> None:
             lambda store, folder: client_of(store).flushall(),
             "or Redis was emptied; submit the file",
         ),
-        (submit_anew, "batch b1 was deleted, and submitted anew, while its results were read"),
+        (submit_anew, "batch b1 was deleted and submitted again while its results were read"),
     ],
     ids=["deleted", "emptied", "submitted anew"],
 )

@@ -145,7 +145,7 @@ def test_an_input_that_is_cut_while_it_is_read_ends_the_run(
         assert process.stderr is not None
         told = process.stderr.read()
     assert (process.returncode, "has changed while it was read" in told) == (2, True), told
-    assert "to start anew" in told
+    assert "to start again" in told
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_an_input_that_is_cut_while_it_is_read_ends_the_run(
             "another version",
         ),
         ('{"format":99,"name":"run_1"}', "another version"),
-        ('{"format":2,"name":7}', "no journal"),
-        ("my own notes\n", "no journal"),
-        ("[]", "no journal"),
-        ("\xff", "no journal"),
+        ('{"format":2,"name":7}', "not a journal"),
+        ("my own notes\n", "not a journal"),
+        ("[]", "not a journal"),
+        ("\xff", "not a journal"),
     ],
 )
 def test_a_progress_file_that_is_no_journal_of_this_version_is_refused_in_words(
@@ -185,7 +185,7 @@ def test_what_is_no_regular_file_cannot_be_gone_on_with(
     make({"out": out, "errors": errors, "progress": journal_of(out)}[which])
     done = run_producer("run", source, out, "--errors", errors, redis_url=redis_url)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    told = "it is a folder" if make is Path.mkdir else "it is no regular file"
+    told = "it is a folder" if make is Path.mkdir else "it is not a regular file"
     assert told in done.stderr
 
 

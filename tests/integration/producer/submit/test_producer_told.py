@@ -81,7 +81,9 @@ def test_a_deadline_that_has_passed_is_refused_for_a_new_batch_only(
     words = ("submit", path, "--batch-id", "b1", "--deadline", "2020-01-01T00:00:00Z")
     done = run_producer(*words, redis_url=redis_url)
     assert (done.returncode, done.stdout, store.batches()) == (2, "", [])
-    assert "the deadline 2020-01-01T00:00:00+00:00 has passed: on Redis' clock it is" in done.stderr
+    assert (
+        "the deadline 2020-01-01T00:00:00+00:00 has passed: on Redis's clock it is" in done.stderr
+    )
     # One whose submit began before its deadline may be completed after it
     moment = str(int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp() * 1000))
     Submission("b1", "warmq", 6, deadline=moment).create(store, str(path))
@@ -98,7 +100,7 @@ def test_a_deadline_that_has_passed_is_refused_for_a_new_batch_only(
         (["-o", "out", "--errors", "no/bad"], "there is no folder"),
         (["--errors", "."], "it is a folder; name a file in it"),
         (["-o", "mine"], "mine exists; name another file, or replace it with --force"),
-        (["-o", "mine", "--batch-id", "b1"], "is not an earlier collection of batch b1; name"),
+        (["-o", "mine", "--batch-id", "b1"], "not what a collection of batch b1 wrote; name"),
         (["-o", "out", "--errors", "mine"], "or replace it with --force"),
     ],
     ids=" ".join,

@@ -35,7 +35,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 ENTRIES = f"above {MAX_MESSAGES}; give at most {MAX_MESSAGES} entries"
 OBJECTS = f"more than {MAX_OBJECTS} objects (messages, parts, calls of tools); send fewer"
 PROMPTS = f"prompts; give at most {MAX_PROMPTS}"
-OPTION = f"characters; give at most {MAX_OPTION}"
+OPTION = f"bytes as JSON; give at most {MAX_OPTION}"
 
 
 def said(parts: list[Any], **more: Any) -> Body:

@@ -87,9 +87,9 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
     "alternatives": (CHAT_URL, schema({"anyOf": [TEXT] * 600}), "600 alternatives"),
     "depth": (CHAT_URL, schema(deep(120)), "give at most 100 levels"),
     "regex": (COMPLETION_URL, structured(regex="a{0,50000}"), "give at most 1000"),
-    "long regex": (COMPLETION_URL, structured(regex="a" * 200_000), "200012 characters"),
+    "long regex": (COMPLETION_URL, structured(regex="a" * 200_000), "200012 bytes"),
     "grammar": (COMPLETION_URL, structured(grammar='root ::= "a"{0,50000}'), "give at most 10000"),
-    "long grammar": (COMPLETION_URL, structured(grammar='root ::= "a"\n' * 99_000), "characters"),
+    "long grammar": (COMPLETION_URL, structured(grammar='root ::= "a"\n' * 99_000), "bytes as"),
     "schema as a text": (
         COMPLETION_URL, structured(json=orjson.dumps(BOMB).decode()), "give at most 1000"),
     "structural tag": (

@@ -23,7 +23,7 @@ SIGNED = "https://user:secret@host/a.jsonl?X-Amz-Signature=secret"
     [
         (lambda: open_source("https:///a.jsonl?sign=secret"), "https:///a.jsonl: no host is"),
         (lambda: open_source("htps://user:secret@host/a?sign=secret"), "htps://host/a: give s3:"),
-        (lambda: open_source(SIGNED, {"prompt": "x"}), "https://host/a.jsonl has lines of JSON"),
+        (lambda: open_source(SIGNED, {"prompt": "x"}), "https://host/a.jsonl is not a table"),
         (lambda: check_output(SIGNED), "cannot write https://host/a.jsonl: "),
         (lambda: check_output("https://host/a.csv?sign=secret"), "cannot write https://host/a.csv"),
         (lambda: check_outputs(SIGNED, None, SIGNED), "are the same file, https://host/a.jsonl;"),

@@ -134,11 +134,11 @@ def test_a_column_of_the_fields_own_name_is_not_named_twice(tmp_path: Path):
 @pytest.mark.parametrize(
     ("pairs", "told"),
     [
-        ({}, "which column is the request? label is no field of one; map a field"),
-        ({"max_tokens": "label"}, "which column is the request? map a field to one"),
+        ({}, "columns without a field of their name: label; map a field"),
+        ({"max_tokens": "label"}, "no column has the request; map a field to one"),
         ({"prompt": "txt"}, "there is no column 'txt'; did you mean text?; there are text, label"),
         ({"prompt": "x {label} {tex}"}, "there is no column 'tex'"),
-        ({"promt": "text"}, "field promt: no request has it; did you mean prompt?"),
+        ({"promt": "text"}, "field promt: not a field of a request; did you mean prompt?"),
         ({"prompt": "{text} {"}, "a single { at character 8; write {{"),
         ({"messages.boss": "text"}, "give one of messages.system, "),
         ({"messages": "text", "messages.user": "text"}, "give it one way"),

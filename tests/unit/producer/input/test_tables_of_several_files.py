@@ -35,7 +35,7 @@ def test_the_shards_of_a_data_sets_folder_are_read_in_their_order(tmp_path: Path
         source = open_source(name, PROMPT)
         assert [request["prompt"] for request in requests_of(source)] == texts
     parquet(data / "test-00000-of-00001.parquet", {"text": ["x"]})
-    with pytest.raises(BadOption, match=r"several parts: give one of them, as '.*test-\*.parquet'"):
+    with pytest.raises(BadOption, match=r"several splits: give one of them \('.*test-\*.parquet'"):
         open_source(str(tmp_path), PROMPT)
     assert len(requests_of(open_source(str(data / "train-*.parquet"), PROMPT))) == 6
 
@@ -73,7 +73,7 @@ def test_shards_that_are_named_otherwise_are_one_part_too(
         assert [r["prompt"] for r in requests_of(open_source(name, PROMPT))] == texts
     (tmp_path / other).parent.mkdir(exist_ok=True)
     parquet(tmp_path / other, {"text": ["x"]})
-    with pytest.raises(BadOption, match="several parts") as error:
+    with pytest.raises(BadOption, match="several splits") as error:
         open_source(str(tmp_path), PROMPT)
     for part in parts:
         assert repr(str(tmp_path / part)) in error.value.message
@@ -127,8 +127,13 @@ def test_a_folder_or_pattern_without_tables_is_told(tmp_path: Path):
     with pytest.raises(InputUnreadable, match="no file matches it"):
         open_source(str(tmp_path / "*.parquet"))
     text_file(tmp_path / "in.jsonl", "{}")
-    with pytest.raises(BadOption, match="lines of JSON"):
+    with pytest.raises(BadOption, match=r"not a table; .*leave the mapping out"):
         open_source(str(tmp_path / "in.jsonl"), PROMPT)
+    with pytest.raises(BadOption, match="not tables of one kind"):
+        open_source(str(tmp_path / "*.jsonl"))
+    parquet(tmp_path / "empty.parquet", {})
+    with pytest.raises(BadOption, match="the table has no columns"):
+        open_source(str(tmp_path / "empty.parquet"))
 
 
 # -- parts of a table and their order ------------------------------------------
@@ -236,7 +241,7 @@ def test_rows_that_are_dicts_are_mapped_without_knowing_the_columns():
     mapping = RowMapping({"prompt": "text", "custom_id": "id"})
     assert orjson.loads(mapping.line({"text": "a", "id": 7})) == {"custom_id": "7", "prompt": "a"}
     assert b"is empty" in mapping.line({"id": 7})
-    assert b"give a dict" in mapping.line(["a"])
+    assert b"must be a dict" in mapping.line(["a"])
 
 
 def test_a_data_set_says_which_columns_it_has():
