@@ -30,8 +30,8 @@ def inflated(body: str, kind: object, max_bytes: int) -> bytes:
     make = _KINDS.get(kind) if isinstance(kind, str) else None
     if make is None:
         raise RequestRejected(
-            f"Celery option compression: {printable(str(kind))!r} is not read; "
-            "gzip, bzip2 and lzma are",
+            f"Celery option compression: {printable(str(kind))!r} is not supported; "
+            "use gzip, bzip2 or lzma",
             code="unsupported_option",
         )
     inflating = make()

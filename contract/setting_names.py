@@ -51,7 +51,7 @@ REMOVED_SETTINGS = {
     "max_in_flight_bytes": f"a worker holds 256 MiB of messages, which {_FIXED}",
     "engine_stats_s": "set vLLM's own VLLM_LOG_STATS_INTERVAL",
     "task_events_per_s": f"task events cover 50 requests a second, which {_FIXED}",
-    "metrics_host": "write the address into WARMQ_METRICS_PORT, as 127.0.0.1:9100",
+    "metrics_host": "write the address into WARMQ_METRICS_PORT, for example 127.0.0.1:9100",
     "triton_slots": "set WARMQ_MAX_NUM_SEQS in the parameters of the server's config.pbtxt",
     "simulated_step_s": _OF_TESTS,
     "simulated_log": _OF_TESTS,

@@ -66,7 +66,7 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
     """Read WARMQ_CONFIG, or warmq.toml if it exists."""
     named = os.environ.get("WARMQ_CONFIG")
     if named and not os.path.isfile(named):  # noqa: PTH113 - Path's raises for names too long
-        raise SettingsError(f"WARMQ_CONFIG: {named!r} is no file; name a TOML file, or unset it")
+        raise SettingsError(f"WARMQ_CONFIG: {named!r} is not a file; name a TOML file, or unset it")
     file = named or "warmq.toml"
     try:
         return TomlConfigSettingsSource(settings_cls, file)
@@ -138,10 +138,11 @@ class Settings(SourcedSettings):
         604800, ge=1, description="how long results live after their batch ended (7 days)"
     )
     high_water: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
-        0.6, description="share of Redis' maxmemory above which submit waits"
+        0.6, description="share of Redis's maxmemory above which submit waits"
     )
     high_water_requests: Annotated[int, Field(gt=0, le=10**12)] = Field(
-        5_000_000, description="the same as a queue length, where maxmemory is not set"
+        5_000_000,
+        description="requests in the queue above which submit waits, if maxmemory is not set",
     )
     max_line_bytes: int = Field(
         10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"

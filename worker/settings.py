@@ -14,7 +14,7 @@ ENGINE_FIELD = Field("vllm", description="which engine adapter runs")
 
 def _name(text: str) -> str:
     if text.startswith("-"):
-        raise ValueError("must not begin with -, as an option does")
+        raise ValueError("must not begin with -, like an option")
     return text
 
 
@@ -58,14 +58,14 @@ class WorkerSettings(Settings):
         None,
         ge=0,
         description="requests held above max_num_seqs; default "
-        "max(8, max_num_seqs / 4), of a pooling model 2 × max_num_seqs",
+        "max(8, max_num_seqs / 4), for a pooling model max(8, 2 × max_num_seqs)",
     )
     front_ends: Count | None = Field(
         None,
         ge=1,
         le=64,
-        description="processes that feed one engine; default 1, data parallel one a replica, "
-        "as far as there are 4 cores for each",
+        description="processes that feed one engine; default 1, with data parallelism one "
+        "for each replica, at most one for every 4 cores",
     )
     lease_s: Seconds = Field(
         60, ge=2, description="how long a dead worker's requests stay unavailable"
@@ -81,8 +81,8 @@ class WorkerSettings(Settings):
     stall_timeout_s: Seconds = Field(
         300,
         ge=0.1,
-        description="time without an engine step while requests run, or without a turn of the "
-        "worker's event loop (at least 5 s), that means it hangs",
+        description="time without an engine step, while requests run, after which the engine "
+        "counts as hung; the same for a blocked event loop of the worker (at least 5 s)",
     )
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
@@ -90,11 +90,13 @@ class WorkerSettings(Settings):
     # In a TOML file the port may be a number.
     metrics_port: Annotated[Text, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
         None,
-        description="port of /metrics, or address and port, as 127.0.0.1:9100; unset: not served",
+        description="port of /metrics, or address and port, for example 127.0.0.1:9100; unset: "
+        "not served",
     )
     heartbeat_file: Text | None = Field(
         None,
-        description="file to which the worker writes its state every second while its loop turns",
+        description="file to which the worker writes its state every second while its event loop "
+        "runs",
     )
 
     @model_validator(mode="after")

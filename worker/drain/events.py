@@ -140,7 +140,7 @@ class Events:
             try:
                 subscriber(event)
             except Exception:
-                log.exception("a listener failed", extra={"action": "listener_failed"})
+                log.exception("a subscriber of events failed", extra={"action": "listener_failed"})
 
 
 class Outage:

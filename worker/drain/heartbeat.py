@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 EVERY_S = 1.0
 
 
-class NoFileError(Exception):
+class NotAFileError(Exception):
     """The path is not a regular file but a folder, a device or a link; it is not replaced."""
 
 
@@ -35,7 +35,7 @@ def write_starting(file: str | None) -> None:
         try:
             with contextlib.suppress(OSError):
                 _write(Path(file), State.STARTING)
-        except NoFileError as error:
+        except NotAFileError as error:
             raise SettingsError(f"WARMQ_HEARTBEAT_FILE: {error}") from None
 
 
@@ -49,7 +49,7 @@ async def beat(drain: Drain) -> None:
         try:
             _write(file, drain.lifecycle.state)
             logged = False
-        except (OSError, NoFileError) as error:
+        except (OSError, NotAFileError) as error:
             if not logged:
                 log.warning(
                     "WARMQ_HEARTBEAT_FILE: %s; name a file in a folder that this user may write",
@@ -62,7 +62,7 @@ async def beat(drain: Drain) -> None:
 def _write(file: Path, state: State) -> None:
     """Replace the file atomically by one line with the state."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
-        raise NoFileError(f"{file} is a folder, a device or a link, and no file")
+        raise NotAFileError(f"{file} is not a regular file, but a folder, a device or a link")
     part = file.with_name(f"{file.name}.part")
     part.write_text(f"{state.value}\n")
     part.replace(file)

@@ -155,7 +155,7 @@ class Supervisor:
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         if self._stuck:
-            raise EngineDead("the shutdown of the engine before has not ended")
+            raise EngineDead("the shutdown of the previous engine has not ended")
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def start(self) -> Capacity:

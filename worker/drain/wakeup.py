@@ -113,7 +113,7 @@ class Arrivals:
         await self._connection.connect()
         try:
             if self._connection.get_protocol() != 3:
-                raise exceptions.ResponseError("WARMQ_REDIS_URL has protocol=2, it takes 3")
+                raise exceptions.ResponseError("WARMQ_REDIS_URL has protocol=2; remove it")
             await self._connection.send_command("CLIENT", "TRACKING", "ON")
             await self._connection.read_response()
         except exceptions.ResponseError as error:
@@ -123,8 +123,8 @@ class Arrivals:
                 self._warned = True
                 log.warning(
                     "an idle worker polls Redis for new messages every %g s, because CLIENT "
-                    "TRACKING does not work: %s. It takes Redis 6.0 or later, and a user with the "
-                    "right client|tracking",
+                    "TRACKING does not work: %s. Tracking needs Redis 6.0 or later, and a user "
+                    "with the ACL permission +client|tracking",
                     POLL_S,
                     error,
                     extra={"action": "polls"},

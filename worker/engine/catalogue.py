@@ -50,7 +50,7 @@ def find_engine(name: str) -> EngineSpec:
             f"WARMQ_ENGINE: {name} is {entry.value}, which cannot be imported: {error}"
         ) from error
     if not isinstance(found, EngineSpec):
-        raise SettingsError(f"WARMQ_ENGINE: {name} is no EngineSpec but {found!r}")
+        raise SettingsError(f"WARMQ_ENGINE: {name} is not an EngineSpec but {found!r}")
     return found
 
 

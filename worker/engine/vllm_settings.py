@@ -80,7 +80,9 @@ class VllmSettings(WorkerSettings):
         EngineArgs(), description="vLLM's own command line options, in vLLM's spelling"
     )
     kill_grace_s: Seconds | None = Field(
-        None, ge=0, description="between SIGTERM and SIGKILL of an engine; default 5, RBLN 120"
+        None,
+        ge=0,
+        description="seconds from an engine's SIGTERM to its SIGKILL; default 5, with RBLN 120",
     )
     media_private_networks: bool = Field(
         False, description="let image, audio and video URLs of lines lead into private networks"
@@ -88,7 +90,7 @@ class VllmSettings(WorkerSettings):
     rbln_devices: str | None = Field(
         None,
         pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$",
-        description="RBLN: cards of this worker's engine, as 0,1",
+        description="RBLN: numbers of the cards for this worker's engine, for example 0,1",
     )
     rbln_timeout_s: Seconds = Field(
         60, gt=0, description="RBLN: the runtime's own time limit on one step"

@@ -70,7 +70,7 @@ def _judge_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
     for file in found:
         try:
             if file.suffix == ".json" and not isinstance(json.loads(file.read_bytes()), dict):
-                raise ValueError("it holds no JSON object")
+                raise ValueError("it does not contain a JSON object")
         except (OSError, ValueError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             yield Finding(

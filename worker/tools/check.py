@@ -42,7 +42,7 @@ def try_start(settings: WorkerSettings, seen: Preflight) -> None:
     except Refused as error:
         seen.found += error.found
     except SettingsError as error:
-        remedy = "Correct it: a worker's start is refused with the same words"
+        remedy = "Correct it: a worker would refuse to start with the same text"
         seen.found += [Finding(line, remedy) for line in error.message.splitlines()]
 
 

@@ -145,7 +145,7 @@ def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
     chunk = plan.prefill_chunk
     if chunk is not None and chunk % CHUNK_MULTIPLE:
         yield Finding(
-            f"--prefill-chunk {chunk} is no multiple of {CHUNK_MULTIPLE}",
+            f"--prefill-chunk {chunk} is not a multiple of {CHUNK_MULTIPLE}",
             "The default is 128 on ATOM and 512 on REBEL",
         )
 
@@ -189,7 +189,7 @@ def _judge_disk(plan: Plan) -> Iterator[Finding]:
     if free < need:
         yield Finding(
             f"{existing} has {free / GIB:.1f} GiB free; about {need / GIB:.1f} will be needed",
-            "Free some, or name an output folder on another disk",
+            "Free disk space, or name an output folder on another disk",
         )
 
 
@@ -202,7 +202,11 @@ TICK_S = 30.0
 #: The values of --dtype.
 DTYPES = click.Choice(["float32", "float16", "bfloat16"])
 #: The help text of --buckets.
-BUCKETS = "Batch sizes of decode steps, as 4,2,1. Default: the batch size."
+BUCKETS = "Batch sizes of decode steps, for example 4,2,1. Default: the batch size."
+#: The help text of --dtype.
+TYPE = "Type of weights and KV cache. Default: the model's."
+#: The help text of --npu.
+CARD = "Card, for example RBLN-CA25; required on a machine without an NPU."
 #: Makes an option for a whole number from 1.
 number = partial(click.option, metavar="N", type=click.IntRange(min=1))
 
@@ -210,7 +214,9 @@ number = partial(click.option, metavar="N", type=click.IntRange(min=1))
 def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     sizes = text.split(",") if text else []
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
-        raise click.BadParameter("write numbers of 1 or more with commas between, as 4,2,1")
+        raise click.BadParameter(
+            "write whole numbers from 1, separated by commas, for example 4,2,1"
+        )
     return tuple(sorted(map(int, sizes), reverse=True))
 
 
@@ -225,8 +231,8 @@ def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
 @number("--partition-len", help="Partitions of flash attention, in tokens.")
 @number("--kv-blocks", help="KV blocks. Default: what fits.")
 @number("--prefill-chunk", help="Tokens per prefill step.")
-@click.option("--npu", metavar="CARD", help="Card, as RBLN-CA25; needed where no NPU is.")
-@click.option("--dtype", type=DTYPES, help="Of weights and KV cache. Default: the model's.")
+@click.option("--npu", metavar="CARD", help=CARD)
+@click.option("--dtype", type=DTYPES, help=TYPE)
 @click.option("--overwrite", is_flag=True, help="Replace the output folder.")
 @version_option
 def command(**options: Any) -> int:

@@ -28,7 +28,7 @@ MAX_NUM_SEQS = 256
 #: The end of the help text of --max-num-seqs.
 SLOTS_DEFAULT = f"Default: {MAX_NUM_SEQS}, or what the model is compiled for."
 #: The help text of --set.
-PAIRS = "Another engine argument of vLLM, as tensor_parallel_size=2; repeatable."
+PAIRS = "Another engine argument of vLLM, for example tensor_parallel_size=2; repeatable."
 #: The content of config.pbtxt.
 CONFIG = """\
 # Written by `python -m worker.triton`.
@@ -117,7 +117,7 @@ def describe(
         SettingsError: MODEL_DIR is damaged, or does not fit the options.
     """
     if not model.is_dir():
-        raise SettingsError(f"{model} is no folder")
+        raise SettingsError(f"{model} is not a folder")
     arguments: dict[str, Any] = {"model": model_path or str(model.resolve())}
     given = {name: limit for name, limit in limits.items() if limit}
     artefact = read_artefact(model)

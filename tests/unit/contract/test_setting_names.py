@@ -217,4 +217,4 @@ def test_a_broken_toml_file_is_named_whether_it_was_asked_for_or_not(
     (tmp_path / "warmq.toml").write_text("queue = ")
     assert refusal("producer").startswith("warmq.toml cannot be read as TOML: ")
     monkeypatch.setenv("WARMQ_CONFIG", "mine.toml")
-    assert refusal("producer").startswith("WARMQ_CONFIG: 'mine.toml' is no file; name a TOML file")
+    assert refusal("producer").startswith("WARMQ_CONFIG: 'mine.toml' is not a file; name a TOML")

@@ -45,7 +45,7 @@ BAD = [
     ("engine_args", "--max-num-seqs '7", "No closing quotation; write it as in a shell"),
     ("engine_args", "--max-num-seqs 7\\", "No escaped character"),
     ("served_model_name", "-x", "must not begin with -"),
-    ("high_water", "1.5", "share of Redis' maxmemory"),
+    ("high_water", "1.5", "share of Redis's maxmemory"),
     ("max_line_bytes", "-1", "longest input line"),
     ("engine", "gpu", "'triton' or 'simulated'"),
     ("default_max_tokens", "0", "never unlimited"),
@@ -55,7 +55,7 @@ BAD = [
     ("lease_s", "1", "default 60"),
     ("max_deaths", "0", "engine deaths after which"),
     ("drain_timeout_s", "-5", "how long SIGTERM waits"),
-    ("stall_timeout_s", "0", "means it hangs"),
+    ("stall_timeout_s", "0", "counts as hung"),
     ("rebuild_tries", "x", "default 3"),
 ]
 
@@ -162,7 +162,7 @@ def test_an_engine_nobody_knows_is_refused_with_those_there_are(
     ("entry", "words"),
     [
         ("mine = nowhere_at_all:ENGINE", "nowhere_at_all:ENGINE, which cannot be imported"),
-        ("mine = os.path:sep", "no EngineSpec but '/'"),
+        ("mine = os.path:sep", "not an EngineSpec but '/'"),
     ],
 )
 def test_a_broken_engine_of_another_distribution_is_named(

@@ -206,7 +206,7 @@ def test_a_broken_toml_file_is_named(tmp_path: Path, text: str) -> None:
 def test_a_toml_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.toml", tmp_path, "x" * 5000):
         with environment(WARMQ_CONFIG=str(missing)):
-            with pytest.raises(SettingsError, match=r"WARMQ_CONFIG: .* is no file") as caught:
+            with pytest.raises(SettingsError, match=r"WARMQ_CONFIG: .* is not a file") as caught:
                 load(Settings)
             assert "name a TOML file" in caught.value.message
 

@@ -26,7 +26,7 @@ def _key(key: SecretStr) -> SecretStr:
 
 def _path(path: str) -> str:
     if path and not path.startswith("/"):
-        raise ValueError("must begin with /, as in /health/liveliness")
+        raise ValueError("must begin with /, for example /health/liveliness")
     return path
 
 
@@ -34,18 +34,19 @@ class OpenAISettings(RemoteSettings):
     """Settings of the openai engine."""
 
     openai_base_urls: Text = Field(
-        "", description="openai engine: the servers' base URLs, as http://host:8000/v1,..."
+        "",
+        description="the servers' base URLs, for example http://host:8000/v1,...",
     )
     openai_api_key: Annotated[SecretStr, AfterValidator(_key)] = Field(
-        SecretStr(""), description="openai engine: the servers' key"
+        SecretStr(""), description="the servers' key"
     )
     openai_concurrency: Count | None = Field(
-        None, ge=1, description="openai engine: requests at once per server; default from metrics"
+        None, ge=1, description="requests at once per server; default from metrics"
     )
     openai_health_path: Annotated[Text, AfterValidator(_path)] = Field(
         "",
-        description="openai engine: path of a server's health, as /health/liveliness; default "
-        "/health of vLLM servers, otherwise the list of models",
+        description="path of a server's health check, for example "
+        "/health/liveliness; default /health of vLLM servers, otherwise the list of models",
     )
 
     @model_validator(mode="after")
@@ -55,7 +56,7 @@ class OpenAISettings(RemoteSettings):
         if not all(map(_is_base_url, self.base_urls)):  # not shown: it may contain a password
             raise ValueError(
                 "WARMQ_OPENAI_BASE_URLS: name http:// or https:// URLs, separated by commas; "
-                "a key belongs into WARMQ_OPENAI_API_KEY"
+                "give a key in WARMQ_OPENAI_API_KEY"
             )
         if endpoints := [url for url in self.base_urls if url.endswith(_ENDPOINTS)]:
             raise ValueError(

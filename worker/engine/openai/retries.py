@@ -28,7 +28,10 @@ class Action(StrEnum):
     """The actions on a fault; the values are the texts of the table."""
 
     REJECT = "rejected: the line's error, with the server's words"
-    WAIT = "the server rests as long as it asks, then the request is sent again; not counted"
+    WAIT = (
+        "the server rests (gets no requests) as long as it asks, then the request is sent again; "
+        "not counted"
+    )
     PROBE = "the server's health decides (below)"
     DOUBT = "sent again; the server rests, or it is counted if other requests succeed (below)"
     MOVE = "sent to another server; with none left it goes back to the queue; not counted"

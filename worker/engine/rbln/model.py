@@ -71,7 +71,7 @@ def read_artefact(model: str | Path | None) -> Artefact | None:
     except (OSError, ValueError) as error:
         raise SettingsError(f"WARMQ_MODEL: {file} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise SettingsError(f"WARMQ_MODEL: {file} holds no JSON object")
+        raise SettingsError(f"WARMQ_MODEL: {file} does not contain a JSON object")
     return _artefact(file.parent, config)
 
 
@@ -83,7 +83,7 @@ def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
     batch = _first(part, "batch_size") or _first(config, "batch_size")
     if length is None or batch is None:
         raise SettingsError(
-            f"WARMQ_MODEL: {folder / CONFIG_NAME} names no batch_size and max_seq_len; "
+            f"WARMQ_MODEL: {folder / CONFIG_NAME} has no batch_size or no max_seq_len; "
             "is this a text model? Recompile it: python -m worker.compile MODEL -o DIR"
         )
     meta = config.get("_meta")

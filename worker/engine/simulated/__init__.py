@@ -28,7 +28,9 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
     """Behaviors of the engine that tests and benchmarks need."""
 
     step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
-        0, ge=0, description="requests end at multiples of this; 0: each by itself"
+        0,
+        ge=0,
+        description="seconds: requests end at multiples of this; 0: each ends at its own time",
     )
     log: Annotated[Path, AfterValidator(_log_file)] | None = Field(
         None, description="file that every start and end is appended to"
@@ -37,7 +39,7 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
     behavior: str = Field(
         "",
         pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
-        description="behavior of requests without a `user`, as simulate:sleep=2",
+        description="behavior of requests without a `user`, for example simulate:sleep=2",
     )
     process: bool = Field(False, description="with a child process that can be killed or stopped")
 
@@ -45,12 +47,12 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
 class SimulatedSettings(WorkerSettings):
     """The settings of the simulated engine."""
 
-    simulated_slots: Count = Field(64, ge=1, description="simulated engine: max_num_seqs")
-    simulated_latency_s: Seconds = Field(0.2, ge=0, description="simulated engine: mean latency")
+    simulated_slots: Count = Field(64, ge=1, description="max_num_seqs")
+    simulated_latency_s: Seconds = Field(0.2, ge=0, description="mean latency")
     simulated_tests: Json[SimulatedTests] = Field(
         SimulatedTests(),
         validate_default=False,
-        description="simulated engine: what tests of the queue need, as JSON; its fields are in "
+        description="what tests of the queue need, as JSON; its fields are in "
         "worker/engine/simulated/__init__.py",
     )
 

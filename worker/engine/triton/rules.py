@@ -113,7 +113,7 @@ def judge_model(folder: Path) -> Iterator[Finding]:
             yield Finding(f"{where}: {error}", "Write vLLM's engine arguments as one JSON object")
             continue
         if not isinstance(arguments, dict):
-            yield Finding(f"{where} is no JSON object", 'Write {"model": "/path/of/the/model"}')
+            yield Finding(f"{where} is not a JSON object", 'Write {"model": "/path/of/the/model"}')
             continue
         yield from judge_arguments(arguments, where)
         yield from _judge_config(config, arguments, folder.name)
@@ -161,8 +161,7 @@ def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
     for name in ("max_num_batched_tokens", "block_size"):
         if name in arguments and arguments[name] == length:
             yield Finding(
-                f'{where}: "{name}" equal to max_model_len is how RBLN was served before '
-                "vllm-rbln 0.9.3",
+                f'{where}: "{name}" equals max_model_len, which vllm-rbln needed before 0.9.3',
                 "Leave it out: all limits are read from the compiled folder",
             )
 
@@ -177,7 +176,7 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
     devices = _size(arguments, "tensor_parallel_size") * _size(arguments, "pipeline_parallel_size")
     if devices > 1 and "KIND_GPU" in config:
         yield Finding(
-            f"{where}: KIND_GPU is for one GPU, and {devices} are asked for",
+            f"{where}: KIND_GPU is for one GPU, but the arguments ask for {devices}",
             "Write: instance_group [ { count: 1 kind: KIND_MODEL } ]",
         )
     parameters = parameters_of(config)
@@ -197,7 +196,8 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
         )
     if not _true(parameters.get(HEALTH)):
         yield Finding(
-            f"{where}: a model whose vLLM died stays ready",
+            f"{where}: {HEALTH} is not true, so Triton shows a model as ready after its vLLM "
+            "has died",
             f"Add: {parameter_line(HEALTH, 'true')} and start tritonserver with "
             f"--model-control-mode=explicit --load-model={name}",
             fatal=False,

@@ -62,7 +62,7 @@ def guarded_session(
         family, kind, protocol, _, address = info
         if not allowed(str(address[0])):
             raise refused(
-                f"a media URL leads to {address[0]}, which is no public address; name a public "
+                f"a media URL leads to {address[0]}, which is not a public address; name a public "
                 "URL or send a data URL (the operator may set WARMQ_MEDIA_PRIVATE_NETWORKS)"
             )
         return socket.socket(family, kind, protocol)

@@ -305,7 +305,9 @@ def judge_memory(
                 fatal=size > budget.free,
             )
     elif text := os.environ.get(CPU_VARIABLE):
-        yield Finding(f"{CPU_VARIABLE}={text} is no number of GiB", "Write it as 4")
+        yield Finding(
+            f"{CPU_VARIABLE}={text} is not a number of GiB", "Write a whole number, for example 4"
+        )
     else:
         share = _share(options)
         size = math.ceil(budget.total * share)

@@ -153,7 +153,9 @@ def _judge_adapter(name: str, path: str, most: int) -> Iterator[Finding]:
     try:
         rank = json.loads(file.read_text("utf-8")).get("r")
     except (OSError, ValueError, AttributeError) as error:
-        yield Finding(f"WARMQ_ENGINE_ARGS: {file} cannot be read: {error}", "Save the adapter anew")
+        yield Finding(
+            f"WARMQ_ENGINE_ARGS: {file} cannot be read: {error}", "Save the adapter again"
+        )
         return
     if isinstance(rank, int) and rank > most:
         yield Finding(
@@ -170,7 +172,7 @@ def _judge_parallel(options: Mapping[str, str], on_cpu: bool) -> Iterator[Findin
     if stages > 1 and shards == 1:
         yield warning(
             f"--pipeline-parallel-size {stages} with --tensor-parallel-size 1: a request passes "
-            "one device after another (vLLM's tutorial took 18 minutes so, and 8 with tensor "
+            "one device after another (vLLM's tutorial took 18 minutes this way, and 8 with tensor "
             "parallelism on the same two devices)",
             f"Write --tensor-parallel-size {stages} if the devices are in one machine",
         )

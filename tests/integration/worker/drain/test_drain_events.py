@@ -154,4 +154,4 @@ async def test_a_listener_that_raises_is_logged_and_costs_nobody_a_result(
             send(redis_client, *[chat(f"{n}") for n in range(8)])
             await soon(lambda: running.drain.counts.completed == 8)
         running.drain.events.unsubscribe(events.Committed, broken)
-    assert any("a listener failed" in record.message for record in caplog.records)
+    assert any("a subscriber of events failed" in record.message for record in caplog.records)

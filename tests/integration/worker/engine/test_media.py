@@ -136,7 +136,7 @@ async def test_vllm_fetches_through_the_guard_within_its_limits(
         media.guard(global_http_connection, VLLMValidationError)
         try:
             # Refused before anything is sent, data URLs are not touched
-            with pytest.raises(VLLMClientError, match="no public address"):
+            with pytest.raises(VLLMClientError, match="not a public address"):
                 await connector.fetch_image_async(f"{root}/picture")
             with pytest.raises(VLLMClientError, match="send a data URL"):
                 connector.fetch_image(f"{root}/picture")

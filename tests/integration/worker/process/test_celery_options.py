@@ -81,7 +81,7 @@ def test_another_compression_is_refused_by_name(stack: Stack, kind: object) -> N
     app, client, _ = stack
     name = f"other-{kind!r}"
     client.lpush(QUEUE, celery_message(name, compression=kind))
-    with pytest.raises(Exception, match=r"Celery option compression.* gzip, bzip2 and lzma are"):
+    with pytest.raises(Exception, match=r"Celery option compression.* use gzip, bzip2 or lzma"):
         app.AsyncResult(name).get(timeout=20)
 
 

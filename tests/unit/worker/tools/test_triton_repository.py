@@ -134,7 +134,7 @@ def test_a_slip_of_the_pen_is_met_with_the_nearest_name() -> None:
     [
         ({"model": "m"}, 'backend: "python"', "the backend is python, not vllm"),
         ({}, 'backend: "vllm"', "names no model"),
-        ([], 'backend: "vllm"', "is no JSON object"),
+        ([], 'backend: "vllm"', "is not a JSON object"),
         ({"model": "m"}, 'name: "new"\nbackend: "vllm"', "the name new is not its folder's"),
         (
             {"model": "m"},
@@ -144,7 +144,7 @@ def test_a_slip_of_the_pen_is_met_with_the_nearest_name() -> None:
         (
             {"model": "m", "tensor_parallel_size": 2},
             'backend: "vllm"\ninstance_group [ { kind: KIND_GPU } ]',
-            "KIND_GPU is for one GPU, and 2 are asked for",
+            "KIND_GPU is for one GPU, but the arguments ask for 2",
         ),
         (
             {"model": "m", "max_num_seqs": 8},

@@ -38,11 +38,11 @@ PROMPTS = {COMPLETION_URL: "prompt", CHAT_URL: "messages"}
 #: Roles of the messages of a plain chat.
 ROLES = ("system", "user", "assistant")
 #: Fields of a choice that are known here; other fields must be empty.
-VARYING = ("index", "message", "text", "finish_reason", "stop_reason")
+CHOICE_FIELDS = ("index", "message", "text", "finish_reason", "stop_reason")
 #: Fields of an answer that are known here; other fields must be empty.
-VARIED = ("id", "created", "choices", "usage", *FIXED)
+ANSWER_FIELDS = ("id", "created", "choices", "usage", *FIXED)
 #: Fields of an answer's usage that are known here; other fields must be empty.
-USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
+USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 def texts_path(engine: Any) -> FastPath:
@@ -54,7 +54,7 @@ def texts_path(engine: Any) -> FastPath:
     ) -> Replay:
         prompt = body["messages" if "messages" in body else "prompt"]
         if observed.calls != 2 or (observed.chat_params is None) != isinstance(prompt, str):
-            raise ValueError("vLLM makes more than one prompt and one request of it")
+            raise ValueError("vLLM makes several prompts or several engine requests from this body")
         return TextReplay(observed, request_id, answer, context)
 
     observe_rendering(engine.renderer, "render_cmpl_async", "prompts")
@@ -114,10 +114,10 @@ class TextReplay(Replay):
         message = choice.get("message")
         text = choice if message is None else message
         more = [
-            *(v for k, v in found.items() if k not in VARIED),
-            *(v for k, v in choice.items() if k not in VARYING),
-            *(v for k, v in found["usage"].items() if k not in USAGE),
-            *(v for k, v in text.items() if k not in (*VARYING, "content", "role")),
+            *(v for k, v in found.items() if k not in ANSWER_FIELDS),
+            *(v for k, v in choice.items() if k not in CHOICE_FIELDS),
+            *(v for k, v in found["usage"].items() if k not in USAGE_FIELDS),
+            *(v for k, v in text.items() if k not in (*CHOICE_FIELDS, "content", "role")),
         ]
         if choice["index"] or any(value not in (None, []) for value in more):
             raise ValueError("the answer has more than its text")

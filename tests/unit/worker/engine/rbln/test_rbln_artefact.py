@@ -78,9 +78,9 @@ def test_other_folders_and_hub_names_are_not_compiled(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{", "cannot be read"),
-        ("[]", "no JSON object"),
-        ('{"cls_name": "RBLNResNet"}', "no batch_size and max_seq_len"),
-        ('{"batch_size": true, "max_seq_len": -1}', "no batch_size and max_seq_len"),
+        ("[]", "not contain a JSON object"),
+        ('{"cls_name": "RBLNResNet"}', "no batch_size or no max_seq_len"),
+        ('{"batch_size": true, "max_seq_len": -1}', "no batch_size or no max_seq_len"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, text: str, words: str) -> None:

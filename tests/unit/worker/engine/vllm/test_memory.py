@@ -261,7 +261,7 @@ def test_what_was_asked_for_and_does_not_fit_is_refused_or_noted(machine: Machin
     machine.variable("6")
     assert judged()[0].fatal
     machine.variable("much")
-    assert "VLLM_CPU_KVCACHE_SPACE=much is no number of GiB" in judged()[0].problem
+    assert "VLLM_CPU_KVCACHE_SPACE=much is not a number of GiB" in judged()[0].problem
 
 
 def test_check_says_what_vllm_will_ask_for(machine: Machine) -> None:
