@@ -99,7 +99,7 @@ def test_what_comes_out_of_a_file_is_what_counts_as_its_size(
         answer = page.get("/ui/submit", params={"file": file_id})
         assert "too much to plan it on this page" in answer.text
     good = sent(stack, gzip.compress(line(1) + line(2)))
-    assert "Tokens of the prompts" in page.get("/ui/submit", params={"file": good}).text
+    assert "Prompt tokens" in page.get("/ui/submit", params={"file": good}).text
 
 
 def test_failed_lines_of_a_compressed_file_are_run_again(
