@@ -99,7 +99,7 @@ def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs
             batch_url = page.url.partition("?")[0]
             page.goto(batch_url)
             expect(page.locator(".status-completed").first).to_be_visible(timeout=120_000)
-            page.get_by_text("Failed requests").wait_for()
+            page.get_by_role("heading", name="Failed requests").wait_for()
             assert "too-long" in page.locator("main").inner_text()
             with page.expect_download() as got:
                 page.get_by_role("link", name="Answers").click()
