@@ -22,7 +22,7 @@
 local CELERY = 'celery'
 -- Tokens of an answer of unknown length, and bytes of text a token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
--- Most text tokens of such a request where the model's context is unknown, and the tokens of a picture,
+-- Most text tokens of a request without a mean where the model's context is unknown, and the tokens of a picture,
 -- whatever the size of its file.
 local UNKNOWN_TEXT, MEDIUM_TOKENS = 16384, 1024
 -- Most tokens that one request is charged even if a server reports more; and the charge of a request that its

@@ -65,6 +65,8 @@ class UploadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
 
 
 class UploadCreate(msgspec.Struct, kw_only=True):
+    """The body of a create; `bytes` is the size of the whole file."""
+
     bytes: int
     filename: str
     mime_type: str
@@ -73,13 +75,15 @@ class UploadCreate(msgspec.Struct, kw_only=True):
 
 
 class UploadComplete(msgspec.Struct, kw_only=True):
-    """The body of POST /complete: all parts in order, and the file's MD5 in hex."""
+    """The body of POST /complete: the file's parts in order, and the file's MD5 in hex."""
 
     part_ids: list[str]
     md5: str | None = None
 
 
 class Upload(msgspec.Struct, kw_only=True):
+    """An upload."""
+
     id: str
     object: Literal["upload"] = "upload"
     bytes: int
@@ -92,6 +96,8 @@ class Upload(msgspec.Struct, kw_only=True):
 
 
 class UploadPart(msgspec.Struct, kw_only=True):
+    """A part of an upload."""
+
     id: str
     object: Literal["upload.part"] = "upload.part"
     created_at: int

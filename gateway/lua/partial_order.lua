@@ -36,7 +36,7 @@ if writes then
   redis.call('HSET', key, 'segments', segments, 'end', last)
   redis.call('PEXPIRE', key, ARGV[3])
 end
--- Find the last segment that begins at or before the wanted position.
+-- Find the last segment that begins at or before the wanted position, or else the first one.
 local begin, behind = 1, segments + 1
 while behind - begin > 1 do
   local middle = math.floor((begin + behind) / 2)

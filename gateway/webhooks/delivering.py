@@ -38,7 +38,7 @@ TAKEN, CLAIMS = 50, 10
 #: Seconds between two calls that ask Redis for due deliveries.
 LOOK_S = 0.5
 #: Most tries at a time: in this gateway, for one endpoint that answered the last try, and for all
-#: endpoints that did not. A try without an answer takes 10 s.
+#: endpoints that did not or are new. A try without an answer takes 10 s.
 AT_ONCE, FOR_ONE, FOR_UNPROVED = 32, 2, 16
 #: Most deliveries that wait here for their endpoint's turn: of one endpoint, and of all.
 WAITING_FOR_ONE, WAITING = 50, 1000

@@ -75,8 +75,8 @@ def test_a_pages_links_lead_to_files_and_headings_that_are_there(page: Path) -> 
     missing = []
     for shown, link in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", page.read_text()):
         name, _, anchor = link.partition("#")
-        if re.fullmatch(r"[\w.-]+\.md", shown) and name:
-            assert shown == Path(name).name
+        if re.fullmatch(r"[\w./-]+\.md", shown) and name:
+            assert Path(shown).name == Path(name).name
         target = page.parent / name if name else page
         if "://" in link or not target.exists():
             missing += [link] * ("://" not in link)

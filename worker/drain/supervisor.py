@@ -45,7 +45,7 @@ class EngineShare:
         return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
 
     def of(self, amount: int) -> int:
-        """Return this share of a number, at least 1; the shares add up to the number."""
+        """Return this share of a number, at least 1; they add up to it if it is large enough."""
         return max(1, (amount + self.count - 1 - self.number) // self.count)
 
     def settings(self, settings: WorkerSettings) -> WorkerSettings:

@@ -134,7 +134,7 @@ class _Body(Struct):
 
 _line = msgspec.json.Decoder(_Line).decode
 _body = msgspec.json.Decoder(_Body).decode
-#: OpenAI's error code for a request that has never run -> Anthropic's result type.
+#: OpenAI's error code for a request without an answer -> Anthropic's result type.
 _ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 

@@ -2,7 +2,7 @@
 
 A success is such a line already (contract/results.py); only answers of `/v1/responses` get the
 fields that vLLM leaves out. A refused or failed request gets a `response` with status 4xx or 5xx
-and the error in its body. A request that has never run gets a top-level `error`.
+and the error in its body. A request without an answer gets a top-level `error`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.online.events import MALFORMED_ANSWER, complete_response
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
 #: Text in each answer of /v1/responses. No string in an answer matches: its quotes are escaped.
 _RESPONSE = b'"object":"response"'
-#: warmq's error code for a request that has never run -> OpenAI's code.
+#: warmq's error code for a request without an answer -> OpenAI's code.
 WITHOUT_ANSWER = {
     "expired": "batch_expired", "cancelled": "batch_cancelled", "result_expired": "result_expired"
 }  # fmt: skip
