@@ -129,7 +129,7 @@ memory-full: $(STAMP) ## measure a worker's memory over 1,000,000 requests; writ
 faults: $(STAMP) ## tests/faults without the slow ones: kill processes, hang engines, cut connections (minutes)
 	$(PYTEST) tests/faults -m "not slow"
 
-faults-full: $(STAMP) ## 200 random faults over 20,000 requests, 40 with vLLM; then soak, memory, faults-gateway, upgrade, bad-days
+faults-full: $(STAMP) ## 200 random faults over 20,000 requests, 40 with vLLM; then all other -full targets of faults
 	$(PYTEST) tests/faults -m slow
 	$(PYTEST) tests/faults/test_hostile_requests.py -m "not slow"
 	$(PY) tests/faults/run_campaign.py --save $(if $(SEED),--seed $(SEED))
@@ -141,6 +141,17 @@ faults-full: $(STAMP) ## 200 random faults over 20,000 requests, 40 with vLLM; t
 	$(MAKE) faults-gateway-full
 	$(MAKE) upgrade-full
 	$(MAKE) bad-days-full
+	$(MAKE) faults-swaps-full
+	$(MAKE) models-day-full
+
+.PHONY: faults-swaps-full
+faults-swaps-full: $(STAMP) ## 200 faults over 3 workers with 5 models, in each phase of a swap, 60 more with engines that sleep, 20 minutes; writes figures into the repository
+	$(PY) tests/faults/run_campaign.py --save --swaps $(if $(SEED),--seed $(SEED))
+	$(PY) tests/faults/run_campaign.py --save --sleeps --faults 60 $(if $(SEED),--seed $(SEED))
+
+.PHONY: models-day-full
+models-day-full: $(STAMP) ## a simulated day of 16 workers and 12 models, 10 minutes; writes figures into the repository
+	$(PY) tests/faults/run_models_day.py --save
 
 .PHONY: soak-full
 soak-full: $(STAMP) ## an hour of ten tenants with vLLM, one of them hostile; writes figures into the repository

@@ -24,5 +24,6 @@ RUN scripts/setup base build
 RUN useradd --create-home warmq
 USER warmq
 # TORCHDYNAMO_DISABLE: vLLM's CPU sampler would be compiled at its first use, and there is no compiler.
-ENV HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TORCHDYNAMO_DISABLE=1
+# WARMQ_ENGINE_LOG: a container's log has vLLM's log too, and its disk gets no file.
+ENV WARMQ_ENGINE_LOG=- HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TORCHDYNAMO_DISABLE=1
 CMD ["celery", "-A", "worker.app", "worker", "--pool=solo", "--without-gossip", "--without-mingle", "--loglevel=INFO"]

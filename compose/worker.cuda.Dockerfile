@@ -24,5 +24,6 @@ RUN scripts/setup base build
 # belongs to the user before a volume is mounted on it.
 RUN useradd --create-home warmq && install -d -o warmq -g warmq /home/warmq/.cache
 USER warmq
-ENV HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+# WARMQ_ENGINE_LOG: a container's log has vLLM's log too, and its disk gets no file.
+ENV WARMQ_ENGINE_LOG=- HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 CMD ["celery", "-A", "worker.app", "worker", "--pool=solo", "--without-gossip", "--without-mingle", "--loglevel=INFO"]

@@ -8,6 +8,9 @@ import orjson
 from contract.naming import DEFAULT_TENANT
 from contract.results import OUTCOMES
 
+#: The message of a request that a user cancelled.
+BY_USER = "cancelled by the user"
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -44,6 +47,21 @@ class Batch:
         return self.fields.get("tenant", DEFAULT_TENANT)
 
     @property
+    def queues(self) -> list[str]:
+        """The queues that the batch's requests were put into; at least one."""
+        several = self.fields.get("queues")
+        return several.split("\n") if several else [self.fields.get("queue", "")]
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """The queue of each model that chooses one; '' is for any other model, if it has one.
+
+        Empty if the lines' models do not choose queues.
+        """
+        raw = self.fields.get("routes")
+        return orjson.loads(raw) if raw else {}
+
+    @property
     def sealed(self) -> bool:
         """Whether all lines were submitted (or the batch was cancelled)."""
         return "sealed" in self.fields
@@ -57,6 +75,12 @@ class Batch:
     def finished(self) -> bool:
         """Whether every line has its result."""
         return "finished_at" in self.fields
+
+    @property
+    def stopped(self) -> bool:
+        """Whether so many requests failed that the batch was cancelled (`stop_after`)."""
+        # The retry of a producer of 0.2.0 leaves the field behind.
+        return "stopped" in self.fields and "cancelling" in self.fields
 
     @property
     def written(self) -> frozenset[str]:
@@ -102,7 +126,7 @@ class Batch:
             return "validating"
         if not self.finished:
             return "in_progress"
-        valid = self.number("valid")  # without the rejected lines, which cannot expire
-        if valid == 0:
+        # OpenAI's batches without a valid request are `completed`, with all errors in a file.
+        if self.number("valid") == 0 and "over_http" not in self.fields:
             return "failed"
-        return "expired" if self.number("expired") == valid else "completed"
+        return "expired" if self.number("expired") else "completed"

@@ -21,7 +21,7 @@ _KINDS: dict[str, Callable[[], Any]] = {
 
 
 def inflated(body: str, kind: object, max_bytes: int) -> bytes:
-    """Return the decompressed text of a body, which is in base64.
+    """Return the decompressed text of `body`, which is compressed data in base64.
 
     Raises:
         RequestRejected: the text has more than `max_bytes`, the data are damaged, or `kind` is

@@ -4,8 +4,8 @@ from typing import Literal
 
 #: Names of remedies for which each user interface has its own text.
 Remedy = Literal[
-    "collect_earlier", "follow_results", "name_error_file", "new_batch_id", "other_tokenizer",
-    "read_new_batch", "report", "resume_submit", "same_options", "submit_again",
+    "collect_earlier", "follow_results", "give_delimiter", "name_error_file", "new_batch_id",
+    "other_tokenizer", "read_new_batch", "report", "resume_submit", "same_options", "submit_again",
     "submit_from_start",
 ]  # fmt: skip
 
@@ -13,8 +13,8 @@ Remedy = Literal[
 class WarmqError(Exception):
     """The base class of every error that warmq raises on purpose.
 
-    `message` states the problem and the remedy. If `remedy` is set, the message has no remedy: the
-    user interface adds its text for it, with `facts` filled in.
+    `message` states the problem and the remedy. If `remedy` is set, it is the code of a remedy that
+    the message lacks: the user interface adds its text of this remedy, with `facts` filled in.
     """
 
     code = "internal_error"
@@ -82,7 +82,7 @@ class StoreUnreachable(StoreUnavailable):
 
 
 class StoreFull(StoreUnavailable):
-    """Redis has no memory for this write; it has some again once results are collected."""
+    """Redis has no memory for this write; it has some again once batches are deleted or expire."""
 
 
 class StoreRefused(StoreUnavailable):
@@ -102,9 +102,15 @@ class ProtocolMismatch(WarmqError):
 
 
 class BatchConflict(WarmqError):
-    """The batch is in a state that does not allow the call."""
+    """The batch, or what else the call names, is in a state that does not allow the call."""
 
     code = "batch_conflict"
+
+
+class BatchNotFound(BatchConflict):
+    """There is no batch of this id (any more)."""
+
+    code = "batch_not_found"
 
 
 class ExtraMissing(WarmqError):

@@ -1,4 +1,4 @@
-"""Makes the names that clients see: of the task, queues, lists and results, and request ids.
+"""Makes the names that clients see: those of the task, queues, lists and results; request ids.
 
 It also finds the known name that is most similar to a misspelt one.
 """
@@ -36,13 +36,14 @@ def queue_name(model: str | None, default: str = DEFAULT_QUEUE) -> str:
     return f"{default}.{model}" if model else default
 
 
-def _step(priority: int) -> int:
+def priority_step(priority: int) -> int:
+    """Return kombu's step of a priority, 0 (highest) to 9."""
     return max(step for step in PRIORITY_STEPS if step <= priority)
 
 
 def priority_list(queue: str, priority: int) -> str:
     """Return the key of kombu's list for a priority, 0 (highest) to 9."""
-    step = _step(priority)
+    step = priority_step(priority)
     return queue if step == 0 else f"{queue}{PRIORITY_SEPARATOR}{step}"
 
 
@@ -52,8 +53,16 @@ def priority_lists(queue: str) -> list[str]:
 
 
 def turn_list(queue: str, priority: int, tenant: str, batch_id: str = "") -> str:
-    """Return the key of the list of a batch's messages, or of a tenant's in order of arrival."""
-    return f"{queue}{PRIORITY_SEPARATOR}{_step(priority)}\x06{tenant}\x06{batch_id}"
+    """Return the key of the list of a batch's messages.
+
+    Without `batch_id`: of those of the tenant's messages that are served in order of arrival.
+    """
+    return f"{queue}{PRIORITY_SEPARATOR}{priority_step(priority)}\x06{tenant}\x06{batch_id}"
+
+
+def list_in(queue: str, list_key: str) -> str:
+    """Return the list of the same priority, tenant and batch in another queue."""
+    return f"{queue}{PRIORITY_SEPARATOR}{list_key.rpartition(PRIORITY_SEPARATOR)[2]}"
 
 
 def turns_key(queue: str, step: int | None = None) -> str:

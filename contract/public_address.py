@@ -1,4 +1,4 @@
-"""Checks whether an IP address is public: URLs of strangers may lead to public ones only."""
+"""Checks whether an IP address is public; URLs that clients give may lead to no other address."""
 
 import ipaddress
 
@@ -12,7 +12,10 @@ _NOT_PUBLIC = tuple(map(ipaddress.ip_network, (
 
 
 def is_public(host: str) -> bool:
-    """Return whether an IP address is public; of an IPv6 address with an IPv4 one, check that."""
+    """Return whether an IP address is public.
+
+    An IPv6 address that contains an IPv4 address is public if the IPv4 address is.
+    """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:

@@ -30,13 +30,19 @@ def one_line(text: bytes) -> bytes:
     return text
 
 
-def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]) -> bytes:
-    """Return Celery's meta of a success; `body`, the response as JSON, is inserted unchanged."""
+def success_meta(
+    delivery: Delivery, body: bytes, timing: dict[str, float | int], prompt: str = ""
+) -> bytes:
+    """Return Celery's meta of a success; `body`, the response as JSON, is inserted unchanged.
+
+    `prompt` is the beginning of the prompt, for the list of requests on the page.
+    """
     rid = orjson.dumps(delivery.request_id)
+    ours = _warmq(delivery.batch, delivery.custom_id, delivery.line, None, timing, prompt)
     return b"".join((
         b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":',
         orjson.dumps(dt.datetime.now(dt.UTC)), b',"task_id":', rid, b',"warmq":',
-        orjson.dumps(_warmq(delivery.batch, delivery.custom_id, delivery.line, None, timing)), b"}",
+        orjson.dumps(ours), b"}",
     ))  # fmt: skip
 
 
@@ -76,21 +82,27 @@ def failure_meta(
 
 
 def _warmq(
-    batch: str, custom_id: str | None, line: int | None, error: object, timing: object
-) -> dict[str, Any]:
-    return dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
+    batch: str, custom_id: str | None, line: int | None, error: object, timing: object,
+    prompt: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    found = dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
+    if prompt:
+        found["prompt"] = prompt
+    return found
 
 
 @dataclass(slots=True)  # made once for each result: one call fewer than a tuple
 class ResultLine:
     """One output line of a batch.
 
-    `failed`: the line belongs in the error file. `rejected`: its request is wrong.
+    `failed`: the line belongs in the error file. `rejected`: its request is wrong. `outcome` is
+    one of OUTCOMES.
     """
 
     json: bytes
     failed: bool
     rejected: bool = False
+    outcome: str = "completed"
 
 
 #: A line's number, below the highest integer that every JSON reader can read. Lines are counted
@@ -112,6 +124,7 @@ class _Ours(msgspec.Struct):
     timing: dict[str, float] | None = None
     custom_id: str | None = None
     line: _Line | None = None
+    prompt: str | None = None
 
 
 def read_meta(raw: bytes) -> dict[str, Any]:
@@ -154,6 +167,47 @@ def outcome_of(meta: dict[str, Any]) -> str:
         return "completed"
     code = ((meta.get("warmq") or {}).get("error") or {}).get("code")
     return code if code in ("cancelled", "expired") else "failed"
+
+
+#: Texts in the JSON of an answer that ended at its limit of tokens: of chats and completions, of
+#: /v1/responses and of /v1/messages. Quotes within a JSON text are escaped, so none is in one.
+_CUT = (
+    b'"finish_reason":"length"',
+    b'"incomplete_details":{"reason":"max_output_tokens"',
+    b'"stop_reason":"max_tokens","usage"',
+    b'"stop_reason":"max_tokens","stop_sequence":null',
+)
+
+
+def is_cut(answer: bytes) -> bool:
+    """Return whether an answer, or a stored success, ended at its limit of tokens."""
+    return any(text in answer for text in _CUT)
+
+
+def is_last_cut(answer: bytes) -> bool:
+    """Return `is_cut` of the last choice alone: 1 µs, a quarter of the other's time."""
+    at = answer.rfind(b'"finish_reason":"')
+    if at < 0:
+        return any(text in answer for text in _CUT[1:])
+    return answer.startswith(b"length", at + len(b'"finish_reason":"'))
+
+
+class _Numbered(msgspec.Struct):
+    line: int = 0
+
+
+class _OutputLine(msgspec.Struct):
+    error: _Numbered | None = None
+    warmq: _Numbered | None = None
+
+
+_decode_line = msgspec.json.Decoder(_OutputLine).decode
+
+
+def line_number(output_line: bytes) -> int:
+    """Return the number of the input's line of which an output line is the result."""
+    found = _decode_line(output_line)
+    return (found.error or found.warmq or _Numbered()).line
 
 
 class _Warmq(msgspec.Struct):
@@ -268,7 +322,7 @@ def _any_line(
         "code": "result_expired", "message": "the result was collected too late"
     }  # fmt: skip
     same_as: dict[str, Any] = {}
-    rejected = False
+    rejected, outcome = False, "failed"
     if raw is not None:
         meta = read_meta(raw)
         ours, body = meta.get("warmq") or {}, meta.get("result")
@@ -279,7 +333,7 @@ def _any_line(
             out["response"] = {"status_code": 200, "request_id": ran, "body": body}
             out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
             return ResultLine(one_line(orjson.dumps(out)), False)
-        error, rejected = _error_in(meta), _is_rejection(body)
+        error, rejected, outcome = _error_in(meta), _is_rejection(body), outcome_of(meta)
     own = {"line": line} if leader else {}  # the leader's error may name the leader's line
     out["error"] = {"line": line, **error, **own, **same_as}
-    return ResultLine(one_line(orjson.dumps(out)), True, rejected)
+    return ResultLine(one_line(orjson.dumps(out)), True, rejected, outcome)

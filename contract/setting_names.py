@@ -23,24 +23,25 @@ ENGINE_GROUP = "warmq.engines"
 #: The settings that only workers read, among them all of this repository's engines.
 WORKER_SETTINGS = frozenset(
     """
-    engine model served_model_name default_max_tokens look_ahead
+    engine model models swap_drain_s served_model_name default_max_tokens look_ahead
     lease_s max_deaths stall_timeout_s rebuild_tries heartbeat_file front_ends metrics_port
-    engine_args kill_grace_s media_private_networks rbln_devices rbln_timeout_s
+    engine_args engine_log kill_grace_s media_private_networks adapters rbln_devices rbln_timeout_s
     remote_wait_s openai_base_urls openai_api_key openai_concurrency openai_health_path
+    openai_shared_with openai_ttft_ms openai_itl_ms
     triton_url triton_model
-    simulated_slots simulated_latency_s simulated_tests
+    simulated_slots simulated_tests
 """.split()
 )
 #: The settings that only gateways read.
 GATEWAY_SETTINGS = frozenset(
     """
     gateway_host gateway_port gateway_store gateway_max_file_bytes
-    gateway_max_requests gateway_batch_runner gateway_models gateway_online_timeout_s
-    gateway_private_webhooks
+    gateway_max_requests gateway_batch_runner gateway_models gateway_not_loaded
+    gateway_online_timeout_s
 """.split()
 )
-#: The settings that workers and gateways read, with different defaults.
-WORKER_AND_GATEWAY_SETTINGS = frozenset({"drain_timeout_s"})
+#: The settings that workers and gateways read.
+WORKER_AND_GATEWAY_SETTINGS = frozenset({"drain_timeout_s", "gateway_private_webhooks"})
 _FIXED = "is fixed now; remove it"
 _OF_TESTS = "set it in WARMQ_SIMULATED_TESTS, one JSON object"
 #: Removed settings of 0.2.0, each with text that names its replacement.
@@ -54,6 +55,7 @@ REMOVED_SETTINGS = {
     "metrics_host": "write the address into WARMQ_METRICS_PORT, for example 127.0.0.1:9100",
     "triton_slots": "set WARMQ_MAX_NUM_SEQS in the parameters of the server's config.pbtxt",
     "simulated_step_s": _OF_TESTS,
+    "simulated_latency_s": _OF_TESTS,
     "simulated_log": _OF_TESTS,
     "simulated_build_s": _OF_TESTS,
     "simulated_fate": "set `behavior` in WARMQ_SIMULATED_TESTS, one JSON object",
@@ -77,8 +79,8 @@ TEST_PREFIX = "test_"
 #: Names of variables that Kubernetes sets for each Service, for example
 #: WARMQ_REDIS_SERVICE_HOST for a Service warmq-redis.
 SERVICE_LINK = re.compile(r"(.+_)?(service_(host|port(_.+)?)|port_\d+_(tcp|udp|sctp)(_[a-z]+)?)")
-#: Another name that Kubernetes sets for a Service. A person may have set it, too; then its value is
-#: not an address of the second form.
+#: Another name that Kubernetes sets for a Service. If a person has set it, its value does not begin
+#: with SERVICE_ADDRESS.
 SERVICE_PORT, SERVICE_ADDRESS = re.compile(r"(.+_)?port"), re.compile(r"(tcp|udp|sctp)://")
 #: The least ratio of difflib between a wrong name and the name that a message suggests.
 SIMILARITY = 0.7

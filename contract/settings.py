@@ -1,8 +1,8 @@
 """Reads settings, and defines those that worker, producer and gateway share.
 
 A setting is taken from the first place that has it: the environment (`WARMQ_*`), `.env`, the TOML
-file (WARMQ_CONFIG, default `warmq.toml` in the working directory), the default below. Unknown names
-are refused (setting_names.py).
+file (WARMQ_CONFIG, default `warmq.toml` in the working directory), the default below. Misspelt
+names are refused; a worker refuses all unknown names (setting_names.py).
 """
 
 import os
@@ -56,6 +56,10 @@ Bytes = Annotated[int, Field(ge=1, le=2**40)]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
 
 
+#: The field of WARMQ_GATEWAY_PRIVATE_WEBHOOKS, for gateways and, with `submit --notify`, workers.
+PRIVATE_WEBHOOKS = Field(False, description="whether webhooks may go to private addresses")
+
+
 class SettingsError(WarmqError):
     """A setting is wrong; the message names the setting, its allowed values and its default."""
 
@@ -65,7 +69,7 @@ class SettingsError(WarmqError):
 def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
     """Read WARMQ_CONFIG, or warmq.toml if it exists."""
     named = os.environ.get("WARMQ_CONFIG")
-    if named and not os.path.isfile(named):  # noqa: PTH113 - Path's raises for names too long
+    if named and not os.path.isfile(named):  # noqa: PTH113 - Path.is_file raises for a long name
         raise SettingsError(f"WARMQ_CONFIG: {named!r} is not a file; name a TOML file, or unset it")
     file = named or "warmq.toml"
     try:
@@ -79,14 +83,14 @@ def _misspelt(
 ) -> Iterator[str]:
     """Yield a message for each name in environment, .env or TOML file that would be ignored."""
     known = cls.model_fields.keys() | Settings.model_fields.keys()
-    every = cls.refuses_unknown_names
-    yield from misspelt_variables(_variables(env), known, all_known=every)
+    all_known = cls.refuses_unknown_names
+    yield from misspelt_variables(_variables(env), known, all_known=all_known)
     in_dotenv = _variables(dotenv)
-    for message in misspelt_variables(in_dotenv, known, all_known=every):
+    for message in misspelt_variables(in_dotenv, known, all_known=all_known):
         yield f".env: {message}"
     if in_dotenv.get("warmq_config"):
         yield ".env: WARMQ_CONFIG is read from the environment only; set it there"
-    for message in misspelt_keys(toml.toml_data, known, all_known=every):
+    for message in misspelt_keys(toml.toml_data, known, all_known=all_known):
         yield f"{toml.toml_file_path}: {message}"
 
 
@@ -99,7 +103,7 @@ class SourcedSettings(BaseSettings):
 
     #: Whether names in all places are checked.
     checks_names: ClassVar[bool] = True
-    #: Whether also names are refused that are not similar to a known name.
+    #: Whether names that are not similar to a known name are refused too.
     refuses_unknown_names: ClassVar[bool] = False
 
     model_config = SettingsConfigDict(
@@ -129,13 +133,15 @@ class Settings(SourcedSettings):
     """The settings that worker, producer and gateway share."""
 
     redis_url: RedisUrl = Field(
-        SecretStr("redis://127.0.0.1:6379/0"), description="Redis (broker, leases, results)"
+        SecretStr("redis://127.0.0.1:6379/0"), description="URL of Redis: broker, leases, results"
     )
     queue: Annotated[Text, AfterValidator(_queue)] = Field(
         DEFAULT_QUEUE, min_length=1, max_length=200, description="base name of the queue"
     )
     result_ttl_s: Seconds = Field(
-        604800, ge=1, description="how long results live after their batch ended (7 days)"
+        604800,
+        ge=1,
+        description="seconds for which results are kept after their batch ended (7 days)",
     )
     high_water: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
         0.6, description="share of Redis's maxmemory above which submit waits"

@@ -22,7 +22,10 @@ from worker.engine.vllm.preflight import cuda_of
 from worker.machine.packages import installed
 
 #: Fields of WARMQ_SIMULATED_TESTS.
-SIMULATED_TESTS = ("step_s", "log", "build_s", "behavior", "process")
+SIMULATED_TESTS = (
+    "latency_s", "step_s", "log", "build_s", "end_s", "behavior", "process", "names_model",
+    "sleep",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "tiny"
 #: What the tiny model needs on a small CPU machine. Without a limit vLLM would reserve most
@@ -119,7 +122,8 @@ class RedisServer:
         if wait:
             try:
                 with self.client() as client:
-                    eventually(lambda: _answers(client), 10, "redis-server answers")
+                    # A busy machine needs 12 s to load an append-only file of 70 MB.
+                    eventually(lambda: _answers(client), 60, "redis-server answers")
             except TimeoutError:
                 self.stop()  # nobody else would, nor wait for one that has ended by itself
                 raise
@@ -170,16 +174,16 @@ def procfile_command(python: str | Path = sys.executable) -> list[str]:
 def environment_of(settings: Mapping[str, object], root: Path = ROOT) -> dict[str, str]:
     """Return this process' environment with these settings of warmq, and no others.
 
-    What WARMQ_SIMULATED_TESTS has may be given as `simulated_build_s` and so on. A `root` of 0.2.0
-    or before has settings of these names.
+    What WARMQ_SIMULATED_TESTS has may be given as `simulated_build_s` and so on; an older `root`
+    may have settings of these names.
     """
-    names = root / "contract" / "setting_names.py"
+    engine = root / "worker" / "engine" / "simulated" / "__init__.py"
+    fields = engine.read_text() if engine.exists() else ""
     found, inside = dict(settings), {}
-    if names.exists() and "simulated_tests" in names.read_text():
-        for name in settings:
-            part = name.removeprefix("simulated_")
-            if part in SIMULATED_TESTS and part != name:
-                inside[part] = found.pop(name)
+    for name in settings:
+        part = name.removeprefix("simulated_")
+        if part in SIMULATED_TESTS and part != name and f"\n    {part}: " in fields:
+            inside[part] = found.pop(name)
     if inside:
         found["simulated_tests"] = json.dumps(inside, default=str)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}

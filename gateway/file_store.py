@@ -45,7 +45,8 @@ class FileStoreFailed(WarmqError):
 class Writer:
     """A file that is being written; it is removed unless `commit` is called."""
 
-    def __init__(self, target: AtomicFile | ObjectFile, where: str) -> None:
+    def __init__(self, target: AtomicFile | ObjectFile, where: str, name: str) -> None:
+        self.name = name
         self._target, self._where = target, where
         self._size = 0
 
@@ -79,7 +80,7 @@ class FileStore(ABC):
         """Open a file for writing; its commit replaces a file of the same name."""
         checked_name(name)
         with _write_errors(self.where):
-            writer = Writer(self._begun(name), self.where)
+            writer = Writer(self._begun(name), self.where, name)
         try:
             yield writer
         finally:

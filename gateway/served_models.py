@@ -5,17 +5,27 @@ Each worker writes its announcement, which has its queue, model and state, into 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from contract.naming import queue_name
-from contract.redis.announcements import is_alive, protocol_of
+from contract.redis.announced_models import has_loaded
+from contract.redis.announcements import (
+    UNNAMED,
+    is_alive,
+    model_name,
+    names_of,
+    own_names,
+    paths_of,
+    protocol_of,
+    queues_of,
+)
 from contract.version import PROTOCOL
 
-#: Model name of a worker of the default queue that announces no model.
-UNNAMED = "default"
+#: The name in WARMQ_GATEWAY_MODELS that stands for all names that are not known.
+ANY = "*"
 #: Most names of models in an error, and most characters of each.
 _MOST_NAMES, _NAME_CHARS = 20, 200
 
@@ -23,8 +33,8 @@ _MOST_NAMES, _NAME_CHARS = 20, 200
 def configured_models(text: str) -> dict[str, str]:
     """Return the model of each name in WARMQ_GATEWAY_MODELS ('' for the default queue's).
 
-    `a` is a model with its own queue, `b=a` is another name of it, for example an adapter's, and
-    `c=` is a model of the default queue.
+    `a` is a model with its own queue, `b=a` is another name of it, for example an adapter's,
+    `c=` is a model of the default queue, and `*=` makes all unknown names models of that queue.
 
     Raises:
         ValueError: An entry has no name.
@@ -37,6 +47,8 @@ def configured_models(text: str) -> dict[str, str]:
             raise ValueError(
                 f"{entry!r} has no name; write NAME, NAME=MODEL or NAME=, separated by commas"
             )
+        if ANY in (name, entry) and (model.strip() or not is_other):
+            raise ValueError(f"{entry!r}: write {ANY}=, any name of the default queue's model")
         found[name or entry] = model.strip() if is_other else entry
     return found
 
@@ -55,15 +67,33 @@ class ServedModels:
     alive: bool
     #: Names of the queues' base models, without adapters.
     own: Collection[str] = ()
+    #: Whether the default queue takes requests for names that are not known.
+    takes_any: bool = False
+    #: Queues of models that workers can load, but none has loaded.
+    not_loaded: Collection[str] = ()
+    #: Paths of models' folders, which are names that callers may use, but do not see.
+    paths: Collection[str] = ()
 
     @classmethod
-    def of(cls, announced: Iterable[Mapping[str, Any]], base: str, configured: str) -> ServedModels:
-        """Return the models of announced workers of the default queue `base` and its subqueues."""
-        workers = [each for each in announced if _is_ours(each, base)]
+    def of(
+        cls,
+        announced: Iterable[Mapping[str, Any]],
+        base: str,
+        configured: str,
+        *,
+        silent: bool = True,
+    ) -> ServedModels:
+        """Return the models of announced workers of the default queue `base` and its subqueues.
+
+        Without `silent`, workers that have not announced themselves lately serve nothing.
+        """
+        every = [each for each in announced if _is_ours(each, base)]
+        workers = [each for each in every if silent or is_alive(each)]
         current = {each["queue"] for each in workers if protocol_of(each) >= PROTOCOL}
         older = {each["queue"] for each in workers if is_alive(each)} - current
-        known = [(name, each["queue"]) for each in workers for name in _names(each, base)]
+        known = [pair for each in workers for pair in names_of(each, base)]
         models = configured_models(configured)
+        takes_any = models.pop(ANY, None) is not None or (not models and _is_one_model(every, base))
         named = {name: queue_name(model, base) for name, model in models.items()}
         return cls(
             base=base,
@@ -72,9 +102,17 @@ class ServedModels:
             outdated={name for name, queue in (*known, *named.items()) if queue in older},
             alive=any(is_alive(each) and protocol_of(each) >= PROTOCOL for each in workers),
             own={
-                *(name for each in workers for name in _own_names(each, base)),
+                *(name for each in workers for name in own_names(each, base)),
                 *(name for name, model in models.items() if model in ("", name)),
             },
+            takes_any=takes_any,
+            not_loaded={
+                queue
+                for each in workers
+                for queue in queues_of(each)
+                if not any(has_loaded(one, queue) for one in workers)
+            },
+            paths={path for each in workers for path in paths_of(each)},
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
@@ -91,9 +129,10 @@ class ServedModels:
             return None
         if found := self.names.get(name) or self.configured.get(name):
             return found
+        served = self.base in (*self.names.values(), *self.configured.values())
         # A worker that announces no model takes requests for any name.
-        takes_any = self.names.get(UNNAMED) == self.base and name not in self.outdated
-        return self.base if takes_any else None
+        takes_any = (self.takes_any and served) or self.names.get(UNNAMED) == self.base
+        return self.base if takes_any and name not in self.outdated else None
 
     def default_of(self, allowed: Collection[str] | None) -> str:
         """Return the model of a caller's requests that name none, or ''.
@@ -118,13 +157,18 @@ class ServedModels:
     def listing(self, allowed: Collection[str] | None) -> str:
         """Return an error's text about the models that a caller may use."""
         for known in (self.names, self.configured):
-            mine = sorted(n for n in visible_names(known) if allowed is None or n in allowed)
+            mine = sorted(n for n in self.visible(known) if allowed is None or n in allowed)
             if mine:
                 break
         else:
             return "no model is served to you now"
         names = ", ".join(name[:_NAME_CHARS] for name in mine[:_MOST_NAMES])
         return f"served are: {names}{', ...' if len(mine) > _MOST_NAMES else ''}"
+
+    def visible(self, names: Iterable[str]) -> list[str]:
+        """Return the names that callers may see: no paths of folders."""
+        shown = (name for name in names if name not in self.paths)
+        return [name for name in shown if not PurePath(name).is_absolute()]
 
     def is_outdated(self, name: str, allowed: Collection[str] | None) -> bool:
         """Return whether only workers of an older protocol serve a model."""
@@ -142,30 +186,11 @@ class ServedModels:
         return queues.pop() if len(queues) == 1 else None
 
 
-def visible_names(names: Iterable[str]) -> list[str]:
-    """Return the names that callers may see: no paths of folders."""
-    return [name for name in names if not PurePath(name).is_absolute()]
-
-
 def _is_ours(worker: Mapping[str, Any], base: str) -> bool:
     return bool(worker["queue"] == base or worker["queue"].startswith(f"{base}."))
 
 
-def _names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
-    adapters = worker.get("adapters")
-    yield from _own_names(worker, base)
-    for adapter in adapters if isinstance(adapters, list) else ():
-        yield str(adapter)
-
-
-def _own_names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
-    """Yield the names of a worker's base model."""
-    queue, model = worker["queue"], worker.get("model")
-    if queue != base:
-        yield queue.removeprefix(f"{base}.")
-    elif isinstance(model, str) and model:
-        yield model
-        if PurePath(model).is_absolute():
-            yield PurePath(model).name  # the folder's path is not shown
-    else:
-        yield UNNAMED
+def _is_one_model(workers: Iterable[Mapping[str, Any]], base: str) -> bool:
+    """Return whether all workers take the default queue and serve one model, without adapters."""
+    found = {(each["queue"], model_name(each), bool(each.get("adapters"))) for each in workers}
+    return len(found) == 1 and next(iter(found))[::2] == (base, False)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import signal
 import socket
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
+from uvicorn.config import LOGGING_CONFIG, STARTUP_FAILURE
 
 from contract.errors import WarmqError
 from contract.log_lines import set_up
+from contract.redis.announcements import is_alive
 from contract.traces import tracing
 from gateway.app import build
 from gateway.auth import check_address
@@ -21,6 +26,7 @@ from gateway.files.files import check_same_store
 from gateway.http import audit
 from gateway.http.connections import protocol_for, raise_descriptor_limit, silence_client_errors
 from gateway.http.services import Services
+from gateway.served_models import ServedModels
 from gateway.settings import GatewaySettings
 
 #: Seconds for which idle connections stay open, longer than clients keep them (5 s, also uvicorn's
@@ -30,6 +36,9 @@ KEEP_ALIVE_S = 75
 #: New objects after which Python collects its youngest generation, as in the worker
 #: (docs/decisions/0009). Python's default of 700 means a collection every few requests.
 YOUNG_OBJECTS = 10_000
+
+
+log = logging.getLogger(__name__)
 
 
 class AddressTaken(WarmqError):
@@ -73,8 +82,8 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {host}, port {port}: {error.strerror}; name another with --host"
 
 
-def serve(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT.
+def serve(settings: GatewaySettings, tell: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `tell` gets the addresses once they are served.
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
@@ -84,10 +93,10 @@ def serve(settings: GatewaySettings) -> None:
     """
     check_free(settings.gateway_host, settings.gateway_port)
     with tracing(settings.traces, "warmq-gateway"):
-        _serve(settings)
+        _serve(settings, tell)
 
 
-def _serve(settings: GatewaySettings) -> None:
+def _serve(settings: GatewaySettings, tell: Callable[[str], None]) -> None:
     services = Services.open(settings)
     runner = RunnerProcess()
     # After its own handling uvicorn raises the signal again, which runs this handler.
@@ -96,6 +105,7 @@ def _serve(settings: GatewaySettings) -> None:
         as_json = settings.log_format == "json"
         if as_json:
             set_up("json", "")
+            tell = _tell_in_log
         check_address(settings.gateway_host, services.keys)
         check_same_store(services)
         audit.to_stdout()
@@ -105,7 +115,7 @@ def _serve(settings: GatewaySettings) -> None:
         app = build(services)
         gc.freeze()  # keeps 90,000 lasting objects out of full collections
         gc.set_threshold(YOUNG_OBJECTS)
-        uvicorn.run(
+        config = uvicorn.Config(
             app,
             host=settings.gateway_host,
             port=settings.gateway_port,
@@ -118,11 +128,52 @@ def _serve(settings: GatewaySettings) -> None:
             access_log=False,
             server_header=False,
             log_config=None if as_json else LOGGING_CONFIG,
-            log_level="info",
+            log_level="info" if as_json else "warning",
         )
+        server = _Server(config, services, tell)
+        with suppress(KeyboardInterrupt):
+            server.run()
+        if not server.started:
+            raise SystemExit(STARTUP_FAILURE)
     finally:
         runner.stop()
         services.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells where it listens, and which models are served, once it does."""
+
+    def __init__(
+        self, config: uvicorn.Config, services: Services, tell: Callable[[str], None]
+    ) -> None:
+        super().__init__(config)
+        self._workers = _workers_text(services)
+        self._tell = tell
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started:
+            return
+        host, port = self.config.host, self.servers[0].sockets[0].getsockname()[1]
+        if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not listened on
+            host = socket.gethostname()
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._tell(f"page     {url}/ui\nAPI      {url}/v1\nworkers  {self._workers}")
+
+
+def _tell_in_log(text: str) -> None:
+    log.info("%s", text, extra={"action": "serving"})
+
+
+def _workers_text(services: Services) -> str:
+    """Return a text about the workers that are alive, and the models that they serve."""
+    settings, known = services.settings, services.batches.announcements()
+    alive = [one for one in known if is_alive(one)]
+    served = ServedModels.of(alive, settings.queue, settings.gateway_models)
+    if not served.names:
+        return "none runs; requests wait until `warmq-worker` has started one"
+    states = Counter(str(one.get("state")) for one in alive)
+    return f"{', '.join(f'{n} {state}' for state, n in states.items())}; {served.listing(None)}"
 
 
 def _exit(*_: object) -> None:

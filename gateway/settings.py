@@ -1,10 +1,10 @@
 """Defines the settings of `producer serve`: WARMQ_GATEWAY_*, and those of all processes."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from contract.settings import Bytes, Seconds, Settings, Text
+from contract.settings import PRIVATE_WEBHOOKS, Bytes, Seconds, Settings, Text
 from gateway.served_models import configured_models
 
 #: Seconds without renewal of a lease after which another gateway takes the work over.
@@ -39,22 +39,30 @@ class GatewaySettings(Settings):
     gateway_models: Annotated[Text, AfterValidator(_models)] = Field(
         "",
         description="models that callers may use while no worker serves them, separated by commas: "
-        "`NAME`; `OTHER=NAME` for another name of its workers; `NAME=` for the default queue's",
+        "`NAME`; `OTHER=NAME`: callers use the name OTHER for the workers' model NAME; `NAME=`: "
+        "callers use the name NAME for the default queue's model; `*=`: the same for all other "
+        "names; unset: `*=` if the default queue's model is the only one",
     )
     gateway_online_timeout_s: Seconds = Field(
-        50, gt=0, description="how long an online request may wait for its answer, in seconds"
+        50, gt=0, description="seconds for which an online request may wait for its answer"
+    )
+    gateway_not_loaded: Literal["queue", "refuse"] = Field(
+        "queue",
+        description="online requests for a model of `WARMQ_MODELS` that no worker has loaded: "
+        "`queue` makes a worker load it, `refuse` answers 503",
     )
     drain_timeout_s: Seconds = Field(
         10,
         ge=0,
         le=3600,
-        description="how long a stopping gateway waits for open requests, in seconds",
+        description="seconds for which a stopping gateway waits for open requests",
     )
-    gateway_private_webhooks: bool = Field(
-        False, description="whether webhooks may go to private addresses"
-    )
+    gateway_private_webhooks: bool = PRIVATE_WEBHOOKS
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest JSON body in bytes: two lines, at least 1 MiB for many upload parts."""
+        """Largest JSON body in bytes: twice the longest line, and at least 1 MiB.
+
+        A body that lists all parts of an upload may need 1 MiB.
+        """
         return max(2**20, 2 * self.max_line_bytes)

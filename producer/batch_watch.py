@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 
 from contract.batch import Batch
-from contract.errors import BatchConflict, Remedy, WarmqError
+from contract.errors import BatchConflict, BatchNotFound, Remedy, WarmqError
 from contract.naming import did_you_mean
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
+from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
 
 #: Seconds within which Redis removes all keys of an expired batch, one after the other.
@@ -101,7 +102,7 @@ class BatchWatch:
 
 
 def find_batch(store: BatchStore, settings: Settings, batch_id: str, hint: str = "") -> Batch:
-    """Return a batch; raise BatchConflict if it does not exist.
+    """Return a batch; raise BatchNotFound if it does not exist.
 
     The error suggests a similar id; if none is similar, it ends with `hint`.
     """
@@ -109,12 +110,12 @@ def find_batch(store: BatchStore, settings: Settings, batch_id: str, hint: str =
     if batch is None:
         where = masked(settings.redis_url.get_secret_value())
         near = did_you_mean(batch_id, store.newest_ids()) or hint
-        raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
+        raise BatchNotFound(f"there is no batch {batch_id} (any more) in {where}{near}")
     return batch
 
 
 def different_file(batch_id: str, where: str) -> BatchConflict:
-    """Return the error for a batch that was submitted from another file."""
+    """Return the error for a batch that was submitted from another file or other requests."""
     return BatchConflict(
         f"batch {batch_id} was submitted from a different file: {where}", remedy="new_batch_id"
     )

@@ -5,10 +5,14 @@ A worker writes its state to Redis every second: its announcement.
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from contract.batch import Batch
 from contract.errors import ProtocolMismatch
-from contract.redis.announcements import is_alive, protocol_of
+from contract.naming import did_you_mean, queue_name
+from contract.redis.announced_models import can_load, failure_of
+from contract.redis.announcements import is_alive, model_name, protocol_of, queues_of
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
 
@@ -21,12 +25,14 @@ _WHY_CHARACTERS = 300
 class QueueWorkers:
     """Reads the workers of one queue, and remembers the one that was seen last.
 
-    Redis removes a dead worker's announcement after a minute if another worker is alive.
+    Redis removes a dead worker's announcement after a minute if another worker is alive. With
+    `starting`, this process has started a worker, whose first announcement may be yet to come.
     """
 
-    def __init__(self, store: BatchStore, queue: str) -> None:
+    def __init__(self, store: BatchStore, queue: str, *, starting: bool = False) -> None:
         self._store = store
         self._queue = queue
+        self._starting = starting
         self._last: dict[str, Any] | None = None
         self._last_at = 0.0
 
@@ -39,7 +45,9 @@ class QueueWorkers:
             if self._last is None or at > self._last_at:
                 self._last, self._last_at = worker, at
         if alive:
-            return f"workers: {', '.join(map(_state, alive))}"
+            return f"workers: {', '.join(_state(worker, self._queue) for worker in alive)}"
+        if self._last is None and self._starting:
+            return "the worker starts"
         if self._last is None:
             return f"no worker serves queue {self._queue}"
         silent = clock_text(time.monotonic() - self._last_at)
@@ -49,8 +57,27 @@ class QueueWorkers:
         )
 
 
-def _state(worker: dict[str, Any]) -> str:
+class BatchWorkers:
+    """Reads the workers of a batch's queues; `starting` is that of QueueWorkers."""
+
+    def __init__(self, store: BatchStore, *, starting: bool = False) -> None:
+        self._store, self._starting = store, starting
+        self._of: dict[str, QueueWorkers] = {}
+
+    def text(self, batch: Batch) -> str:
+        """Return a clause with the states of the workers of each of the batch's queues."""
+        for queue in batch.queues:
+            new = QueueWorkers(self._store, queue, starting=self._starting)
+            self._of.setdefault(queue, new)
+        return "; ".join(dict.fromkeys(self._of[queue].text() for queue in batch.queues))
+
+
+def _state(worker: dict[str, Any], queue: str) -> str:
     state, *notes = _doing(worker)
+    if why := failure_of(worker, queue):
+        notes.append(f"cannot load the model: {_line(why)}")
+    elif can_load(worker, queue) and not notes:
+        notes.append(f"with model {model_name(worker)} loaded")
     if worker["silent_s"] >= _NOTABLE_S:
         notes.append(f"{_name(worker)} was last seen {clock_text(worker['silent_s'])} ago")
     return f"{state} ({'; '.join(notes)})" if notes else state
@@ -58,8 +85,12 @@ def _state(worker: dict[str, Any]) -> str:
 
 def _doing(worker: dict[str, Any]) -> list[str]:
     """Return a worker's state and, if it runs nothing, the reason."""
-    why = "".join(c if c.isprintable() else " " for c in str(worker.get("why", "")))
-    return [str(worker.get("state", "unknown")), *([why[:_WHY_CHARACTERS]] if why else [])]
+    why = _line(str(worker.get("why", "")))
+    return [str(worker.get("state", "unknown")), *([why] if why else [])]
+
+
+def _line(why: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in why)[:_WHY_CHARACTERS]
 
 
 def _name(worker: dict[str, Any]) -> str:
@@ -72,6 +103,57 @@ def clock_text(seconds: float) -> str:
     """Return a duration as h:mm:ss."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
+
+
+def served_names(alive: Iterable[Mapping[str, Any]], base: str, option: str = "") -> list[str]:
+    """Return the models that living workers serve, as `--model` takes them, sorted.
+
+    `base` is the default queue, whose requests need no `--model`. `option` goes before the names
+    that `--model` takes. Queues of another WARMQ_QUEUE are named only if this one has none.
+    """
+    found, foreign = set(), set()
+    for worker in alive:
+        for queue in queues_of(worker):
+            if queue.startswith(f"{base}."):
+                found.add(option + queue.removeprefix(f"{base}."))
+            elif queue != base:
+                foreign.add(f"queue {queue} (of another WARMQ_QUEUE)")
+            elif name := model_name(worker):
+                found.add(f"{name} (leave out --model)")
+            else:
+                found.add("requests without --model")
+    return sorted(found or foreign)
+
+
+def unserved_text(store: BatchStore, base: str, model: str) -> str:
+    """Return a text with the served models if `model` is not one of them, otherwise ''.
+
+    `base` is the base queue's name, which has the requests without a model ('').
+    """
+    queue = queue_name(model or None, base)
+    alive = [one for one in store.announcements() if is_alive(one)]
+    if not alive or any(queue in queues_of(one) for one in alive):
+        return ""
+    if its_queue := _queue_of_adapter(alive, model):
+        name = its_queue.removeprefix(f"{base}.")
+        return (
+            f"no worker serves queue {queue}; {model} is an adapter: submit "
+            f"{'without --model' if its_queue == base else f'with --model {name}'} lines that have "
+            f'"model": "{model}"'
+        )
+    ours = {name for one in alive for name in queues_of(one) if name.startswith(f"{base}.")}
+    similar = did_you_mean(model, [name.removeprefix(f"{base}.") for name in ours])
+    names = served_names(alive, base, "--model ")
+    return f"no worker serves queue {queue}; served are: {', '.join(names)}{similar}"
+
+
+def _queue_of_adapter(alive: Iterable[Mapping[str, Any]], name: str) -> str:
+    """Return the queue of a worker that has an adapter of this name, or ''."""
+    for worker in alive:
+        adapters = worker.get("adapters")
+        if isinstance(adapters, list) and name in adapters:
+            return str(worker["queue"])
+    return ""
 
 
 def refuse_older_workers(store: BatchStore, queue: str) -> None:

@@ -19,6 +19,7 @@ from contract.redis.due import Due
 from contract.redis.objects import Kind, Objects
 from contract.redis.reads import Reads
 from contract.redis.records import Record, Records
+from contract.webhooks import new_secret
 
 
 class ResultPrefetch:
@@ -63,6 +64,15 @@ class ResultPrefetch:
                 self._connection.disconnect()
             self._pool.release(self._connection)
             self._connection = None
+
+
+class NotifySecret(Reads):
+    """Reads the secret that signs the webhooks of `submit --notify`."""
+
+    def get(self) -> str:
+        """Return the secret; make it if there is none. Raises StoreUnavailable."""
+        self._client.set(keys.NOTIFY_SIGNING, new_secret(), nx=True)
+        return (self._client.get(keys.NOTIFY_SIGNING) or b"").decode()
 
 
 _KEY = keys.SCRATCH

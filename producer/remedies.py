@@ -14,6 +14,7 @@ from contract.errors import Remedy, WarmqError
 LIBRARY_REMEDIES: dict[Remedy, str] = {
     "collect_earlier": "submit it again, and collect earlier or raise WARMQ_RESULT_TTL_S",
     "follow_results": "results(follow=True) waits until all have ended",
+    "give_delimiter": "give delimiter={delimiter!r}",
     "name_error_file": "give the error file {errors_file}, or {start_anew}",
     "new_batch_id": "use another batch_id",
     "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub",
@@ -28,6 +29,7 @@ LIBRARY_REMEDIES: dict[Remedy, str] = {
 COMMAND_REMEDIES: dict[Remedy, str] = LIBRARY_REMEDIES | {
     "collect_earlier": "submit the file again, and collect earlier or raise WARMQ_RESULT_TTL_S",
     "follow_results": "`producer results {batch_id} --follow` waits until all have ended",
+    "give_delimiter": "give --delimiter '{delimiter}'",
     "name_error_file": "give --errors {errors_file}, or {start_anew}",
     "new_batch_id": "use another --batch-id",
     "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub, with "

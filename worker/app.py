@@ -22,7 +22,7 @@ try:
 except SettingsError as error:
     sys.exit(str(error))
 
-_redis = celery_settings(_settings.redis_url.get_secret_value())
+_redis_settings = celery_settings(_settings.redis_url.get_secret_value())
 
 if _settings.log_format == "json":
     log_as_json()
@@ -30,7 +30,7 @@ set_option_defaults()
 app = Celery("warmq")
 app.Worker = app.subclass_with_self(Program)
 app.events.dispatcher_cls = Dispatcher
-app.conf.update(_redis)
+app.conf.update(_redis_settings)
 app.conf.update(
     # Celery's consumer reads no queue, but without `task_queues` Celery would create one.
     worker_consumer="worker.process.control:ControlConsumer",
@@ -42,7 +42,7 @@ app.conf.update(
     result_serializer="json",
     # Other Celery apps in this database must not share kombu's `unacked` keys with this control
     # queue: the shortest visibility timeout among them would apply to all.
-    broker_transport_options=_redis.get("broker_transport_options", {})
+    broker_transport_options=_redis_settings.get("broker_transport_options", {})
     | {
         "unacked_key": "warmq:control:unacked",
         "unacked_index_key": "warmq:control:unacked_index",

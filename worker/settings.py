@@ -1,15 +1,17 @@
 """Defines the settings of every worker; contract/settings.py reads their values."""
 
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.naming import queue_name
 from contract.redis.connect import SOCKET_TIMEOUT_S
-from contract.settings import Count, Seconds, Settings, Text
+from contract.settings import PRIVATE_WEBHOOKS, Count, Seconds, Settings, Text
 
 #: The field of WARMQ_ENGINE, which is one of the names in worker/engine/catalogue.py.
-ENGINE_FIELD = Field("vllm", description="which engine adapter runs")
+ENGINE_FIELD = Field("vllm", description="vllm, openai, triton, simulated, or an installed engine")
 
 
 def _name(text: str) -> str:
@@ -48,6 +50,11 @@ class WorkerSettings(Settings):
         max_length=200,
         description="serve this name from the queue `<queue>.<name>` instead of `<queue>`",
     )
+    models: Text | None = Field(
+        None,
+        description="several models, of which the worker loads one at a time, or some together, "
+        "by what waits: a TOML file with a table [models.NAME] for each, or JSON",
+    )
     default_max_tokens: int = Field(
         1024,
         ge=1,
@@ -57,7 +64,7 @@ class WorkerSettings(Settings):
     look_ahead: Count | None = Field(
         None,
         ge=0,
-        description="requests held above max_num_seqs; default "
+        description="requests that wait inside the engine beyond max_num_seqs; default "
         "max(8, max_num_seqs / 4), for a pooling model max(8, 2 × max_num_seqs)",
     )
     front_ends: Count | None = Field(
@@ -68,7 +75,7 @@ class WorkerSettings(Settings):
         "for each replica, at most one for every 4 cores",
     )
     lease_s: Seconds = Field(
-        60, ge=2, description="how long a dead worker's requests stay unavailable"
+        60, ge=2, description="seconds until a dead worker's requests run elsewhere"
     )
     max_deaths: Count = Field(
         2, ge=1, description="engine deaths after which a request is run as a suspect"
@@ -76,7 +83,14 @@ class WorkerSettings(Settings):
     drain_timeout_s: Seconds = Field(
         25,
         ge=0,
-        description="how long SIGTERM waits for running requests; then a worker hands them back",
+        description="seconds after SIGTERM in which running requests may end; the worker then "
+        "hands them back",
+    )
+    swap_drain_s: Seconds = Field(
+        30,
+        ge=0,
+        description="seconds in which running requests may end before a swap (WARMQ_MODELS); they "
+        "are handed back earlier where that costs less",
     )
     stall_timeout_s: Seconds = Field(
         300,
@@ -99,11 +113,34 @@ class WorkerSettings(Settings):
         "runs",
     )
 
+    gateway_private_webhooks: bool = PRIVATE_WEBHOOKS
+
     @model_validator(mode="after")
     def _model_is_named(self) -> Self:
-        if self.needs_model and not self.model:
+        if self.models is not None:
+            for name in ("model", "served_model_name", "front_ends", "adapters"):
+                if getattr(self, name, None) is not None:
+                    raise ValueError(
+                        f"WARMQ_MODELS: it sets WARMQ_{name.upper()} for each model; unset that"
+                    )
+        elif self.needs_model and not self.model:
             raise ValueError("WARMQ_MODEL: name the model's folder, e.g. WARMQ_MODEL=models/tiny")
         return self
+
+    def with_engine_log(self, workers_log: str | None) -> Self:
+        """Return these settings with the engine's log, for an engine that has one of its own."""
+        return self
+
+    @property
+    def see_engine_log(self) -> str:
+        """The end of an error's text, which names the engine's log; '' without one."""
+        return ""
+
+    @cached_property
+    def model_name(self) -> str | None:
+        """The name of the model, of a folder the last part of its path."""
+        folder = Path(self.model or "")
+        return (folder.is_dir() and self.model and folder.resolve().name) or self.model
 
     @property
     def queue_to_drain(self) -> str:

@@ -1,16 +1,19 @@
--- CANCEL: commit `cancelled` for the requests named, queued or running. Messages stay where they are: POP
--- and DONE keep them for RETRY.
--- ARGV: batch, life, flag 0|1|expired, ttl_ms, then pairs (request id, meta)
---   flag 1 seals the batch and makes POP cancel the rest of it (first call of a batch cancel)
---   flag expired seals the batch, and commits `expired`: its deadline has passed, whether or not
---   there is a worker that would note it
--- Touches: warmq:batch:<id>*, celery-task-meta-<id>, channels warmq:cancel, warmq:batch-cancel
--- Returns: how many lines were ended; -1 if the batch is gone.
+-- CANCEL: end requests of a batch, queued or running, as `cancelled` or `expired`; or begin to cancel the whole
+-- batch. Messages stay where they are; POP and DONE keep them for RETRY.
+-- ARGV: batch, life, flag, ttl_ms, then pairs (request id, meta)
+--   flag 0 commits `cancelled` for these requests
+--   flag 1 is the first call of a cancel of the whole batch: it seals the batch and makes POP cancel its waiting
+--   requests; instead of pairs the reason follows, '' if a user cancels
+--   flag `expired` seals the batch, whose deadline has passed, and commits `expired` for these requests, even if
+--   no worker runs
+-- Touches: channels warmq:cancel, warmq:batch-cancel, endings
+-- Returns: how many lines have ended; -1 if the batch is gone.
 local batch, life, outcome = ARGV[1], ARGV[2], ARGV[3] == 'expired' and 'expired' or 'cancelled'
-unblock()
+allow_when_full()
 if not batch_alive(batch, life) then return -1 end
 local state = batch_state(batch)
 if ARGV[3] == '1' and not state.finished then
+  if (ARGV[5] or '') ~= '' then mark_stopped(batch_key(batch), ARGV[5]) end
   redis.call('HSET', batch_key(batch), 'cancelling', 1, 'sealed', 1)
   redis.call('PUBLISH', 'warmq:batch-cancel', batch)
   state.touched = true
@@ -19,7 +22,7 @@ elseif outcome == 'expired' and not state.finished then
   state.touched = true
 end
 local ids, lines = {}, 0
-for i = 5, #ARGV, 2 do
+for i = ARGV[3] == '1' and #ARGV + 1 or 5, #ARGV, 2 do
   if commit(ARGV[i], ARGV[i + 1], outcome, batch, life, tonumber(ARGV[4]), 0, 0) then
     ids[#ids + 1] = ARGV[i]
     lines = lines + 1 + followers_of(batch, ARGV[i])

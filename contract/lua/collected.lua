@@ -1,10 +1,10 @@
--- COLLECTED: note when all results of a finished batch were kept elsewhere; or, with marks, which files
--- hold results of any batch. A mark stands for the content of a file; the latest ones are kept.
+-- COLLECTED: note that all results of a finished batch are now stored elsewhere, and when. With marks: note which
+-- output files have results of this batch, finished or not. A mark stands for the content of a file.
 -- ARGV: batch, life[, mark...]
 -- Touches: warmq:batch:<id>
--- Returns: 1, or 0 if the batch is gone, or not finished (any more) where no marks are given
-unblock()
-local key, MARKS = batch_key(ARGV[1]), 16
+-- Returns: 1; 0 if the batch is gone or, without marks, not finished
+allow_when_full()
+local key, MARKS = batch_key(ARGV[1]), 16 -- the latest MARKS marks are kept
 if not batch_alive(ARGV[1], ARGV[2]) then return 0 end
 if #ARGV == 2 then
   if not batch_state(ARGV[1]).finished then return 0 end

@@ -1,11 +1,17 @@
--- Shared by every script (contract/redis/scripts.py). Keys are listed in docs/reference/redis-keys.md. Time is
--- always Redis TIME, in ms.
+-- Shared by every script (contract/redis/scripts.py). Keys are listed in docs/reference/redis-keys.md. Every
+-- time is from Redis's TIME, in ms.
+-- "Touches" in a script's header names keys and channels. Two words stand for several:
+--   endings: celery-task-meta-<id> (key and channel), warmq:batch:<id>*, warmq:retiring,
+--     warmq:gateway:due:notify, channel warmq:batch-cancel (commit, apply_to_batches)
+--   turns: warmq:turns:*, warmq:used:*, warmq:tenants (turns.lua)
+-- Nearly all scripts also touch warmq:leases (allow_when_full).
 
 local RESULT = 'celery-task-meta-'
--- The form of Redis' content (contract/version.py).
+-- The version of the format of warmq's data in Redis (contract/version.py).
 local PROTOCOL = 2
--- A number in a name is the protocol that gave the key its form.
+-- A number in a key's name is the protocol in which the key got its format.
 local LEASES, RETIRING = 'warmq:leases:2', 'warmq:retiring:2'
+local NOTIFY = 'warmq:gateway:due:notify' -- ended batches whose webhook a worker has to post
 local function worker_key(worker) return 'warmq:worker:2:' .. worker end
 
 local function now_ms()
@@ -13,14 +19,15 @@ local function now_ms()
   return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 end
 
--- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and lets every later one pass:
--- scripts that must run then (all but CREATE of a new batch) begin with a write that only frees.
-local function unblock()
+-- Lets the rest of the script write while Redis uses more than its maxmemory: Redis checks the first write
+-- of a script only, and refuses none that removes; this one removes what is not there. CREATE of a batch and
+-- other new work do without.
+local function allow_when_full()
   redis.call('ZREM', LEASES, '')
 end
 
--- The same for scripts that read and only tidy up: returns whether Redis takes writes at all. A replica, or
--- a full disk, takes none.
+-- Does the same in scripts that need not write; returns whether Redis takes writes. A replica takes none,
+-- and a Redis whose disk is full.
 local function may_write()
   local reply = redis.pcall('ZREM', LEASES, '')
   return type(reply) ~= 'table' or not reply.err
@@ -33,7 +40,7 @@ local function call_many(command, key, values)
   end
 end
 
--- Calls a command for any number of fields or members; returns a reply for each.
+-- Calls a command for any number of fields or members; returns the list of their replies.
 local function ask_many(command, key, names)
   local found = {}
   for i = 1, #names, 1000 do
@@ -46,18 +53,18 @@ end
 
 local function batch_key(id) return 'warmq:batch:' .. id end
 
--- The message of an ended request that RETRY may need.
+-- The key of the message of an ended request, which RETRY may queue again.
 local function kept_key(batch, id) return batch_key(batch) .. ':kept:' .. id end
 
--- Batches that this script has read: the state at its start, and what it adds to their counters and to the
--- list of finished requests (apply_to_batches). `life` is nil for a batch that is gone or being deleted. It
--- is random and only CREATE writes it: a message that has it was queued by ENQUEUE for this batch, not for
--- a deleted one of the same name.
+-- The batches that this script has read, by id: their state at its start, and what apply_to_batches adds to
+-- their counters and lists of finished requests. `life` tells a batch from a deleted one with the same id:
+-- CREATE makes it at random, and each message of the batch has it. It is nil here for a batch that is gone
+-- or being deleted.
 local batches = {}
 local function batch_state(id)
   local state = batches[id]
   if not state then
-    -- pcall: a forged name may lead to a key of another type.
+    -- pcall, because a forged batch id may name a key of another type.
     local found = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'list', 'identical',
                               'deleting', 'completed', 'prompt_tokens', 'completion_tokens')
     local life, finished, cancelling, list, identical, deleting, completed, prompt, completion = unpack(found)
@@ -66,7 +73,8 @@ local function batch_state(id)
       state.life, state.finished, state.cancelling = life, finished, cancelling
       state.list, state.dedupe = list, identical
       completed = tonumber(completed or 0)
-      if completed > 0 and not identical then -- lines that share an answer are counted, too
+      -- With --dedupe `completed` also counts followers, whose tokens are counted once.
+      if completed > 0 and not identical then
         local tokens = tonumber(prompt or 0) + tonumber(completion or 0)
         state.mean = tokens > 0 and math.max(1, math.floor(tokens / completed)) or nil
       end
@@ -85,45 +93,54 @@ local function add(state, field, number)
   state.touched = true
 end
 
--- Whether a stored result belongs to another request: results of an unfinished batch have no expiry, those
--- of plain Celery requests, which may use any id, always have one.
-local function foreign(id, state)
+-- Notes a failure, which apply_to_batches adds to the batch's failures by code.
+local function note_failure(state, id, meta, lines)
+  state.failures = state.failures or {}
+  table.insert(state.failures, { id = id, code = code_in(meta), lines = lines })
+end
+
+-- Whether the result under the id of a batch's request is that of a plain Celery request, which may use any
+-- id. Only such a result has an expiry while the batch is unfinished.
+local function is_foreign_result(id, state)
   return not state.finished and redis.call('PTTL', RESULT .. id) > 0
 end
 
--- Followers of a batch submitted with --dedupe: lines that a leader's result answers too. <leader's request
--- id> -> how many; <leader's request id> NUL <n> -> the n-th, from 1, as its entry in the index begins.
+-- The key of the followers of a batch submitted with --dedupe: lines that get the result of an earlier line,
+-- their leader. <leader's request id> -> how many; <leader's request id> NUL <n> -> the n-th, from 1, as its
+-- entry in the index begins.
 local function followers_key(batch) return batch_key(batch) .. ':identical' end
 
--- How many followers a request of a batch has now.
+-- Returns the number of followers that a request of a batch has now.
 local function followers_of(batch, id)
   if not batch_state(batch).dedupe then return 0 end
   return tonumber(redis.call('HGET', followers_key(batch), id)) or 0
 end
 
--- The entry in the list of finished requests for followers that have ended, by their numbers.
+-- Returns the entry in the list of finished requests for a leader's followers from number `from` to `to`.
 local function ended_followers(leader, from, to)
   return string.format('%s\0%d\0%d', leader, from, to)
 end
 
--- Life in ms of the result of a request without a batch: as its message asks (`keep_ms`), but no longer
--- than the default. The message may have anything there, and cjson reads even nan.
+-- Returns for how many ms the result of a request without a batch is kept: as its message asks (`keep_ms`),
+-- but no longer than the default. The message may have any JSON there, and cjson reads even nan.
 local function kept_ms(asked, ttl_ms)
   asked = tonumber(asked)
   return asked and asked >= 1 and asked <= ttl_ms and math.floor(asked) or ttl_ms
 end
 
--- Writes a terminal result once. batch == '' means a plain Celery request.
+-- Writes a request's result unless it has one; returns whether it wrote. `batch` is '' for a request without
+-- a batch.
 local function commit(id, meta, outcome, batch, life, ttl_ms, prompt_tokens, completion_tokens)
   local state = batch ~= '' and batch_state(batch)
   if state and (state.life ~= life or life == '' or state.finished) then return false end
   if not redis.call('SET', RESULT .. id, meta, 'NX') then
-    if not state or not foreign(id, state) then return false end
+    if not state or not is_foreign_result(id, state) then return false end
     redis.call('SET', RESULT .. id, meta)
   end
   if state then
     local followers = followers_of(batch, id)
     add(state, outcome, 1 + followers)
+    if outcome == 'failed' then note_failure(state, id, meta, 1 + followers) end
     add(state, 'prompt_tokens', prompt_tokens)
     add(state, 'completion_tokens', completion_tokens)
     state.ended[#state.ended + 1] = id
@@ -135,15 +152,15 @@ local function commit(id, meta, outcome, batch, life, ttl_ms, prompt_tokens, com
   return true
 end
 
--- Writes an ending that no worker computed. A plain Celery request may want no result.
+-- Writes the result of a request that no worker ran to its end. A plain Celery request may want no result.
 local function commit_ending(request, meta, outcome, ttl_ms)
   if request.ignored and request.batch == '' then return false end
   local keep_ms = kept_ms(request.keep_ms, ttl_ms)
   return commit(request.id, meta, outcome, request.batch, request.life, keep_ms, 0, 0)
 end
 
--- Adds to the batches' counters what this script has committed, and finishes batches that are sealed and
--- have no open line. Called once, at a script's end.
+-- Adds to the batches' counters what this script has committed, and finishes sealed batches of which all
+-- requests have ended. A script calls it once, at its end.
 local function apply_to_batches(now)
   for id, state in pairs(batches) do
     if state.touched then
@@ -152,6 +169,10 @@ local function apply_to_batches(now)
         redis.call('HINCRBY', key, field, string.format('%.0f', number))
       end
       call_many('RPUSH', key .. ':finished', state.ended)
+      if state.failures then
+        change_failures(key, state.failures)
+        stop_if_failing(id, key)
+      end
       local found = redis.call('HMGET', key, 'sealed', 'finished_at', 'total', 'completed', 'failed',
                                'cancelled', 'expired')
       local sealed, finished_at, total = unpack(found)
@@ -161,49 +182,59 @@ local function apply_to_batches(now)
         if terminal == tonumber(total) then
           redis.call('HSET', key, 'finished_at', now)
           redis.call('ZADD', RETIRING, now, id)
+          if redis.call('HEXISTS', key, 'notify') == 1 then redis.call('ZADD', NOTIFY, now, id) end
         end
       end
     end
   end
 end
 
--- The start of a stored result, enough to tell its status; '' if there is none.
+-- Makes the webhook of a finished batch due if it is not and was not tried since the batch's end: a worker
+-- of 0.2.0, which may have ended the batch, knows no webhooks.
+local function note_missed_webhook(id)
+  local found = redis.pcall('HMGET', batch_key(id), 'finished_at', 'notify', 'notified', 'deleting')
+  if found.err or not found[1] or not found[2] or found[4] then return end
+  local tried = string.match(found[3] or '', '^%d+') == found[1]
+  if not tried and not redis.call('ZSCORE', NOTIFY, id) then redis.call('ZADD', NOTIFY, now_ms(), id) end
+end
+
+-- Returns the first bytes of a stored result, which have its status; '' if there is none.
 local FAILURE = '{"status":"FAILURE"'
 local function result_status(id) return redis.call('GETRANGE', RESULT .. id, 0, 18) end
 
--- The beginning of a note.
+-- The first bytes of each value in warmq:batch:<id>:failed. A `producer` of 0.1.0 takes them for the key of
+-- a message; that key has another type, so its retry fails before it changes anything.
 local NOTE = 'warmq:batches\0'
 
--- Notes the outcome of a request that RETRY may run again, and the list to which its message, already moved
--- to its kept key, then goes; home == '': the message still waits in the queue.
+-- Notes a request that RETRY may run again: its outcome, and `home`, the list to which RETRY moves its kept
+-- message. home == '': the message is not kept yet, it still waits in the queue or runs.
 local function note_ended(batch, id, outcome, size, home)
   local key = batch_key(batch)
   redis.call('HSET', key .. ':failed', id, NOTE .. outcome .. '\0' .. size .. '\0' .. home)
   local ttl_ms = batch_state(batch).finished and redis.call('HGET', key, 'retiring')
-  if ttl_ms then -- RETIRE has been here; the batch's own keys may have their expiry already
+  if ttl_ms then -- RETIRE has begun; the batch's own keys may have their expiry already
     local left = redis.call('PTTL', key)
     redis.call('PEXPIRE', kept_key(batch, id), left > 0 and left or ttl_ms)
     if left > 0 then redis.call('PEXPIRE', key .. ':failed', left) end
   end
 end
 
--- The outcome of a request that RETRY may run again, and the home of its kept message ('' if it still waits
--- in the queue); nil if it is not noted.
+-- Returns what note_ended has noted of a request: outcome and home; nil if nothing.
 local function noted_ending(batch, id)
   local note = redis.call('HGET', batch_key(batch) .. ':failed', id)
   if not note then return nil end
   return string.match(note, '^(%Z*)%z%d+%z(.*)$', #NOTE + 1)
 end
 
--- The field of warmq:deaths that counts deaths of an engine with nothing else in it.
-local function alone(id) return id .. '\0alone' end
+-- The field of warmq:deaths that counts the deaths of engines that ran no other request.
+local function alone_field(id) return id .. '\0alone' end
 
--- The list of a request's attempts that brought no answer, the last one first.
+-- The key of the list of a request's attempts without an answer, the last one first.
 local function attempts_key(id) return 'warmq:attempts:' .. id end
 
 local function forget_counts(id)
   redis.call('HDEL', 'warmq:returns', id)
-  redis.call('HDEL', 'warmq:deaths', id, alone(id))
+  redis.call('HDEL', 'warmq:deaths', id, alone_field(id))
 end
 
 -- Removes a dead letter and its message; returns how many there were.
@@ -212,12 +243,12 @@ local function forget_letter(letter)
   return redis.call('HDEL', 'warmq:dead', letter)
 end
 
--- Bytes of an object of the gateways beyond its document: key, fields, entries of lists. An empty file was
--- measured to take 1.5 kB in all.
+-- Bytes that an object of the gateways is counted to take in addition to its document: key, fields, entries
+-- of lists. The object of an empty file takes 1.5 kB in all.
 local RECORD_BYTES = 1024
 
--- Sets the counted bytes of an owner's object ('<kind>:<id>'), 0 when it is gone, in warmq:gateway:records
--- and warmq:gateway:records:<owner>.
+-- Counts the bytes of an owner's object ('<kind>:<id>'), 0 if it is gone, in warmq:gateway:records and
+-- warmq:gateway:records:<owner>.
 local function count_record(owner, name, bytes)
   local each, sums = 'warmq:gateway:records:' .. owner, 'warmq:gateway:records'
   local before = tonumber(redis.call('HGET', each, name) or 0)

@@ -1,15 +1,15 @@
--- DEAD RETRY: queue dead letters again at the end of their own lists. One that another delivery answered
--- meanwhile, or whose batch is gone, is only forgotten. Past deadlines are lifted, and Celery's `expires`
--- always, which Lua cannot read.
+-- DEAD RETRY: queue dead letters again, each at the end of its own list. A dead letter is only removed if its
+-- request has an answer by another delivery, or its batch is gone. A deadline that has passed is removed from the
+-- message, and Celery's `expires` always.
 -- ARGV: dead letter ids
--- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, the lists of waiting messages, warmq:turns:*,
+-- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, the lists of waiting messages, turns,
 --   celery-task-meta-<id>, warmq:batch:<id>
--- Returns: how many were queued again (unreadable ones stay, and those of a batch that RETIRE has
---   met: HOLD must come first).
-unblock()
+-- Returns: how many were queued again. Unreadable ones stay, and those of a batch that RETIRE has begun with: HOLD
+--   must come first.
+allow_when_full()
 local count, moved, now = 0, 0, now_ms()
 
--- Whether a stored failure is this request's own: any client may use any id.
+-- Returns whether a stored failure is this request's, and not that of another client's request with the same id.
 local function is_own(id, batch)
   local ok, meta = pcall(cjson.decode, redis.call('GET', RESULT .. id))
   local ours = ok and type(meta) == 'table' and meta['warmq']
@@ -17,21 +17,24 @@ local function is_own(id, batch)
   return (type(named) == 'string' and named or '') == batch
 end
 
+-- Removes the failure of a request that runs again, and opens its batch.
 local function undo_failure(id, batch)
+  local code = code_in(redis.call('GET', RESULT .. id))
   redis.call('DEL', RESULT .. id)
   if batch == '' then return end
-  local key = batch_key(batch)
-  redis.call('HINCRBY', key, 'failed', -1 - followers_of(batch, id))
+  local key, lines = batch_key(batch), 1 + followers_of(batch, id)
+  redis.call('HINCRBY', key, 'failed', -lines)
+  change_failures(key, { { id = id, code = code, lines = -lines } })
   redis.call('HDEL', key, 'finished_at')
   redis.call('HINCRBY', key, 'retried', 1)
   redis.call('ZREM', RETIRING, batch)
 end
 
--- Whether the request has its answer, or can have none.
+-- Returns whether the request has an answer, or its batch is gone.
 local function is_settled(id, batch, life, failed)
   if batch == '' then return redis.call('EXISTS', RESULT .. id) == 1 and not failed end
   if not batch_alive(batch, life) then return true end
-  return redis.call('EXISTS', RESULT .. id) == 1 and not failed and not foreign(id, batch_state(batch))
+  return redis.call('EXISTS', RESULT .. id) == 1 and not failed and not is_foreign_result(id, batch_state(batch))
 end
 
 for i = 1, #ARGV do

@@ -1,22 +1,23 @@
--- DUE_CLAIM: claim due work under a lease; it is due again if nobody renews it. If Redis' clock has stepped
--- back since the last call, waiting times are kept.
--- ARGV: kind of work, lease in ms, most, longest wait of this kind in ms ('' for no limit): what is due
---   later is due now
+-- DUE_CLAIM: claim due work with a lease. The work is due again when its lease expires. If Redis's clock has
+-- stepped back since the last call, due times are moved back with it.
+-- ARGV: kind of work, lease in ms, most entries to claim, longest wait of this kind in ms ('' for no limit):
+--   work that would be due later is claimed now
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held, warmq:{lease_seq,sweep}
 -- Returns: {now in ms, id, token, id, token, ...}
-unblock()
+allow_when_full()
 local kind, lease_ms, most, longest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local due, now = 'warmq:gateway:due:' .. kind, now_ms()
 local AT_ONCE, NOTED_MS, STEP_MS = 1000, 1000, 500
 
--- The clock at the last call, by how much times are still to be moved, and from which time on.
+-- Stored between calls: the time of the last call, by how much due times are still to be moved, and the first
+-- of these times.
 local noted = redis.call('HGET', 'warmq:sweep', 'due:' .. kind) or ''
 local last, by, from = string.match(noted, '^(%d+) (%d+) (%d+)$')
 last, by, from = tonumber(last or now), tonumber(by or 0), tonumber(from or 0)
 if last - now > STEP_MS then by, from = last - now, now + 1 end
 local moving = by > 0
 if moving then
-  -- Upwards: moved times lie below those still to be moved.
+  -- In ascending order, so that moved times are lower than those still to be moved.
   local found = redis.call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
   for i = 1, #found, 2 do
     redis.call('ZADD', due, found[i + 1] - by, found[i])

@@ -1,8 +1,8 @@
--- DUE_RELEASE: give claimed work back, due again later, or now if it was scheduled meanwhile.
--- ARGV: kind of work, id, token, ms from now
+-- DUE_RELEASE: end a claim. The work is due again after some time; now if it was scheduled during the claim.
+-- ARGV: kind of work, id, token of the claim, ms from now
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
--- Returns: 1; 0 if another one holds it now
-unblock()
+-- Returns: 1; 0 if the claim has ended already: nothing is written
+allow_when_full()
 local due, id = 'warmq:gateway:due:' .. ARGV[1], ARGV[2]
 if redis.call('HGET', due .. ':held', id) ~= ARGV[3] then return 0 end
 local wait = tonumber(ARGV[4])

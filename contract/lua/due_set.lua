@@ -1,14 +1,13 @@
--- DUE_SET: schedule work (again), or remove it when it is done.
--- ARGV: kind of work, id, token of who holds it ('' for new work, from anybody), ms from
---   now ('' : it is done)
+-- DUE_SET: set the time at which work is due, or remove the work.
+-- ARGV: kind of work, id, token of the caller's claim ('' without one), ms from now ('': remove the work)
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
--- Returns: 1; 0 if another one holds it now
-unblock()
+-- Returns: 1; 0 if the caller's claim has ended: nothing is written
+allow_when_full() -- work is scheduled also while Redis is full
 local due, id, token = 'warmq:gateway:due:' .. ARGV[1], ARGV[2], ARGV[3]
 if token ~= '' then
   if redis.call('HGET', due .. ':held', id) ~= token then return 0 end
 elseif redis.call('HEXISTS', due .. ':held', id) == 1 then
-  -- It is claimed: it is due once more as soon as its claim ends.
+  -- The work is claimed by another: it is due again as soon as that claim ends.
   redis.call('HSET', due .. ':held', id .. '\0again', 1)
   return 1
 end

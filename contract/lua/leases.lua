@@ -1,15 +1,17 @@
--- Leases, and the return of their messages. A leased message lies in a list of its own,
--- warmq:leased:<lease>, and moves from key to key without being decoded. The score in warmq:leases is when
--- a lease ends; a negative one: it is on its way back to a queue, the newest lease lowest.
+-- Leases, and the return of their messages. A leased message is in a list that has no other message,
+-- warmq:leased:<lease>, and scripts move it from key to key without decoding it. A lease's score in
+-- warmq:leases is the time (ms) at which it expires. A negative score: the message is returning to its queue;
+-- a newer lease has a lower score and returns first.
 
--- Bounds of one script in bytes and messages: Redis serves nobody else meanwhile.
+-- Most bytes and messages that one script moves, because Redis serves no other client meanwhile.
 local MOVE_BYTES, MOVE_COUNT = 4 * 1024 * 1024, 500
 
 local function leased_key(lease) return 'warmq:leased:' .. lease end
 
--- <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: slots of the
--- engine that has it, tokens charged (turns.lua), the list to which the message returns, and the list in
--- which it is retried.
+-- Returns a lease's record: <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch>
+-- NUL <life>. <slots> are those of the worker's engine, <cost> are the charged tokens (charges.lua), <size> is
+-- the message's bytes. The message returns to <list>, and a retry queues it in <home>, the list of its
+-- priority; the two differ for a suspect.
 local function lease_record(slots, cost, size, list, home, id, batch, life)
   return slots .. '\0' .. cost .. '\0' .. size .. '\0' .. list .. '\0' .. home .. '\0' .. id ..
     '\0' .. batch .. '\0' .. life
@@ -27,7 +29,7 @@ local function unpack_lease(record)
            home = home, id = id, batch = batch, life = life }
 end
 
--- A record's home, cost and size alone, without a table for the garbage collector.
+-- Returns a record's home, cost and size; makes no table, which the garbage collector would have to free.
 local function charge_of(record)
   local cost, size, at = string.match(record, '^%d+%z(%d+)%z(%d+)%z()')
   local before = string.find(record, '\0', at, true) -- a pattern would test each byte
@@ -37,32 +39,34 @@ end
 
 local function lease_number(lease) return tonumber(string.match(lease, '/(%d+)$')) or 0 end
 
+-- Returns the list of suspects of the queue that a list belongs to.
 local function suspects_of(list)
   local queue = string.gsub(string.match(list, '^(.-)\6') or list, ':suspects$', '')
   return queue .. ':suspects'
 end
 
+-- Returns the record of a dead letter, which became one at `at` (ms).
 local function pack_letter(leased, request, reason, at)
   return table.concat({ at, leased.size, leased.home, leased.id, leased.batch, leased.life,
                         cjson.encode(request and request.custom_id or cjson.null),
                         (string.gsub(reason, '%z', '?')) }, '\0')
 end
 
--- Moves the last message in `from` to the dead letters. `leased` has size, home, request id, batch and
--- life, `request` is the message as it was read (nil if it cannot be read).
+-- Moves the last message of the list `from` to the dead letters. `leased` has its size, home, request id,
+-- batch and life; `request` is what read_message returned, nil if it could not be read.
 local function dead_letter(from, leased, request, reason, now)
   local letter = redis.call('INCR', 'warmq:lease_seq')
   redis.call('LMOVE', from, 'warmq:dead:' .. letter, 'RIGHT', 'LEFT')
   redis.call('HSET', 'warmq:dead', letter, pack_letter(leased, request, reason, now))
 end
 
--- Sequences of a lease, and the weight by which its tokens were divided, where either is not 1. They are in
--- a hash next to the records, because workers of 0.2 read the records too: <lease> -> <sequences> NUL
--- <home>, then NUL <weight> where that is not 1.
+-- The key of a hash with the sequences of a lease, and the weight by which its tokens were divided, if one of
+-- them is not 1: <lease> -> <sequences> NUL <home>, and NUL <weight> if that is not 1. They are not in the
+-- leases' records, because workers of 0.2.0 read these.
 local SEQUENCES = 'warmq:sequences'
 
--- Ends a lease's charge: its slots of the cap, and `cost` in favour of `used` tokens. `reported` are the
--- tokens that the engine counted for an answer, nil where there is none.
+-- Ends a lease's charge: its sequences are no longer in flight, and `used` tokens replace the estimate `cost`.
+-- `reported` is what the engine counted for an answer; false or nil if there is no answer.
 local any_sequences
 local function end_charge(lease, home, cost, used, reported)
   if any_sequences == nil then any_sequences = redis.call('EXISTS', SEQUENCES) == 1 end
@@ -72,11 +76,12 @@ local function end_charge(lease, home, cost, used, reported)
     sequences, weight = string.match(noted, '^(%d+)%z%Z*%z?([%d.]*)$')
     redis.call('HDEL', SEQUENCES, lease)
   end
-  end_turn(home, tonumber(sequences) or 1, cost, used, reported, tonumber(weight) or 1)
+  add_ended_charge(home, tonumber(sequences) or 1, cost, used, reported, tonumber(weight) or 1)
 end
 
--- A worker of 0.2 sweeps a lease as one of one sequence: the rest of its charge is ended here.
-local function end_left_charges()
+-- Ends sequences in flight whose lease has ended: a worker of 0.2.0 ends one sequence for each lease that it
+-- sweeps.
+local function end_leftover_charges()
   local noted = redis.call('HRANDFIELD', SEQUENCES, 20, 'WITHVALUES')
   for i = 1, #noted, 2 do
     local lease, worker = noted[i], string.match(noted[i], '^(.*)/%d+$')
@@ -90,14 +95,15 @@ local function end_left_charges()
   end
 end
 
+-- Removes a lease, and its message if that was not moved elsewhere.
 local function drop_lease(worker, lease)
   redis.call('ZREM', LEASES, lease)
   redis.call('HDEL', worker_key(worker), lease)
   redis.call('UNLINK', leased_key(lease))
 end
 
--- Makes a leased message a dead letter with an ending. One that was cancelled meanwhile has its ending: it
--- is kept for RETRY, as if it had not run.
+-- Makes a leased message a dead letter, and commits the ending of its request. If the request was cancelled
+-- meanwhile, it has its ending: then the message is kept for RETRY.
 local function give_up(lease, leased, reason, now, ending, ttl_ms)
   local from, outcome, home = leased_key(lease), nil, nil
   if leased.batch ~= '' and batch_alive(leased.batch, leased.life) then
@@ -114,8 +120,8 @@ local function give_up(lease, leased, reason, now, ending, ttl_ms)
   forget_counts(leased.id)
 end
 
--- Moves returning messages, as many as MOVE_BYTES allow, the newest first, so that the oldest is at the
--- head of its list in the end. Returns 1 if any are left.
+-- Moves returning messages to the heads of their lists, within the bounds above; the newest first, so that the
+-- oldest is at its list's head in the end. Returns 1 if some are left, else 0.
 local function move_back()
   local moved, left = 0, 0
   local found = redis.call('ZRANGEBYSCORE', LEASES, '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
@@ -128,7 +134,7 @@ local function move_back()
       break
     end
     local answer = leased and redis.pcall('LMOVE', leased_key(lease), leased.list, 'RIGHT', 'RIGHT')
-    -- A key that is not a list must not stop the rest; its messages wait until it is one.
+    -- A key of another type must not stop the rest; its messages wait until a list can be there.
     if type(answer) ~= 'table' then
       drop_lease(worker, lease)
       if answer then note_pushed(leased.list, 1) end
@@ -140,7 +146,7 @@ local function move_back()
   return left
 end
 
--- Notes why an attempt ended without an answer: the last ten of a request, for as long as results are kept.
+-- Notes why an attempt ended without an answer. The last ten of a request are kept, as long as results are.
 local ATTEMPTS = 10
 local function note_attempt(worker, leased, swept, now, ttl_ms)
   local key = attempts_key(leased.id)
@@ -151,10 +157,10 @@ local function note_attempt(worker, leased, swept, now, ttl_ms)
   redis.call('PEXPIRE', key, ttl_ms)
 end
 
--- Marks leases as returning to the head of their own lists; move_back() then moves the messages. `leases`
--- is a list of {lease, died, and the record's fields}, newest first. A death inside the suspects' list
--- halves the group; a request that dies alone a second time is the culprit: the first death may have had a
--- cause outside.
+-- Marks leases as returning to the head of their own lists; move_back() then moves the messages. `leases` is a
+-- list of {lease, died, and the record's fields}, the newest first. `died`: the engine died with the request
+-- inside. If the engine died with suspects inside, half as many run together next. A suspect whose engine dies
+-- while it runs nothing else is poison at the second such death: one may have another cause.
 local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   local died_suspects, groups = {}, {}
   for _, leased in ipairs(leases) do
@@ -164,7 +170,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   end
   for _, leased in ipairs(leases) do
     local target, deaths = leased.list, died_suspects[leased.list]
-    -- A request that kills an engine pays for it.
+    -- A request that kills an engine pays the estimate; one that only returns pays nothing.
     end_charge(leased.lease, leased.home, leased.cost, leased.died and leased.cost or 0)
     if leased.batch ~= '' and not batch_alive(leased.batch, leased.life) then
       drop_lease(worker, leased.lease) -- its batch was deleted
@@ -175,7 +181,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
       if leased.died and redis.call('HINCRBY', 'warmq:deaths', leased.id, 1) >= max_deaths then
         target = suspects_of(leased.list)
       end
-      if deaths == 1 and leased.died and redis.call('HINCRBY', 'warmq:deaths', alone(leased.id), 1) == 2 then
+      if deaths == 1 and leased.died and redis.call('HINCRBY', 'warmq:deaths', alone_field(leased.id), 1) == 2 then
         local text = 'the engine died each time it ran this request'
         local function ending(request) return ending_meta(request, 'RequestFailed', 'poison', text, date) end
         give_up(leased.lease, leased, 'poison: ' .. text, now, ending, ttl_ms)
@@ -190,7 +196,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
     end
   end
   for list, size in pairs(groups) do redis.call('SET', list .. ':group', size, 'PX', ttl_ms) end
-  -- Nobody clears the counts of a request whose queue is emptied from outside.
+  -- No script removes the counts of a request whose queue a user has emptied.
   redis.call('PEXPIRE', 'warmq:returns', ttl_ms)
   redis.call('PEXPIRE', 'warmq:deaths', ttl_ms)
 end

@@ -1,22 +1,22 @@
 -- Reads Celery protocol-2 messages. A message may be megabytes, nearly all of it the body, which no script
 -- needs: only the part after the body is decoded.
 
--- Whether a text is UTF-8: any other cannot be written into a result that a client reads.
-local CONTINUED = '[\128-\191]'
+-- Whether a text is UTF-8. A result must not contain any other: clients could not read it.
+local CONTINUATION = '[\128-\191]'
 local function is_utf8(text)
   if not string.find(text, '[\128-\255]') then return true end
   for _, sequence in ipairs({
-    '[\194-\223]', '\224[\160-\191]', '[\225-\236\238\239]' .. CONTINUED, '\237[\128-\159]',
-    '\240[\144-\191]' .. CONTINUED, '[\241-\243]' .. CONTINUED .. CONTINUED,
-    '\244[\128-\143]' .. CONTINUED,
+    '[\194-\223]', '\224[\160-\191]', '[\225-\236\238\239]' .. CONTINUATION, '\237[\128-\159]',
+    '\240[\144-\191]' .. CONTINUATION, '[\241-\243]' .. CONTINUATION .. CONTINUATION,
+    '\244[\128-\143]' .. CONTINUATION,
   }) do
-    text = string.gsub(text, sequence .. CONTINUED, '?')
+    text = string.gsub(text, sequence .. CONTINUATION, '?')
   end
   return not string.find(text, '[\128-\255]')
 end
 
--- The position of the body's closing quote in a message as kombu and `producer` write it, body first; nil
--- in any other. An unescaped quote stands behind an even number of backslashes.
+-- Returns the position of the body's closing quote; nil if the body is not the message's first field, as
+-- kombu and `producer` write it. A quote after an even number of backslashes is not escaped.
 local function body_end(message)
   local at = select(2, string.find(message, '^{"body":%s?"'))
   while at do
@@ -31,15 +31,15 @@ local function body_end(message)
   end
 end
 
--- The suffix of the list of a priority.
-local function step_of(priority)
+-- Returns the suffix that the name of the list of a priority has.
+local function suffix_of(priority)
   for _, step in ipairs({ 9, 6, 3 }) do
     if priority and priority >= step then return '\6\22' .. step end
   end
   return ''
 end
 
--- The number of sequences that a message asks for.
+-- Returns the number of sequences of a request; 1 if `count` is not a number of 1 to MOST_SEQUENCES.
 local MOST_SEQUENCES = 100000
 local function sequences_of(count)
   local usable = type(count) == 'number' and count >= 1 and count <= MOST_SEQUENCES
@@ -50,10 +50,9 @@ local function usable_id(id)
   return #id > 0 and #id <= 255 and not string.find(id, '%c') and is_utf8(id)
 end
 
--- The part after the body as contract/message.py writes it, whole: texts that are the same in all messages,
--- fields of one message, and fields common to its batch, which are read once for each run of them. POP
--- takes a fifth less time so than when it decodes (docs/explanation/performance.md, "versus"); a message that differs
--- in anything is decoded.
+-- What contract/message.py writes after the body: constant text (HEAD, TAIL), the fields of one message (OWN),
+-- and the fields that all messages of its batch have (COMMON). Matching this form takes POP a fifth less time
+-- than decoding JSON; a message in any other form is decoded.
 local HEAD = '","content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",' ..
   '"task":"warmq.generate","argsrepr":"","kwargsrepr":"","origin":"warmq","eta":null,' ..
   '"expires":null,"group":null,"parent_id":null,"retries":0,"timelimit":[null,null],"id":"'
@@ -71,10 +70,12 @@ local function read_common(message, from)
   if not batch then return nil end
   if deadline ~= 'null' and not string.find(deadline, '^%d+%.?%d*$') then return nil end
   return { text = string.sub(message, from, stop - 1), batch = batch, life = life,
-           deadline = tonumber(deadline), step = step_of(tonumber(priority)) }
+           deadline = tonumber(deadline), suffix = suffix_of(tonumber(priority)) }
 end
 
-local common -- of the message that was read last
+-- The common fields of the message that was read last; the next one is usually of the same batch.
+local common
+-- Reads a message in the form of contract/message.py; returns nil for any other.
 local function read_written(message, stop)
   if string.find(message, HEAD, stop, true) ~= stop then return nil end
   local id, line, custom_id, at = string.match(message, OWN, stop + #HEAD)
@@ -87,13 +88,14 @@ local function read_written(message, stop)
   at = at + #common.text
   if #message ~= at + #tail - 1 or string.find(message, tail, at, true) ~= at then return nil end
   return { id = id, batch = common.batch, life = common.life, custom_id = custom_id,
-           line = tonumber(line), deadline = common.deadline, step = common.step, ignored = false,
+           line = tonumber(line), deadline = common.deadline, suffix = common.suffix, ignored = false,
            sequences = 1 }
 end
 
--- Reads a message without a usable id, such as all of Celery's task protocol 1, in which the ids are in the
--- body and in correlation_id.
-local LONGEST_ANSWERED = 65536
+-- Returns nil, a reason and, if a client waits for an answer, a request with its id: for a message without a
+-- usable id in its headers. Messages of Celery's task protocol 1 have their ids in the body and in
+-- correlation_id.
+local LONGEST_ID = 65536 -- bytes of a correlation_id that is answered
 local function no_id(headers, properties)
   local id = headers['id']
   local why = 'headers.id is not a usable task id: it has more than 255 bytes, or control characters'
@@ -101,16 +103,17 @@ local function no_id(headers, properties)
     id = properties['correlation_id']
     why = "headers.id is missing, as in Celery's task protocol 1: leave task_protocol at 2"
   end
-  local waits = type(id) == 'string' and #id > 0 and #id <= LONGEST_ANSWERED and is_utf8(id) and
-                type(headers['warmq']) ~= 'table' and headers['ignore_result'] ~= true
-  if not waits then return nil, why end
+  local has_client = type(id) == 'string' and #id > 0 and #id <= LONGEST_ID and is_utf8(id) and
+                     type(headers['warmq']) ~= 'table' and headers['ignore_result'] ~= true
+  if not has_client then return nil, why end
   return nil, why, { id = id, batch = '', life = '', custom_id = cjson.null, line = cjson.null }
 end
 
--- The fields of a Celery protocol-2 message that warmq needs; nil and the reason if it is not one. `step`
--- is the suffix of the priority's list; only requests without a batch, from a gateway, have `tenant` and
--- `keep_ms`. A reason with a request: 0.1.0 wrote it, or a newer warmq, whose meaning this one may
--- not know. The third value, of an unreadable message: the task id at which its client waits for an answer.
+-- Returns the request of a Celery protocol-2 message, with the fields that scripts need. `suffix` is that of
+-- its priority's list; only an online request has `tenant` and `keep_ms`.
+-- Returns a request and a reason if warmq 0.1.0 or a newer warmq wrote the message: its fields may mean
+-- something else. Returns nil and a reason for any other message; if a client waits for its answer, also a
+-- request with the task id of that answer.
 local function read_message(message)
   local stop = body_end(message)
   local written = stop and read_written(message, stop)
@@ -128,7 +131,7 @@ local function read_message(message)
   local out = { id = headers['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null,
                 sequences = 1 }
   out.ignored = headers['ignore_result'] == true
-  out.step = step_of(tonumber(decoded['properties']['priority']))
+  out.suffix = suffix_of(tonumber(decoded['properties']['priority']))
   local ours = headers['warmq']
   if type(ours) == 'table' then
     if type(ours['batch']) == 'string' and ours['batch'] ~= '' then
@@ -153,9 +156,9 @@ local function read_message(message)
   return out
 end
 
--- Lifts a past deadline from a request that is run again, `now` in ms. The message is changed as text:
--- cjson would turn its empty lists into {}. Within a string the quotes would be escaped, so these patterns
--- match nothing but the fields.
+-- Returns the message of a request that runs again, without a deadline before `now` (ms). The message is
+-- changed as text, because cjson would turn its empty lists into {}. The pattern matches only the field:
+-- quotes within a JSON string are escaped.
 local DEADLINE = '("deadline":%s*)(%-?%d[%d.eE+-]*)'
 local function without_past_deadline(message, now)
   local stop = body_end(message) or 1
@@ -165,15 +168,15 @@ local function without_past_deadline(message, now)
   return string.sub(message, 1, stop - 1) .. string.gsub(rest, DEADLINE, '%1null')
 end
 
--- Lifts Celery's `expires`, which Lua cannot read.
+-- Returns a message without Celery's `expires`: a date as text, which Redis's Lua has no function to read.
 local EXPIRES = '("expires":%s*)"[^"\\]*"'
 local function without_expires(message)
   local stop = body_end(message) or 1
   return string.sub(message, 1, stop - 1) .. string.gsub(string.sub(message, stop), EXPIRES, '%1null')
 end
 
--- Celery's meta for an ending that no worker computed. Strings only through cjson: it never reads a result
--- body, whose empty lists it would turn into {}.
+-- Returns Celery's meta for the ending of a request that no worker ran to its end. cjson encodes the strings
+-- only: it would turn empty lists into {}.
 local function ending_meta(request, exc_type, code, text, date)
   local encode, revoked = cjson.encode, exc_type == 'TaskRevokedError'
   local batch = request.batch == '' and 'null' or encode(request.batch)

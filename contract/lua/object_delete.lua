@@ -1,9 +1,10 @@
--- OBJECT_DELETE: remove one of the gateways' objects. A batch of Anthropic's API is two objects.
+-- OBJECT_DELETE: remove one of the gateways' objects. A batch of Anthropic's API is two objects, of the kinds
+-- batch and message_batch: both are removed.
 -- ARGV: kind, id, owner
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
 --   warmq:gateway:records:<owner>
--- Returns: 1 if it was there and the owner's, else 0
-unblock()
+-- Returns: 1; 0 if the owner has no such object
+allow_when_full()
 local kind, id, owner = ARGV[1], ARGV[2], ARGV[3]
 local function remove(of_kind)
   local key = 'warmq:gateway:' .. of_kind .. ':' .. id

@@ -1,11 +1,12 @@
--- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id. Where Redis takes no writes it
--- only reads.
--- ARGV: kind, owner, id after which the page begins ('' for the first), most, 1 for the oldest first,
---   place in the list to go on from ('' for the page's beginning)
+-- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id. If Redis takes writes, it also removes
+-- expired objects from the list.
+-- ARGV: kind, owner, id after which the page begins ('' for the first page), most objects, 1 for the oldest
+--   first, place in the list at which to continue ('' for the page's beginning)
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
 --   warmq:gateway:records:<owner>
--- Returns: {1 if there are more; 0; -1 if the owner has no such id; 3 if as many were examined as one call may: ask again
---   from this place, for the rest of the page; the place}, id, version, document, id, ...
+-- Returns: {answer, place in the list, id, version, document, id, ...}. The answer is 0; 1 if more objects follow;
+--   -1 if the owner has no such id; 3 if EXAMINE entries were read: call again with the place, for the rest of
+--   the page.
 local EXAMINE, writes = 1000, may_write()
 local kind, owner, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local list, prefix = 'warmq:gateway:' .. kind .. 's:' .. owner, 'warmq:gateway:' .. kind .. ':'

@@ -1,9 +1,9 @@
--- OBJECTS_GONE: forget what an owner's lists and counts have of objects that have expired.
+-- OBJECTS_GONE: remove objects that have expired from their owner's lists and counted bytes.
 -- ARGV: owner, then for each object: kind, id (at most 250 objects a call)
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
 --   warmq:gateway:records:<owner>
--- Returns: how many were gone
-unblock()
+-- Returns: how many of the objects have expired
+allow_when_full()
 local owner, gone = ARGV[1], 0
 for i = 2, #ARGV, 2 do
   local kind, id = ARGV[i], ARGV[i + 1]

@@ -1,11 +1,11 @@
--- SEAL: mark a batch as completely submitted, and finish it if it has no open line.
--- ARGV: batch, life, cursor, digest, reason (why the batch is `failed`, or ''),
---   expected (JSON of what the submit expects of the batch, or '')
--- Touches: warmq:batch:<id>, warmq:retiring
--- Returns: {'ok'} | {'gone'} | {'sealed', cursor, digest} | {'moved', cursor, digest}
---   | {'at', position}: messages are missing behind there (ENQUEUE_PLANNED)
+-- SEAL: mark a batch as completely submitted, and finish it if all its requests have ended.
+-- ARGV: batch, life, cursor and digest of the file's end, why the batch is `failed` ('' if it is not), what the
+--   submit expects of the batch (JSON, or '')
+-- Touches: warmq:batch:<id>, warmq:retiring, warmq:gateway:due:notify
+-- Returns: {'ok'} | {'gone'} | {'sealed' or 'moved', cursor, digest} of the batch | {'at', number of messages
+--   that the batch has}, if ENQUEUE_PLANNED must append more
 local batch, key = ARGV[1], batch_key(ARGV[1])
-unblock()
+allow_when_full()
 if not batch_alive(batch, ARGV[2]) then return { 'gone' } end
 local state = redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'planned', 'announced')
 if state[1] then return { 'sealed', state[2], state[3] } end

@@ -1,38 +1,40 @@
 -- Turns of tenants: virtual token counters (Sheng et al., "Fairness in Serving Large Language
--- Models", OSDI 2024). Each queue and priority has one ZSET of the tenants that have messages
--- (tenant -> tokens served, divided by the tenant's weight), and each of these one of its lists
--- (list key -> tokens served). POP serves the smallest counter, at both. Keys:
---   <queue>\6\22<step>\6<tenant>\6<batch>  messages of one batch; no <batch>: of all batches that
---                                          keep the order in which they came (`--turn fifo`)
+-- Models", OSDI 2024). Each queue and priority has a ZSET of the tenants that have messages, the
+-- ring (tenant -> tokens served, divided by the tenant's weight). Each tenant in it has a ZSET of
+-- its lists (list key -> tokens served). POP serves the tenant with the smallest counter, and of
+-- its lists the one with the smallest. <step> is kombu's priority step: 0 (highest), 3, 6 or 9.
+-- Keys:
+--   <queue>\6\22<step>\6<tenant>\6<batch>  messages of one batch; without <batch> those of all
+--                                          batches with `--turn fifo`, in order of arrival
 --   <queue>, <queue>\6\22<step>            kombu's lists: messages of the tenant `celery`
 --   warmq:turns:<queue>\6<step>            the ring: tenants that have messages and are not capped
 --   warmq:turns:<queue>\6<step>\6<tenant>  the lists of one tenant that have messages
 --   warmq:turns:<queue>\6<step>:left       tenants without messages that were served more than
---                                          those that have some: they come back with that counter;
---                                          '' -> the highest counter that a newcomer was given
+--                                          those in the ring: they return with that counter;
+--                                          '' -> the highest counter that a tenant began with
 --   warmq:turns:<queue>                    hash: `waiting`, messages in all lists but kombu's;
 --                                          `mean`, tokens of a request; `in_flight:<tenant>`, sequences;
 --                                          `floor:<step>\6<tenant>`, the highest counter that one of
---                                          its lists was given; while it has lists
---   warmq:turns:<queue>:capped             <step>\6<tenant>: has messages, but as many in flight
---                                          as its cap allows
+--                                          the tenant's lists began with, while it has lists
+--   warmq:turns:<queue>:capped             <step>\6<tenant>: the tenant has messages, and as many
+--                                          sequences in flight as its cap allows
 --   warmq:used:<queue>:<hour>              hash: tenant -> tokens of its answered requests in this hour
---                                          since 1970, for people; three hours
+--                                          since 1970, shown to people; kept for three hours
 --   warmq:tenants                          hash: tenant -> weight NUL cap ('' for none)
 local CELERY = 'celery'
--- Tokens of an answer of unknown length, and bytes of text a token.
+-- Estimated tokens of an answer of unknown length; estimated bytes of text for each token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
--- Most text tokens of a request without a mean where the model's context is unknown, and the tokens of a picture,
--- whatever the size of its file.
+-- Most estimated text tokens of a request where neither a mean nor the model's context is known; estimated
+-- tokens of a picture, whatever the size of its file.
 local UNKNOWN_TEXT, MEDIUM_TOKENS = 16384, 1024
--- Most tokens that one request is charged even if a server reports more; and the charge of a request that its
--- author must change: it took a place in a worker, and time to be read.
+-- Most tokens that one request is charged, even if a server reports more; and the charge of a rejected
+-- request, which took a place in a worker and time to be read.
 local MOST_COST, REJECTION = 2 ^ 20, 16
--- Life in ms of a tenant without messages, and of a queue that nobody uses.
+-- Milliseconds for which the counter of a tenant without messages is kept, and those of an unused queue.
 local LEFT_MS, QUEUE_MS = 600000, 7 * 86400000
--- Requests of a turn, at most.
+-- Most requests of a turn.
 local LONGEST_TURN = 32
--- Requests over which the queue's mean forgets.
+-- An answer changes the queue's mean of tokens by 1/MEAN_OVER of the difference.
 local MEAN_OVER = 256
 
 local function turns_key(queue) return 'warmq:turns:' .. queue end
@@ -46,7 +48,8 @@ local function add_to_queue(queue, field, number)
   return found
 end
 
--- Queue, step and tenant of a list of waiting messages, parsed once: scripts need them for every message.
+-- Returns queue, step and tenant of a list of waiting messages. They are parsed once, because scripts need
+-- them for every message.
 local places = {}
 local function place_of(list)
   local place = places[list]
@@ -60,35 +63,38 @@ local function place_of(list)
   return queue, step, tenant
 end
 
+-- Returns the list of the same priority, tenant and batch in another queue.
+local function list_in(queue, list) return queue .. string.match(list, '\6\22%d\6.*$') end
+
 local function is_kombus(list) return not string.find(list, '\6\22%d\6') end
 
--- The list of a tenant's messages that have no batch; `step` is the suffix of a priority's list.
-local function tenant_list(queue, step, tenant)
-  return queue .. (step == '' and '\6\0220' or step) .. '\6' .. tenant .. '\6'
+-- Returns the list of a tenant's messages that have no batch; `suffix` is that of a priority (suffix_of).
+local function tenant_list(queue, suffix, tenant)
+  return queue .. (suffix == '' and '\6\0220' or suffix) .. '\6' .. tenant .. '\6'
 end
 
--- Weight and cap of a tenant; a cap of nil is none.
+-- Returns weight and cap of a tenant; nil if it has no cap.
 local any_tenants
-local known_terms = {}
-local function terms_of(tenant)
+local known_tenants = {}
+local function weight_and_cap_of(tenant)
   if any_tenants == nil then any_tenants = redis.call('EXISTS', 'warmq:tenants') == 1 end
   if not any_tenants then return 1, nil end
-  local terms = known_terms[tenant]
-  if not terms then
-    terms = redis.call('HGET', 'warmq:tenants', tenant) or ''
-    known_terms[tenant] = terms
+  local stored = known_tenants[tenant]
+  if not stored then
+    stored = redis.call('HGET', 'warmq:tenants', tenant) or ''
+    known_tenants[tenant] = stored
   end
-  local weight, cap = string.match(terms, '^([%d.]+)%z(%d*)$')
+  local weight, cap = string.match(stored, '^([%d.]+)%z(%d*)$')
   return tonumber(weight) or 1, tonumber(cap)
 end
 
--- Sequences of a tenant in flight.
+-- Returns the number of a tenant's sequences in flight.
 local function in_flight_of(queue, tenant)
   return tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
 end
 
 local function cap_left_of(queue, tenant)
-  local _, cap = terms_of(tenant)
+  local _, cap = weight_and_cap_of(tenant)
   return cap and cap - in_flight_of(queue, tenant) or math.huge
 end
 
@@ -96,8 +102,8 @@ local function least_of(ring)
   return tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2])
 end
 
--- A tenant that comes back has neither credit nor penalty for its absence: it begins with the smallest
--- counter, or with its own if that is higher and recent.
+-- Adds a tenant to a ring, without credit or penalty for its absence: its counter is the smallest of the
+-- ring, or the one with which it left if that is higher and recent.
 local function enter(ring, tenant)
   if redis.call('ZSCORE', ring, tenant) then return end
   local left = ring .. ':left'
@@ -114,6 +120,7 @@ local function enter(ring, tenant)
   redis.call('PEXPIRE', left, LEFT_MS)
 end
 
+-- Removes a tenant from a ring. `left` keeps its counter while that is higher than the smallest of the ring.
 local function leave(ring, tenant)
   local score = redis.call('ZSCORE', ring, tenant)
   if not score then return end
@@ -128,7 +135,7 @@ local function leave(ring, tenant)
   redis.call('PEXPIRE', left, LEFT_MS)
 end
 
--- Gives a list with messages its turns.
+-- Adds a list with messages to its tenant's lists, and the tenant to the ring or to the capped tenants.
 local function join(list)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
@@ -150,6 +157,7 @@ local function join(list)
   end
 end
 
+-- Removes an empty list from its tenant's lists, and a tenant without lists from the ring.
 local function drop_list(list)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
@@ -161,73 +169,89 @@ local function drop_list(list)
   end
 end
 
--- Removes the list that is a batch's alone, of any length, and its turns: the batch is gone or being
--- deleted.
-local function remove_list(batch, list)
+-- Removes the list of a batch that is being deleted, with all its messages; with `queues`, the batch's field,
+-- in each of these queues. A list that several batches use stays.
+local function remove_list(batch, list, queues)
   if not list or string.sub(list, -#batch - 1) ~= '\6' .. batch then return end
-  local waiting = redis.call('LLEN', list)
-  redis.call('UNLINK', list)
-  if waiting > 0 then add_to_queue((place_of(list)), 'waiting', -waiting) end
-  drop_list(list)
+  for queue in string.gmatch(queues or (place_of(list)), '[^\n]+') do
+    local own = list_in(queue, list)
+    local waiting = redis.call('LLEN', own)
+    redis.call('UNLINK', own)
+    if waiting > 0 then add_to_queue(queue, 'waiting', -waiting) end
+    drop_list(own)
+  end
 end
 
--- The reason why no more may be queued, or nil: Redis uses more than a fraction of its maxmemory or,
--- without one, too many messages wait. Of kombu's lists only their own are counted.
-local function why_full(list, most, fraction)
+-- Returns the reason why no more may be queued, or nil: Redis uses more than `fraction` of its maxmemory; or,
+-- without maxmemory, `most` messages wait in the queue of one of the lists (joined by newlines). One of kombu's
+-- lists counts its own messages only.
+local function why_full(lists, most, fraction)
   local memory = redis.call('INFO', 'memory')
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
   local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
   if limit > 0 then
     return used > limit * fraction and string.format('Redis uses %d of %d bytes', used, limit) or nil
   end
-  local waiting = is_kombus(list) and redis.call('LLEN', list)
-    or tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
-  return waiting >= most and string.format('%d requests wait in the queue', waiting) or nil
+  for list in string.gmatch(lists, '[^\n]+') do
+    local waiting = is_kombus(list) and redis.call('LLEN', list)
+      or tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
+    if waiting >= most then return string.format('%d requests wait in the queue', waiting) end
+  end
+  return nil
 end
 
--- Notes that messages were added to the end or the head of a list.
+-- Counts messages that a script has added to a list, and gives the list its turns.
 local function note_pushed(list, pushed)
   if pushed == 0 or string.find(list, ':suspects$') then return end
   if not is_kombus(list) then add_to_queue((place_of(list)), 'waiting', pushed) end
   join(list)
 end
 
--- Appends messages, joined by newlines, to a list; returns how many. The turn comes first: a producer's
--- user that may not change turns must not have pushed anything.
-local function push_lines(list, text)
+-- Appends messages, joined by newlines, to a list of the batch with this key; returns their number. Several
+-- lists are joined by newlines, and an empty line ends the messages of each. `queues` is the batch's field: if
+-- it has one, the lists' queues are added. It joins first: if Redis's ACL forbids writes to the turns, the
+-- script ends before it pushes.
+local function push_lines(lists, text, key, queues)
   if text == '' then return 0 end
-  join(list)
-  local pushed, found, at = 0, {}, 1
-  local function push()
-    redis.call('LPUSH', list, unpack(found))
-    pushed, found = pushed + #found, {}
+  local found = queues
+  for list in string.gmatch(lists, '[^\n]+') do
+    join(list)
+    local queue = place_of(list)
+    if queues and not string.find('\n' .. found .. '\n', '\n' .. queue .. '\n', 1, true) then
+      found = (found == '' and '' or found .. '\n') .. queue
+    end
   end
-  while at <= #text do
-    local stop = string.find(text, '\n', at, true) or #text + 1
-    found[#found + 1] = string.sub(text, at, stop - 1)
-    if #found == 1000 then push() end -- unpack() overflows Lua's stack at 8000 values
-    at = stop + 1
+  if found ~= queues then redis.call('HSET', key, 'queues', found) end
+  local total, at = 0, 1
+  for list in string.gmatch(lists, '[^\n]+') do
+    local pushed, lines = 0, {}
+    local function push()
+      redis.call('LPUSH', list, unpack(lines))
+      pushed, lines = pushed + #lines, {}
+    end
+    while at <= #text do
+      local stop = string.find(text, '\n', at, true) or #text + 1
+      local line = string.sub(text, at, stop - 1)
+      at = stop + 1
+      if line == '' then break end
+      lines[#lines + 1] = line
+      if #lines == 1000 then push() end -- unpack() overflows Lua's stack at 8000 values
+    end
+    if #lines > 0 then push() end
+    note_pushed(list, pushed)
+    total = total + pushed
   end
-  if #found > 0 then push() end
-  note_pushed(list, pushed)
-  return pushed
+  return total
 end
 
--- Resets the count of waiting messages when none was found: somebody may have removed a list.
-local function forget_waiting(queue)
-  if redis.call('EXISTS', turns_key(queue) .. ':capped') == 0 then
-    redis.call('HDEL', turns_key(queue), 'waiting')
-  end
-end
-
--- Takes a tenant out of the ring whose next message needs more than its cap leaves.
+-- Moves a tenant from the ring to the capped tenants: its next message needs more than its cap leaves.
 local function cap_turns(queue, step, tenant)
   redis.call('SADD', turns_key(queue) .. ':capped', step .. '\6' .. tenant)
   leave(ring_of(queue, step), tenant)
 end
 
--- Whether a tenant has a message at a higher priority that waits for its cap: a lower one must not take the
--- cap's next slot.
+-- Returns whether a tenant has a message at a higher priority that waits for its cap: a message at a lower
+-- priority must not take the next free place.
 local function waits_above(queue, step, tenant)
   for _, higher in ipairs({ '0', '3', '6' }) do
     if higher >= step then return false end
@@ -248,9 +272,10 @@ local function uncap(queue, tenant)
   end
 end
 
--- Adds to a counter of a ZSET; nil if it is not there. Newcomers' counters include charges that may prove
--- too high: a refund leaves its tenant at most a turn below that (`floor` returns it; `each` is what a
--- request cost that now ends), else the newcomers would wait for all that was refunded.
+-- Adds `share` to the counter of a member of a ZSET; returns nil if there is no such member. A newcomer's
+-- counter begins with charges that are estimates and may be refunded. So a refund lowers a counter to no less
+-- than one turn (LONGEST_TURN requests that cost `each`) below the highest counter that a newcomer began with
+-- (`floor()`); else newcomers would wait until all that was refunded is used.
 local function add_share(key, member, share, floor, each)
   local score = redis.call('ZADD', key, 'XX', 'INCR', string.format('%.17g', share), member)
   if not score or share >= 0 then return score end
@@ -262,10 +287,11 @@ local function add_share(key, member, share, floor, each)
   return score
 end
 
--- Charges a list for requests that were leased or have returned, and counts their sequences: `tokens` is
--- the estimate, later the difference to the used tokens. `ended` is for returned ones: `share`, the same
--- divided by the tenant's weight when they were charged, and the cost of one of them, `each` in tokens and
--- `each_share` divided so.
+-- Charges a list and its tenant for requests that were leased (`ended` is nil), or corrects the charge of
+-- requests whose leases ended. `sequences` is added to the tenant's sequences in flight. `tokens` is the
+-- estimate; for ended leases the difference of used and estimated tokens. `ended` has `share`, that
+-- difference divided by the tenant's weight at the time of the lease, and the mean cost of such a request:
+-- `each` in tokens, `each_share` divided by the weight.
 local function charge(list, sequences, tokens, ended)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
@@ -273,7 +299,7 @@ local function charge(list, sequences, tokens, ended)
     local field = 'in_flight:' .. tenant
     if add_to_queue(queue, field, sequences) <= 0 then redis.call('HDEL', turns_key(queue), field) end
   end
-  local share = ended and ended.share or tokens / (terms_of(tenant))
+  local share = ended and ended.share or tokens / (weight_and_cap_of(tenant))
   if tokens ~= 0 or share ~= 0 then
     local left = ring .. ':left'
     local each, each_share = ended and ended.each or 0, ended and ended.each_share or 0
@@ -286,7 +312,7 @@ local function charge(list, sequences, tokens, ended)
     end, each)
   end
   if sequences < 0 then
-    local _, cap = terms_of(tenant)
+    local _, cap = weight_and_cap_of(tenant)
     if cap and cap_left_of(queue, tenant) > 0 then uncap(queue, tenant) end
   end
 end

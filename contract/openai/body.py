@@ -21,7 +21,6 @@ from contract.openai.pooling import (
     FORMS,
     POOLING_TYPES,
     AllowedTokens,
-    BadWords,
     CacheSalt,
     Count,
     FewTokens,
@@ -30,8 +29,6 @@ from contract.openai.pooling import (
     JsonObject,
     LogitBias,
     NonNegative,
-    StopText,
-    StopTexts,
     Text,
     Tools,
 )
@@ -40,6 +37,11 @@ Tokens = list[NonNegative]
 #: Type of a list of messages and other entries of a conversation.
 Entries = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+#: Types of stop texts and bad words. They are bounded, because vLLM searches for stop texts in each
+#: step and tokenizes bad words, both on its main loop.
+StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopTexts = Annotated[list[StopText], Meta(max_length=128)]
+BadWords = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
 
 
 class Generating(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -280,6 +282,23 @@ MORE = frozenset((
     "logprobs", "echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids",
     "return_token_offsets", "suffix", "top_logprobs",
 ))  # fmt: skip
+
+
+#: Most characters of a prompt's beginning that a result has.
+BEGINNING = 100
+
+
+def prompt_beginning(body: dict[str, Any]) -> str:
+    """Return the beginning of a checked body's prompt: of its last message, or of its text."""
+    content = body.get("messages") or body.get("prompt") or body.get("input")
+    if isinstance(content, list) and content:
+        content = content[-1]
+    if isinstance(content, dict):
+        content = content.get("content")
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        content = next((text for text in parts if isinstance(text, str)), "")
+    return content[:BEGINNING] if isinstance(content, str) else ""
 
 
 def text_is_answer(url: str, body: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ tests/unit/contract/openai/test_openai_fields.py compares the names with OpenAI'
 
 import re
 import typing
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from contract.openai.body import (
     field_names,
 )
 from contract.openai.decode import printable
+from contract.openai.former_names import remedy_for_name
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -80,13 +82,13 @@ _REMEDIES_OF = {
 }
 
 
-def explain(text: str, url: str, where: str) -> RequestRejected:
-    """Return the error for msgspec's error `text`; `where` precedes the field's name."""
+def explain(text: str, url: str, where: str, body: Mapping[str, Any]) -> RequestRejected:
+    """Return the error for msgspec's error `text` about a body; `where` precedes its field."""
     path_match = _PATH.search(text)
     path = path_match["path"] if path_match else ""
     text = _PATH.sub("", text)
     if unknown := _UNKNOWN.search(text):
-        return _unknown(unknown["name"], url, where)
+        return _unknown(unknown["name"], url, where, body)
     if missing := _MISSING.search(text):
         path = f"{path}.{missing['name']}" if path else missing["name"]
         problem, give = "is missing", ""
@@ -100,10 +102,12 @@ def explain(text: str, url: str, where: str) -> RequestRejected:
     )
 
 
-def _unknown(name: str, url: str, where: str) -> RequestRejected:
-    near = _near(name[:80], url)
-    problem = f"unknown to {url}; remove it or correct its spelling"
-    problem += f" (did you mean {near}?)" if near else ""
+def _unknown(name: str, url: str, where: str, body: Mapping[str, Any]) -> RequestRejected:
+    problem = remedy_for_name(name, url, body.get(name))
+    if not problem:
+        near = _near(name[:80], url)
+        problem = f"unknown to {url}; remove it or correct its spelling"
+        problem += f" (did you mean {near}?)" if near else ""
     return bad_field(where + printable(name), problem, code="unknown_field")
 
 

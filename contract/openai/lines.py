@@ -26,7 +26,7 @@ from contract.openai.body import (
 from contract.openai.decode import MAX_DEPTH, decode, encode, int_bounds, int_if_whole, printable
 from contract.openai.fields import drop_ignored, explain
 from contract.openai.pooling import FORMS
-from contract.openai.structured import FIELDS, refuse_large
+from contract.openai.structured import FIELDS, constrains, refuse_large
 
 #: Most characters of a custom_id.
 MAX_CUSTOM_ID = 512
@@ -40,6 +40,8 @@ _CONTENT = frozenset(
     ("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one))
 )
 _CONSTRAINTS = frozenset(FIELDS)
+#: Fields that constrain an answer's form. If a body has both, vLLM silently ignores the second.
+_ANSWER_FORMS = ("response_format", "structured_outputs")
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 
 
@@ -48,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
     `limited`: whether the request limits the tokens of its answer, or the answer has no tokens.
     `ignored`: fields of the line that were left out of `body`. `sequences`: number of sequences
-    that the engine runs for the request.
+    that the engine runs for the request. `model`: the name in the body, '' without one.
     """
 
     custom_id: str | None
@@ -57,6 +59,7 @@ class Request(msgspec.Struct, frozen=True):
     limited: bool
     ignored: tuple[str, ...] = ()
     sequences: int = 1
+    model: str = ""
 
 
 def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str, Any]:
@@ -80,13 +83,29 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
             fixed = int_if_whole(kept[name])
             if fixed is not kept[name]:
                 return check_body(url, kept | {name: fixed}, where)
-        raise explain(message, url, where) from None
+        raise explain(message, url, where, checked) from None
     for name in () if _CONSTRAINTS.isdisjoint(checked) else _CONSTRAINTS.intersection(checked):
-        refuse_large(name, checked[name], where)
-        bounded = int_bounds(checked[name])
+        bounded = _constraint(name, checked[name], where)
         kept = kept if bounded is checked[name] else kept | {name: bounded}
     refuse_many(checked, where)
     return kept
+
+
+#: Field -> the last valid constraint, and the value of `int_bounds` for it. A constraint for all
+#: lines is the same object in each; a large one takes 6 ms to check.
+_last_constraint: dict[str, tuple[Any, Any]] = {}
+
+
+def _constraint(name: str, value: Any, where: str) -> Any:
+    """Return a constraint in which bounds such as 16.0 are ints.
+
+    Raises RequestRejected if the constraint is too large.
+    """
+    last = _last_constraint.get(name)
+    if last is None or last[0] is not value:
+        refuse_large(name, value, where)
+        last = _last_constraint[name] = (value, int_bounds(value))
+    return last[1]
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
@@ -108,8 +127,8 @@ def _custom_id(value: object) -> str | None:
     if isinstance(value, str):
         problem = f"has {len(value)} characters"
         problem = f"{printable(value, 60)!r} {problem}" if value else problem
-    remedy = f"give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for the"
-    raise bad_field("custom_id", f"{problem}; {remedy} line's number")
+    remedy = f"give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes"
+    raise bad_field("custom_id", f"{problem}; {remedy}, or leave it out for the line's number")
 
 
 def infer_url(body: dict[str, Any]) -> str:
@@ -141,19 +160,22 @@ _limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
 
 
 class _Rare:
-    """Fields of a url's bodies whose content must be checked; most bodies have none of them.
+    """Fields of a url's bodies whose content must be checked, because few bodies have them.
 
-    `constraints` are checked by structured.py; `counted` determine the number of sequences. `text`
-    is the usual one of the counted fields, '' for none; if its value is a text, it is one sequence.
+    `constraints` are checked by structured.py; `counted` determine the number of sequences.
+    `usual_field` is the counted field that most bodies of the url have, `prompt` or `input`; '' if
+    there is none. It needs no check if its value is a text, which is one sequence.
     """
 
     def __init__(self, url: str) -> None:
         names = field_names(url)
         self.constraints = tuple(name for name in FIELDS if name in names)
         self.counted = fields_of_sequences(names)
-        self.text = next((name for name in ("prompt", "input") if name in self.counted), "")
+        self.usual_field = next((name for name in ("prompt", "input") if name in self.counted), "")
         rare = tuple(
-            dict.fromkeys(name for name in (*self.constraints, *self.counted) if name != self.text)
+            dict.fromkeys(
+                name for name in (*self.constraints, *self.counted) if name != self.usual_field
+            )
         )
         self.values: Callable[[Any], tuple[Any, ...]] = (
             attrgetter(*rare)
@@ -163,7 +185,8 @@ class _Rare:
 
 
 _rare_of = {url: _Rare(url) for url in BODY_TYPES}
-#: Most bytes of a line for `_plain_line`; `_any_line` counts the values before it decodes.
+#: Most bytes of a line that `_plain_line` decodes. A longer one may have too many JSON values;
+#: `_any_line` counts these before it decodes.
 _SHORT = 65_536
 
 
@@ -182,7 +205,7 @@ def _plain_line(raw: bytes) -> Request | None:
         rare, sequences = _rare_of[line.url], 1
         values = rare.values(body)
         if values.count(None) < len(values) or (
-            rare.text and type(getattr(body, rare.text)) is not str
+            rare.usual_field and type(getattr(body, rare.usual_field)) is not str
         ):
             sequences = _check_rare(body, rare)
     except (
@@ -193,11 +216,11 @@ def _plain_line(raw: bytes) -> Request | None:
         return None
     limits = _limits_of[line.url](body) if line.url in _limits_of else True
     limited = limits is not None and limits != (None, None)
-    return Request(line.custom_id, line.url, text, limited, (), sequences)
+    return Request(line.custom_id, line.url, text, limited, (), sequences, body.model or "")
 
 
 def _check_rare(body: Any, rare: _Rare) -> int:
-    """Return the sequences of a decoded body; 0 if its constraints must be rewritten.
+    """Return the number of sequences of a decoded body; 0 if its constraints must be rewritten.
 
     Raises RequestRejected for a constraint that is too large.
     """
@@ -225,23 +248,28 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     custom_id = _custom_id(value.pop("custom_id", None))
     try:
         url, body, where = _split_form(value)
-        _refuse_second_content(body, overrides, where)
+        refuse_second_content(body, overrides, where)
         body.update(overrides)
         kept = check_body(url, body, where)
         ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
         limited, count = limits_tokens(url, body), sequences_of(kept)
-        return Request(custom_id, url, encode(kept), limited, ignored, count)
+        model = kept.get("model") or ""
+        return Request(custom_id, url, encode(kept), limited, ignored, count, model)
     except RequestRejected as error:
         error.custom_id = custom_id
         raise
 
 
-def _refuse_second_content(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
+def refuse_second_content(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
     """Refuse content that is given both in the line and for all lines."""
     for name in _CONTENT.intersection(overrides):
         if overrides[name] is not None and body.get(name) is not None:
             problem = "is in the line, and given for all lines as well; leave one out"
             raise bad_field(where + name, problem)
+    for name, other in (_ANSWER_FORMS, _ANSWER_FORMS[::-1]):
+        if constrains(name, overrides.get(name)) and constrains(other, body.get(other)):
+            problem = f"is in the line, and {name} is given for all lines; leave one out"
+            raise bad_field(where + other, problem)
 
 
 def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:

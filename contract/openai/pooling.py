@@ -1,6 +1,6 @@
 """Defines the body types of pooling models' endpoints: embeddings, scores, rerankings.
 
-Field names are vLLM's, as explained in body.py. vLLM accepts several forms of one body, for example
+Field names are vLLM's (body.py has the reason). vLLM accepts several forms of one body, for example
 `input` or `messages`. A body type here has the fields of all forms; FORMS has those of each form.
 """
 
@@ -19,11 +19,7 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 JsonObject = dict[str, Any]
-#: Types of stop texts and bad words. They are bounded, because vLLM searches for stop texts in each
-#: step and tokenizes bad words, both on its main loop.
-StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
-StopTexts = Annotated[list[StopText], Meta(max_length=128)]
-BadWords = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
+
 #: Types of lists of token ids; AllowedTokens may have most tokens of a vocabulary.
 FewTokens = Annotated[list[NonNegative], Meta(max_length=1024)]
 AllowedTokens = Annotated[list[NonNegative], Meta(max_length=65_536)]
@@ -49,8 +45,8 @@ class Pooling(Struct, forbid_unknown_fields=True, kw_only=True):
         """Require all fields of one form."""
         forms = FORMS[type(self)]
         if not any(all(getattr(self, name) is not None for name in form) for form in forms):
-            given = (name for form in forms for name in form if getattr(self, name) is None)
-            raise ValueError(f"Object missing required field `{next(given)}`")  # msgspec's words
+            missing = (name for form in forms for name in form if getattr(self, name) is None)
+            raise ValueError(f"Object missing required field `{next(missing)}`")  # msgspec's words
 
 
 class EmbeddingBody(Pooling, forbid_unknown_fields=True, kw_only=True):

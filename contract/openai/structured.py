@@ -1,9 +1,9 @@
-"""Bounds the constraints of an answer: JSON schemas, regexes, choices, grammars and tools.
+"""Limits the size of an answer's constraints: JSON schemas, regexes, choices, grammars, tools.
 
 An engine compiles a constraint to an automaton, in a time that grows faster than the constraint's
 size. The worker limits that time (worker/engine/vllm/grammars.py); this module refuses the largest
 constraints before they are queued. A constraint that reaches one of the limits takes xgrammar at
-most a second (docs/reference/requests.md). OpenAI's limits are 1,000 values and 120,000 characters.
+most a second. OpenAI allows a schema 1,000 enum values, and 120,000 characters of names and values.
 """
 
 import re
@@ -14,15 +14,15 @@ import orjson
 
 from contract.errors import bad_field
 
-#: Fields with constraints, of all bodies.
+#: Body fields of any endpoint that may have constraints.
 FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
-#: Most bytes of one constraint, as JSON; all tools may have four times as many.
+#: Most bytes of one constraint, as JSON; all tools of a body together may have four times as many.
 MAX_BYTES = 131_072
 #: Most properties of one schema, on all its levels.
 MAX_PROPERTIES = 1000
 #: Most values in the enums and choices of one schema, on all its levels.
 MAX_VALUES = 2000
-#: Most alternatives of one schema, on all its levels.
+#: Most subschemas in the lists of one schema, on all its levels.
 MAX_BRANCHES = 500
 #: Most levels of JSON; a level of a schema takes two or three.
 MAX_LEVELS = 100
@@ -31,7 +31,7 @@ MAX_REPETITIONS = 1000
 #: Most repetitions of all patterns of one schema.
 MAX_ALL_REPETITIONS = 10_000
 
-#: Fields of schemas whose lists are alternatives.
+#: Fields of schemas with a list of subschemas.
 _BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items", "structures", "tags"))
 #: Fields that may have a schema as JSON in a text.
 _AS_TEXT = ("json", "structural_tag")
@@ -47,6 +47,23 @@ _PART = re.compile(
 
 #: Number that stands for any larger one.
 _MANY = 10**12
+
+
+def answer_schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON schema that a body's fields ask for; None without one."""
+    structured, form = fields.get("structured_outputs"), fields.get("response_format")
+    found = structured.get("json") if isinstance(structured, dict) else None
+    if isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
+        found = form["json_schema"].get("schema")
+    found = _decoded(found) if isinstance(found, str) else found
+    return found if isinstance(found, dict) else None
+
+
+def constrains(name: str, value: Any) -> bool:
+    """Whether a value of `response_format` or `structured_outputs` constrains the answer."""
+    if name == "response_format" and isinstance(value, dict):
+        return value.get("type") != "text"
+    return value is not None
 
 
 def refuse_large(name: str, value: Any, where: str) -> None:
@@ -74,7 +91,7 @@ class _TooLarge(Exception):
 def _refuse_length(value: Any, limit: int) -> None:
     try:
         length = len(orjson.dumps(value))
-    except TypeError:
+    except TypeError:  # orjson's error for too many levels
         raise _TooLarge(f"is nested too deep; give at most {MAX_LEVELS} levels") from None
     if length > limit:
         raise _TooLarge(f"has {length} bytes as JSON; give at most {limit}")
@@ -95,7 +112,7 @@ def _refuse_one(value: Any, limit: int) -> None:
 _MOST = {
     "properties": (MAX_PROPERTIES, "properties"),
     "values": (MAX_VALUES, "values in its enums and choices"),
-    "branches": (MAX_BRANCHES, "alternatives (anyOf, oneOf, allOf, prefixItems)"),
+    "branches": (MAX_BRANCHES, "subschemas in its lists (anyOf, oneOf, allOf, prefixItems)"),
     "repetitions": (MAX_ALL_REPETITIONS, "repetitions in its patterns"),
 }
 
@@ -151,6 +168,7 @@ def repetitions(pattern: str) -> int:
     """Return the number of repeated parts that a regex or grammar has when it is expanded."""
     if "{" not in pattern:
         return 0
+    # Repetitions of each open group, and of the part that was read last.
     groups, last = [0], 0
     for part in _PART.finditer(pattern):
         kind = part.lastgroup

@@ -5,15 +5,27 @@ An announcement is a worker's state and load, which it writes into Redis every s
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import orjson
 
+from contract.redis.announced_models import models_of
+
 #: Seconds without a new announcement after which a worker counts as dead.
 WORKER_SILENT_S = 15.0
+#: The beginning of a worker's announced reason (`why`) while it waits for its servers.
+WAITS_FOR = "waits for "
+#: Model name of a worker of the default queue that announces no model.
+UNNAMED = "default"
 #: Numbers that each front end announces for itself only; a worker's are their sums.
 SUMMED = ("in_flight", "limit", "slots")
+
+
+def queues_of(worker: Mapping[str, Any]) -> list[str]:
+    """Return the queues that a worker serves: that of the loaded model, then those of all."""
+    return list(dict.fromkeys([worker["queue"], *models_of(worker).values()]))
 
 
 def is_alive(worker: Mapping[str, Any]) -> bool:
@@ -25,6 +37,46 @@ def protocol_of(worker: Mapping[str, Any]) -> int:
     """Return the protocol (contract/version.py) of a worker; 1 if it has announced none."""
     protocol = worker.get("protocol")
     return protocol if isinstance(protocol, int) else 1
+
+
+def model_name(worker: Mapping[str, Any]) -> str:
+    """Return the name of a worker's model, never a folder's path; '' if it announces none."""
+    for name in (worker.get("name"), worker.get("model")):
+        if isinstance(name, str) and name:
+            path = PurePath(name)  # a worker of 0.2.0 announces only the folder's path
+            return path.name if path.is_absolute() else name
+    return ""
+
+
+def names_of(worker: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a worker's models and adapters, each with its queue.
+
+    `base` is the default queue; the queues of named models begin with it.
+    """
+    queue, adapters = worker["queue"], worker.get("adapters")
+    for name in own_names(worker, base):
+        yield name, queue
+    for adapter in adapters if isinstance(adapters, list) else ():
+        yield str(adapter), queue
+    for more in queues_of(worker)[1:]:  # of models that are not loaded now
+        if more.startswith(f"{base}."):
+            yield more.removeprefix(f"{base}."), more
+
+
+def own_names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
+    """Yield the names of a worker's base model."""
+    if worker["queue"] != base:
+        yield worker["queue"].removeprefix(f"{base}.")
+    else:
+        yield model_name(worker) or UNNAMED
+        yield from paths_of(worker)
+
+
+def paths_of(worker: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the path of a worker's model if the model has another name."""
+    model, name = worker.get("model"), model_name(worker)
+    if name and isinstance(model, str) and model != name:
+        yield model
 
 
 def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[str, Any]]:

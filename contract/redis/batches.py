@@ -8,55 +8,35 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import orjson
 import redis
+from redis.exceptions import BusyLoadingError
+from redis.retry import Retry
 
-from contract.batch import Batch
+from contract.batch import BY_USER, Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable, StoreUnreachable
 from contract.index import IndexChunk, IndexEntry, entry_request_id, leader_of
 from contract.naming import did_you_mean
 from contract.redis import keys
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
+from contract.redis.enqueued import Enqueued, by_list
 from contract.redis.reads import Reads
 from contract.results import failure_meta
 
-#: The answer of the script RETRY if RETIRE has set times to live, which HOLD must remove first.
-NOT_HELD = -2
+#: Answers of scripts: RETIRE has set times to live, which HOLD must remove; the batch is being
+#: cancelled.
+NOT_HELD, CANCELLING = -2, -3
 #: Seconds before each further try to reach Redis, since the first connection may have been reset.
 _WAITS_S = (0.05, 0.1, 0.4)
 #: Bytes of a reply with results from which the next MGET asks for half as many results.
 REPLY_BYTES = 16 * 2**20
 #: Most custom_ids of a batch that are compared with a misspelt one.
 NEAR_AMONG = 20_000
-
-
-class Enqueued(NamedTuple):
-    """The reply of ENQUEUE, ENQUEUE_PLANNED or SEAL.
-
-    `answer` is ok, gone, sealed, moved, full, at or plan. With `moved` and `sealed`, `cursor` and
-    `digest` are the batch's; with `at`, `cursor` is the position in the plan. `text` is the reason
-    of `full`, or the batch's plan with `plan`.
-    """
-
-    answer: str
-    cursor: int = 0
-    digest: str = ""
-    text: str = ""
-
-    @classmethod
-    def of(cls, reply: list[bytes]) -> Enqueued:
-        """Return a script's reply as Enqueued."""
-        answer = reply[0].decode()
-        if answer == "moved" or (answer == "sealed" and len(reply) > 1):
-            return cls(answer, int(reply[1]), reply[2].decode())
-        if answer == "at":
-            return cls(answer, int(reply[1] or 0))
-        return cls(answer, text=reply[1].decode() if len(reply) > 1 else "")
 
 
 class BatchStore(DeadLetters):
@@ -70,19 +50,27 @@ class BatchStore(DeadLetters):
 
     @classmethod
     def open(
-        cls, url: str, name: str, *, ttl_ms: int, timeout_s: float | None = None
-    ) -> BatchStore:
+        cls, url: str, name: str, *, ttl_ms: int, timeout_s: float | None = None,
+        retry: Retry | None = None,
+    ) -> BatchStore:  # fmt: skip
         """Return a BatchStore for a URL, after a PING.
 
-        With `timeout_s` no call takes longer, and none is retried.
+        With `timeout_s` no call takes longer, and none is retried. `retry` repeats the calls of a
+        Redis that answers at first, or that loads its data.
 
         Raises:
             StoreUnavailable: Redis does not answer; the message has the URL without password.
         """
         try:
             once = cls(connect(url, name, retries=0, timeout_s=timeout_s), ttl_ms=ttl_ms)
-            _find(once, () if timeout_s is not None else _WAITS_S)
-            return once if timeout_s is not None else cls(connect(url, name), ttl_ms=ttl_ms)
+            try:
+                _find(once, () if timeout_s is not None else _WAITS_S)
+            except StoreUnreachable as error:
+                if retry is None or not isinstance(error.__cause__, BusyLoadingError):
+                    raise
+            if timeout_s is not None:
+                return once
+            return cls(connect(url, name, retry=retry), ttl_ms=ttl_ms)
         except StoreUnavailable as error:
             raise type(error)(f"{masked(url)}: {error.message}") from None
         except ValueError:
@@ -119,6 +107,13 @@ class BatchStore(DeadLetters):
             raws = self._client.hmget(key, [field for _, field in page])
             for (leader, _), raw in zip(page, raws, strict=True):
                 yield (*orjson.loads(raw), leader) if raw else None
+
+    def columns(self, batch_id: str, line: int) -> Iterator[bytes]:
+        """Yield the kept columns of chunks whose greatest line is at least `line`."""
+        key, start = keys.batch_key(batch_id, "columns"), 0
+        while raws := self._client.zrangebyscore(key, line, "+inf", start, 1):
+            yield from raws
+            start += 1
 
     def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """Return the stored results, None for a request without one."""
@@ -193,17 +188,22 @@ class BatchStore(DeadLetters):
         high_water: float,
         high_water_requests: int,
         announced: int = 0,
+        columns: bytes = b"",
+        queues: Sequence[str] = (),
     ) -> Enqueued:
         """Append one chunk; `before` is the (cursor, digest) of the chunk that it follows.
 
-        A chunk of a planned batch has no messages: `announced` is the number of messages that
-        `enqueue_planned` appends for it.
+        `columns` are the kept columns of its lines: the greatest line number, a line feed, any
+        bytes. A chunk of a planned batch has no messages: `announced` is the number of messages
+        that `enqueue_planned` appends for it. `queues` has the queue of each message, if they are
+        not all the list's.
         """
-        sent = b"=%d" % announced if announced else b"\n".join(messages)
+        lists, sent = by_list(list_key, messages, queues)
+        sent = b"=%d" % announced if announced else sent
         flat = [part for pair in rejects for part in pair]
         reply = self._run(
-            "enqueue", batch.id, batch.life, list_key, *before, chunk.cursor, chunk.digest,
-            chunk.dump(), high_water_requests, high_water, sent, *flat,
+            "enqueue", batch.id, batch.life, lists, *before, chunk.cursor, chunk.digest,
+            chunk.dump(), high_water_requests, high_water, sent, columns, *flat,
         )  # fmt: skip
         return Enqueued.of(reply)
 
@@ -218,11 +218,13 @@ class BatchStore(DeadLetters):
         *,
         high_water: float,
         high_water_requests: int,
+        queues: Sequence[str] = (),
     ) -> Enqueued:
         """Append messages from `position` of a batch's `plan`; all its chunks must be there."""
+        lists, sent = by_list(list_key, messages, queues)
         return Enqueued.of(self._run(
-            "enqueue_planned", batch.id, batch.life, list_key, *end, plan, position,
-            high_water_requests, high_water, b"\n".join(messages),
+            "enqueue_planned", batch.id, batch.life, lists, *end, plan, position,
+            high_water_requests, high_water, sent,
         ))  # fmt: skip
 
     def seal(
@@ -233,17 +235,19 @@ class BatchStore(DeadLetters):
 
     # -- change ---------------------------------------------------------------
 
-    def cancel(self, batch: Batch) -> int:
+    def cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Cancel all open requests; return their number, with those that workers ended."""
-        count = self.begin_cancel(batch) + self._end_all(batch, _cancelled())
+        error = RequestFailed(reason, code="cancelled")
+        count = self.begin_cancel(batch, reason) + self._end_all(batch, error)
         after = self.batch(batch.id)
         if after is None or after.life != batch.life:  # deleted meanwhile
             return count
         return max(count, after.number("cancelled") - batch.number("cancelled"))
 
-    def begin_cancel(self, batch: Batch) -> int:
+    def begin_cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Abort running requests and let none begin; `cancel` also ends those that wait."""
-        return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
+        stopped = "" if reason == BY_USER else reason
+        return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms, stopped)))
 
     def expire(self, batch: Batch) -> int:
         """End the open requests of a batch whose deadline has passed; return their number."""
@@ -263,7 +267,8 @@ class BatchStore(DeadLetters):
                 f"request {custom_id!r} of batch {batch.id} is answered by request {name!r}, whose "
                 f"body is the same: cancel {name!r}, which ends all lines with that body"
             )
-        return self._end(batch, _cancelled(), [entry], [rid])
+        error = RequestFailed(BY_USER, code="cancelled")
+        return self._end(batch, error, [entry], [rid])
 
     def _end_all(self, batch: Batch, error: RequestFailed) -> int:
         return sum(
@@ -290,18 +295,18 @@ class BatchStore(DeadLetters):
         wanted = {rid: note for rid, note in self._ended(batch) if note[0] in outcomes}
         if not wanted:
             return 0
-        self._hold(batch.id)
+        self.hold(batch.id)
         count = 0
         for ids in groups((rid, size) for rid, (_, size) in wanted.items()):
             pairs = [part for rid in ids for part in (rid, wanted[rid][0])]
             while (done := self._run("retry", batch.id, batch.life, *pairs)) == NOT_HELD:
-                self._hold(batch.id)
+                self.hold(batch.id)
             count += max(0, int(done))
         return count
 
-    def retryable(self, batch: Batch, outcomes: Sequence[str]) -> int:
-        """Return the number of ended requests that `retry` would queue again."""
-        return sum(1 for _, (outcome, _) in self._ended(batch) if outcome in outcomes)
+    def retryable(self, batch: Batch) -> Counter[str]:
+        """Return by outcome the numbers of ended requests that `retry` can queue again."""
+        return Counter(outcome for _, (outcome, _) in self._ended(batch))
 
     def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
         """Yield (id, (outcome, bytes of its message)) of each request that RETRY may queue."""
@@ -309,7 +314,21 @@ class BatchStore(DeadLetters):
         for request_id, note in self._client.hscan_iter(key, count=1000):
             yield request_id.decode(), read_note(note)
 
-    def _hold(self, batch_id: str) -> None:
+    def run_again(self, batch: Batch, given: Sequence[tuple[str, str, str, bytes]]) -> int:
+        """Queue new messages of answered requests, and drop their answers; return their number.
+
+        `given` has request id, SHA-1 of the stored result (hex), queue and message; no more than a
+        chunk.
+        """
+        args = [part for each in given for part in each]
+        while (done := self._run("run_again", batch.id, batch.life, *args)) == NOT_HELD:
+            self.hold(batch.id)
+        if done == CANCELLING:
+            raise BatchConflict(f"batch {batch.id} is being cancelled: cancel it again, then retry")
+        return max(0, int(done))
+
+    def hold(self, batch_id: str) -> None:
+        """Remove the expiry of a finished batch, which a retry then opens again."""
         batch = self.batch(batch_id)
         if batch is None or not self._run("hold", batch_id, batch.life):
             return
@@ -321,7 +340,7 @@ class BatchStore(DeadLetters):
         letters, held, count = self.dead_letters(letter_ids), set[str](), 0
         while page := list(islice(letters, CHUNK)):
             for batch_id in {letter["batch_id"] or "" for letter in page} - held - {""}:
-                self._hold(batch_id)
+                self.hold(batch_id)
                 held.add(batch_id)
             sizes = ((letter["id"], letter["bytes"]) for letter in page)
             count += sum(int(self._run("dead_retry", *ids)) for ids in groups(sizes))
@@ -344,10 +363,6 @@ class BatchStore(DeadLetters):
             raw = self._client.lindex(index, 0) or b""
             ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
             more = self._run("delete_chunk", batch_id, raw, *ids)
-
-
-def _cancelled() -> RequestFailed:
-    return RequestFailed("cancelled by the user", code="cancelled")
 
 
 def read_note(note: bytes) -> tuple[str, int]:

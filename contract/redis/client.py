@@ -72,7 +72,7 @@ def _is_read_only(error: Exception) -> bool:
 
 
 def _raise_unless_unknown(error: StoreUnavailable) -> None:
-    """Raise an error of EVALSHA, except that Redis does not know the script."""
+    """Raise an error of EVALSHA, unless it is that Redis does not know the script."""
     if not isinstance(error.__cause__, exceptions.NoScriptError):
         raise error
 
@@ -131,7 +131,7 @@ class Client(redis.Redis):
             return self.execute_command("EVALSHA", sha(name), 0, *args)
 
     def run_scripts(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run a script with each of these arguments in one round trip; it may run twice."""
+        """Run a script once for each of `calls`, in one round trip; a retry may run it twice."""
         with timed(name):
             try:
                 return self._run_scripts(name, calls)

@@ -70,12 +70,21 @@ def credentials_of(url: str) -> tuple[str, str]:
     return unquote(user), unquote(password)
 
 
-def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = None) -> redis.Redis:
-    """Return a sync client that retries for eight seconds, as its scripts may run twice."""
+def connect(
+    url: str,
+    name: str,
+    retries: int = 12,
+    timeout_s: float | None = None,
+    retry: Retry | None = None,
+) -> redis.Redis:
+    """Return a sync client that retries for eight seconds, as its scripts may run twice.
+
+    `retry` replaces `retries`.
+    """
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
-        "retry": Retry(ExponentialBackoff(cap=1, base=0.05), retries),
+        "retry": retry or Retry(ExponentialBackoff(cap=1, base=0.05), retries),
         "client_name": _client_name(name),
         "max_connections": _MAX_CONNECTIONS,
     }
@@ -162,9 +171,9 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
 
 def _cancellable(client: Any) -> AsyncClient:
     """Make a client use a Cancellable subclass of its connection class."""
-    made = client.connection_pool.connection_class
-    if not issubclass(made, Cancellable):
-        client.connection_pool.connection_class = type(made.__name__, (Cancellable, made), {})
+    found = client.connection_pool.connection_class
+    if not issubclass(found, Cancellable):
+        client.connection_pool.connection_class = type(found.__name__, (Cancellable, found), {})
     return cast(AsyncClient, client)
 
 

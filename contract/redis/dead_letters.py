@@ -14,7 +14,8 @@ from contract.redis.tenants import Tenants
 CHUNK = 500
 #: Most bytes of messages that one script moves; the first may be larger.
 CHUNK_BYTES = 4 * 2**20
-#: The beginning of a dead letter's entry: time and bytes of the message; not so in 0.1.0.
+#: Matches the beginning of a dead letter's entry, time and bytes of the message. Entries of 0.1.0
+#: begin otherwise.
 _RECORD = re.compile(rb"\d+\0\d+\0")
 
 

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from contract.redis.reads import Reads
 
-Work = Literal["batch", "webhook", "file", "upload"]
+Work = Literal["batch", "webhook", "file", "upload", "notify"]
 #: Longest wait of each kind of work in ms. A later time was set before Redis's clock stepped back,
 #: and counts as due. Batches wait at most a minute (gateway/batches/api/record.py), webhooks eight
 #: hours (gateway/webhooks/delivering.py). Files and uploads have no limit.

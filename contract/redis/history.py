@@ -12,9 +12,9 @@ DAY, HOUR = 1440, 60
 
 
 class Minute(NamedTuple):
-    """The sums of one minute: requests, tokens, and seconds of slots.
+    """The sums of one minute: requests, tokens, and slot-seconds.
 
-    `minute` counts from 1970. `busy_s` are the seconds of slots in use, `slots_s` of all slots.
+    `minute` counts from 1970. `busy_s` are the slot-seconds in use, `slots_s` all slot-seconds.
     """
 
     minute: int

@@ -12,9 +12,15 @@ DEATHS = "warmq:deaths"
 DEAD = "warmq:dead"
 REVOKED = "warmq:revoked"
 SWEEP = "warmq:sweep"
+SWAP_CLAIMS = "warmq:swap-claims"
+SWAP_LEFT = "warmq:swap-left"
 TENANTS = "warmq:tenants"
 BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring:2"
+#: The secret that signs the webhooks of `producer submit --notify`.
+NOTIFY_SIGNING = "warmq:notify_secret"
+#: Ended batches whose webhook is to be posted, and when.
+NOTIFY = "warmq:gateway:due:notify"
 #: A key that a script writes and removes to check the permissions of the Redis user.
 SCRATCH = "warmq:scratch"
 CANCEL_CHANNEL = "warmq:cancel"
@@ -32,7 +38,7 @@ def worker_key(worker: str) -> str:
 
 
 def batch_key(batch_id: str, part: str = "") -> str:
-    """Return the key of a batch's hash, or of a part: index, finished, failed, identical."""
+    """Return the key of a batch's hash, or of a part, for example index, finished or columns."""
     return f"warmq:batch:{batch_id}:{part}" if part else f"warmq:batch:{batch_id}"
 
 
@@ -44,6 +50,11 @@ def attempts_key(request_id: str) -> str:
 def used_key(queue: str, hour: int) -> str:
     """Return the key of the hash of tokens by tenant in one hour, counted from 1970."""
     return f"warmq:used:{queue}:{hour}"
+
+
+def machine_key(worker: str) -> str:
+    """Return the key of a worker's memory and last log lines, as JSON."""
+    return f"warmq:machine:{worker}"
 
 
 def dead_key(letter_id: str) -> str:

@@ -47,26 +47,26 @@ class Objects(Reads):
 
         `created` and `expires_at` are in seconds since 1970.
         """
-        anew = Stored(object_id, document, 0)
-        return self._put(kind, owner, anew, created, expires_at, of_batch) > 0
+        new = Stored(object_id, document, 0)
+        return self._put(kind, owner, new, created, expires_at, of_batch) > 0
 
     def replace(
         self, kind: Kind, owner: str, read: Stored, document: bytes, created: int,
         expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> Stored | None:  # fmt: skip
         """Write an object that was `read`; return None if it or `of_batch` has been changed."""
-        anew = Stored(read.id, document, read.version)
-        version = self._put(kind, owner, anew, created, expires_at, of_batch)
+        new = Stored(read.id, document, read.version)
+        version = self._put(kind, owner, new, created, expires_at, of_batch)
         return Stored(read.id, document, version) if version else None
 
     def _put(
-        self, kind: Kind, owner: str, anew: Stored, created: int, expires_at: int | None,
+        self, kind: Kind, owner: str, new: Stored, created: int, expires_at: int | None,
         of_batch: Stored | None,
     ) -> int:  # fmt: skip
-        ends = "" if expires_at is None else expires_at
+        expires = "" if expires_at is None else expires_at
         batch = (of_batch.id, of_batch.version) if of_batch else ()
         return int(self._run(
-            "object_put", kind, anew.id, owner, anew.version, created, anew.document, ends, *batch
+            "object_put", kind, new.id, owner, new.version, created, new.document, expires, *batch
         ))  # fmt: skip
 
     def get(self, kind: Kind, owner: str, object_id: str) -> Stored | None:

@@ -11,7 +11,7 @@ from contract import naming
 from contract.batch import Batch
 from contract.errors import ProtocolMismatch
 from contract.redis import keys
-from contract.redis.announcements import is_alive, read_announcements
+from contract.redis.announcements import is_alive, queues_of, read_announcements
 from contract.redis.client import Client
 from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wrong_types
 from contract.streaming import Listener
@@ -198,13 +198,18 @@ class Reads:
 
     def served_queues(self) -> set[str]:
         """Return the names of the queues that living workers serve."""
-        return {worker["queue"] for worker in self.announcements() if is_alive(worker)}
+        alive = filter(is_alive, self.announcements())
+        return {queue for worker in alive for queue in queues_of(worker)}
 
     def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
-        """Return the last announcement of each worker of a queue, or of all queues."""
+        """Return the last announcement of each worker of a queue, or of all queues.
+
+        A worker of several models is one of each of their queues.
+        """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
-        return [each for each in read_announcements(raw, now_s) if queue in (None, each["queue"])]
+        found = read_announcements(raw, now_s)
+        return [each for each in found if queue is None or queue in queues_of(each)]
 
     def memory_for_batches(self, high_water: float) -> int | None:
         """Return the bytes of memory above which ENQUEUE refuses chunks; None without a limit."""

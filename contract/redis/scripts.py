@@ -20,7 +20,7 @@ from contract.errors import StoreUnavailable
 #: names of all scripts differ.
 PACKAGES = ("contract", "worker", "producer", "gateway")
 #: The files of contract/lua that precede every script, in this order.
-SHARED = ("common", "message", "turns", "charges", "leases")
+SHARED = ("failures", "common", "message", "turns", "charges", "leases")
 
 
 @cache
@@ -79,7 +79,7 @@ def timed(script: str) -> Iterator[None]:
 
 
 def script_times(always: Iterable[str] = ()) -> dict[str, ScriptTimes]:
-    """Return the counts of the scripts that this process has called, and of `always`."""
+    """Return the counts of the scripts that this process has called, and zeros for `always`."""
     with _lock:
         return dict.fromkeys(always, ScriptTimes()) | _times
 

@@ -1,4 +1,4 @@
-"""Reads and writes tenants' terms, and reads their requests waiting and in flight."""
+"""Reads and writes tenants' weights and caps; reads their requests waiting and in flight."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from contract.redis.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's terms: weight of its share of tokens, and most requests in flight a queue."""
+    """A tenant's weight in the share of tokens, and its cap: most requests in flight a queue."""
 
     name: str
     weight: float = 1.0
@@ -30,22 +30,22 @@ class Tenants(Reads):
     """Reads and writes tenants. Each call raises StoreUnavailable if Redis cannot be used."""
 
     def tenants(self) -> list[Tenant]:
-        """Return the tenants that have explicit terms, sorted by name."""
+        """Return the tenants that were given a weight or a cap, sorted by name."""
         found = sorted(self._client.hgetall(keys.TENANTS).items())
-        return [_tenant(name.decode(), terms.decode()) for name, terms in found]
+        return [_tenant(name.decode(), stored.decode()) for name, stored in found]
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant's explicit terms, or the default ones."""
-        terms = self._client.hget(keys.TENANTS, name)
-        return _tenant(name, terms.decode()) if terms else Tenant(name)
+        """Return a tenant with its weight and cap, or with the defaults."""
+        stored = self._client.hget(keys.TENANTS, name)
+        return _tenant(name, stored.decode()) if stored else Tenant(name)
 
     def set_tenant(self, tenant: Tenant) -> None:
-        """Write a tenant's terms; within a second they apply to requests that wait."""
+        """Write a tenant's weight and cap; within a second they apply to requests that wait."""
         cap = "" if tenant.max_in_flight is None else tenant.max_in_flight
         self._run("terms_put", keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
 
     def delete_tenant(self, name: str) -> bool:
-        """Remove a tenant's explicit terms; return whether it had any."""
+        """Remove a tenant's weight and cap, so that the defaults apply; return if it had any."""
         return bool(self._client.hdel(keys.TENANTS, name))
 
     def tenant_loads(self, queue: str) -> dict[str, TenantLoad]:
@@ -84,6 +84,6 @@ class Tenants(Reads):
         return sums
 
 
-def _tenant(name: str, terms: str) -> Tenant:
-    weight, _, cap = terms.partition("\0")
+def _tenant(name: str, stored: str) -> Tenant:
+    weight, _, cap = stored.partition("\0")
     return Tenant(name, float(weight), int(cap) if cap else None)

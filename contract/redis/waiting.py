@@ -26,6 +26,15 @@ class Waiting(NamedTuple):
     more: bool
 
 
+class WaitingList(NamedTuple):
+    """One list of waiting requests; `batch_id` is '' for a list that is not of one batch."""
+
+    step: int
+    tenant: str
+    batch_id: str
+    requests: int
+
+
 class WaitingReads(Reads):
     """Reads queues' lengths. Each call raises StoreUnavailable if Redis cannot be used."""
 
@@ -44,17 +53,26 @@ class WaitingReads(Reads):
             for n, queue in enumerate(names)
         }
 
+    def waiting_lists(self, queue: str, most: int | None = MAX_LISTS) -> list[WaitingList]:
+        """Return the lists of a queue that have requests, also kombu's."""
+        kombu = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
+        kombu_keys = {key for _, _, key in kombu}
+        lists = [*kombu, *(one for one in self.turns(queue, most) if one[2] not in kombu_keys)]
+        lengths = self._each("llen", [key for _, _, key in lists])
+        return [
+            WaitingList(step, tenant, key.rpartition("\x06")[2] if tenant else "", length)
+            for (step, tenant, key), length in zip(lists, lengths, strict=True)
+            if length
+        ]
+
     def waiting_by(self, queue: str, most: int | None = MAX_LISTS) -> list[Waiting]:
         """Return the waiting requests by priority and tenant, in the lists of `turns`."""
-        plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
-        lists = [*plain, *self.turns(queue, most)]
-        lengths = self._each("llen", [key for _, _, key in lists])
-        batches = ["" if not tenant else key.rpartition("\x06")[2] for _, tenant, key in lists]
-        created = self._each("hget", [keys.batch_key(name) for name in batches], "created_at")
+        lists = self.waiting_lists(queue, most)
+        created = self._each("hget", [keys.batch_key(one.batch_id) for one in lists], "created_at")
         by: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
-        for (step, tenant, _), length, made in zip(lists, lengths, created, strict=True):
-            if length:
-                by.setdefault((step, tenant), []).append((length, int(made) if made else None))
+        for one, made in zip(lists, created, strict=True):
+            at_ms = int(made) if made else None
+            by.setdefault((one.step, one.tenant), []).append((one.requests, at_ms))
         return [
             Waiting(
                 queue,

@@ -24,7 +24,7 @@ except ImportError as error:
         "pip install 'warmq[traces]', or unset WARMQ_TRACES"
     ) from None
 
-#: Most seconds that the end of the process waits for the collector.
+#: Most seconds that the process waits for the collector when it ends.
 CLOSE_S = 2.0
 #: OpenTelemetry's environment variables that name the protocol; the first that is set counts.
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")

@@ -4,5 +4,6 @@
 COMMANDS = {
     "keys": "Create, list and revoke API keys for `producer serve`.",
     "serve": "Serve the APIs of OpenAI and Anthropic over the queue, and a page at /ui.",
-    "webhooks": "Create, list and delete webhooks for ended batches of `producer serve`.",
+    "webhooks": "Create, list and delete the endpoints of webhooks, "
+    "for batches of `producer serve`.",
 }

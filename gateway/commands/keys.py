@@ -60,25 +60,33 @@ def command() -> None:
 @click.option(
     "--operator",
     is_flag=True,
-    help="See all tenants' load, dead letters without a batch, and workers' reasons at the page.",
+    help="At /ui also show all tenants' load, dead letters without a batch, and why workers "
+    "are not ready.",
 )
 @options.as_json
 @pass_context
 def create(
     context: Context, /, *, tenant: str, name: str, models: str | None, as_json: bool, **limits: Any
 ) -> None:
-    """Create a key and print it, once: only its digest is stored."""
+    """Create an API key and print it once; only its digest is stored."""
     check_name("tenant", tenant)
     if len(name) > _LONGEST_NAME or not (name.isprintable()):
         raise click.BadParameter(
             f"use at most {_LONGEST_NAME} printable characters", param_hint="--name"
         )
-    secret, key = _keys(context).create(tenant, name=name, models=_models(models), **limits)
+    keys = _keys(context)
+    first = not keys.any()
+    secret, key = keys.create(tenant, name=name, models=_models(models), **limits)
     if as_json:
         put_json({**_json(key), "key": secret})
     else:
         click.echo(secret)
         tell(f"{key.id}: a key of tenant {tenant}; it is not shown again")
+    if first:
+        tell(
+            "this is the first key: within a second the page and the API of each gateway ask for a "
+            "key, and show only the batches of its tenant"
+        )
 
 
 @command.command("list")
@@ -98,7 +106,7 @@ def list_keys(context: Context, *, as_json: bool) -> None:
 @options.as_json
 @pass_context
 def revoke(context: Context, *, key_id: str, as_json: bool) -> None:
-    """Revoke a key for ever. Gateways refuse it within a second; what it has created stays."""
+    """Revoke a key for ever. Gateways refuse it within a second; its files and batches stay."""
     key = _keys(context).revoke(key_id)
     if key is None:
         raise BatchConflict(f"there is no key {key_id[:140]!r}; see `producer keys list`")

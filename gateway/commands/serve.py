@@ -6,6 +6,7 @@ import click
 
 from contract.errors import WarmqError
 from contract.settings import load
+from producer.cli.progress import tell
 
 
 class GatewayMissing(WarmqError):
@@ -35,6 +36,5 @@ def command(host: str | None, port: int | None) -> None:
             f"{error.name} is not installed; pip install 'warmq[gateway]'"
         ) from None
     given: dict[str, Any] = {"gateway_host": host, "gateway_port": port}
-    serve(
-        load(GatewaySettings, **{name: value for name, value in given.items() if value is not None})
-    )
+    given = {name: value for name, value in given.items() if value is not None}
+    serve(load(GatewaySettings, **given), tell)

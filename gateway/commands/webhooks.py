@@ -2,25 +2,27 @@
 
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from contract.errors import BatchConflict
 from contract.naming import DEFAULT_TENANT
+from contract.webhooks import check_url
 from gateway.redis.webhooks import EVENTS, Endpoint, Webhooks
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
 from producer.cli.show import columns, iso_time, put_json, put_json_list
 from producer.input.options import check_name
-
-_LONGEST_URL = 2048
+from producer.redis import NotifySecret
 
 
 @click.group("webhooks")
 def command() -> None:
-    """Create, list and delete webhooks for ended batches of `producer serve`."""
+    """Create, list and delete the endpoints of webhooks, for batches of `producer serve`.
+
+    `secret` prints the secret that signs webhooks of `producer submit --notify`.
+    """
 
 
 @command.command("create")
@@ -77,28 +79,27 @@ def delete(context: Context, *, endpoint_id: str, as_json: bool) -> None:
         put_json(_json(endpoint))
 
 
+@command.command("secret")
+@options.as_json
+@pass_context
+def secret(context: Context, *, as_json: bool) -> None:
+    """Print the secret that signs the webhooks of `producer submit --notify`."""
+    found = NotifySecret.using(context.store).get()
+    if as_json:
+        put_json({"object": "warmq.webhook_secret", "secret": found})
+    else:
+        click.echo(found)
+
+
 def _webhooks(context: Context) -> Webhooks:
     return Webhooks.using(context.store)
 
 
 def _url(text: str) -> str:
     try:
-        parts = urlsplit(text)
-        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a malformed port or IPv6 address
-        right = False
-    plain = text.isascii() and text.isprintable() and " " not in text
-    if not right or not plain or len(text) > _LONGEST_URL:
-        raise click.BadParameter(
-            f"give http:// or https://, a host and a path, of at most {_LONGEST_URL} ASCII "
-            "characters", param_hint="--url",
-        )  # fmt: skip
-    if "@" in parts.netloc or parts.fragment:
-        raise click.BadParameter(
-            "leave out user, password and fragment; receivers verify the signature instead",
-            param_hint="--url",
-        )
-    return text
+        return check_url(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--url") from None
 
 
 def _events(text: str | None) -> tuple[str, ...]:

@@ -58,8 +58,8 @@ class Operation:
 _TEXT: Schema = {"type": "string"}
 _AFTER = _TEXT | {"description": "The id after which the page begins."}
 _FILE_BYTES: Schema = {"type": "string", "contentMediaType": BYTES}
-#: The schema of an engine's answer. It has no details: OpenAI's schema of the same route holds.
-_ENGINES: Schema = {"type": "object", "description": "The engine's answer, as vLLM gives it."}
+#: The schema of an engine's answer, without details: the API that has the route defines them.
+_ENGINE_ANSWER: Schema = {"type": "object", "description": "The engine's answer, as vLLM gives it."}
 _SECONDS: Schema = {"type": "integer", "minimum": LEAST_LIFE_S, "maximum": MOST_LIFE_S}
 _PARTIAL: Schema = {"type": "boolean", "description": "Show the file with the results so far."}
 
@@ -89,8 +89,8 @@ _UPLOAD, _MESSAGES = "/v1/uploads/{upload_id}", "/v1/messages/batches"
 
 ONLINE = [
     Operation(
-        f"POST {url}", "Send a request to a model and wait for its answer.", _ENGINES, body=body,
-        streams=url in LIMITS,
+        f"POST {url}", "Send a request to a model and wait for its answer.", _ENGINE_ANSWER,
+        body=body, streams=url in LIMITS,  # only generated answers have limits of tokens
     )
     for url, body in ONLINE_BODY_TYPES.items()
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from gateway.http.limits import Limits
 log = logging.getLogger(__name__)
 
 _METHODS = frozenset(("POST", "DELETE", "PUT", "PATCH"))
-#: Matches an object's id in a path; _ID_IN_ANSWER matches one at the beginning of an answer.
+#: Matches an object's id in a path; _ID_IN_ANSWER finds one in an answer's first bytes.
 ID_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches)/([\w.-]{1,128})")
 _ID_IN_ANSWER = re.compile(rb'"id":\s?"([\w.-]{1,128})"')
 _ANSWER_HEAD = 512
@@ -50,15 +50,15 @@ class WriteAudit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         online = scope["path"] in ONLINE_BODY_TYPES
-        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
-        if scope["method"] not in _METHODS or (online and not keyed):
+        idempotent = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
+        if scope["method"] not in _METHODS or (online and not idempotent):
             await self._app(scope, receive, send)
         elif online:
-            await self._limited(scope, receive, send, online=True, keyed=True)
+            await self._limited(scope, receive, send, online=True, idempotent=True)
         else:
-            await self._logged(scope, receive, send, keyed)
+            await self._logged(scope, receive, send, idempotent)
 
-    async def _logged(self, scope: Scope, receive: Receive, send: Send, keyed: bool) -> None:
+    async def _logged(self, scope: Scope, receive: Receive, send: Send, idempotent: bool) -> None:
         began, sent, received, head = time.monotonic(), 0, 0, b""
 
         async def counted_receive() -> Message:
@@ -75,13 +75,15 @@ class WriteAudit:
             await send(message)
 
         try:
-            await self._limited(scope, counted_receive, counted_send, online=False, keyed=keyed)
+            await self._limited(
+                scope, counted_receive, counted_send, online=False, idempotent=idempotent
+            )
         finally:
             seconds = time.monotonic() - began
             log.info("%s", _line(scope, received, sent, head, seconds))
 
     async def _limited(
-        self, scope: Scope, receive: Receive, send: Send, *, online: bool, keyed: bool
+        self, scope: Scope, receive: Receive, send: Send, *, online: bool, idempotent: bool
     ) -> None:
         caller: Caller = scope["warmq.caller"]
         if not caller.key_id and scope["path"].startswith("/ui"):  # a login has no key yet
@@ -98,12 +100,12 @@ class WriteAudit:
         try:
             if not online:
                 await self._limits.check_write(caller)
-            if keyed:
+            if idempotent:
                 await self._limits.check_refusals(caller)
         except (ApiError, StoreUnavailable) as error:
             await send_error(scope, receive, send, api_error(error))
             return
-        await self._app(scope, receive, refusals_counted if keyed else send)
+        await self._app(scope, receive, refusals_counted if idempotent else send)
 
 
 def _line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -> str:

@@ -42,6 +42,11 @@ class Caller:
         """The key's id, or else the tenant. Rates and Idempotency-Keys belong to it."""
         return self.key_id or self.tenant
 
+    @property
+    def only_tenant(self) -> str:
+        """The only tenant whose batches it may read; '' without keys: it may read all."""
+        return self.tenant if self.key_id else ""
+
     def may_use(self, model: str) -> bool:
         """Return whether the key allows a model."""
         return self.models is None or model in self.models

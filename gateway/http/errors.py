@@ -88,7 +88,8 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 
 def not_found(kind: str, name: str) -> ApiError:
     """Return the error for an object that is missing or belongs to another tenant."""
-    return ApiError(404, f"No such {kind}: {name[:200]}", code=f"{kind}_not_found", param="id")
+    code = f"{kind.replace(' ', '_')}_not_found"
+    return ApiError(404, f"No such {kind}: {name[:200]}", code=code, param="id")
 
 
 def api_error(error: Exception) -> ApiError:

@@ -1,11 +1,11 @@
--- BATCH_VIEWS: read a tenant's batches, one batch or a page, newest first: batches made over HTTP, with
+-- BATCH_VIEWS: read one of a tenant's batches, or a page of them, newest first: batches made over HTTP, with
 -- the counters of their queue batches while they run, and batches of `producer submit`.
--- Only this script adds batches of `producer submit` to their tenants' lists, in the order of their
--- creation and at most 250 in a call: without a gateway there are no such lists.
--- ARGV: tenant, id of one batch ('' for a page), id after which the page begins ('' for the newest),
---   most batches, place in the list to continue from ('' for the page's beginning)
+-- It first adds new batches of `producer submit` to their tenants' lists, in the order of their creation and at
+-- most 250 in a call. No other script does, because only gateways need these lists.
+-- ARGV: tenant ('' for all: the gateway has no keys), id of one batch ('' for a page), id after which the page
+--   begins ('' for the newest), most batches, place in the list to continue from ('' for the page's beginning)
 -- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
---   warmq:gateway:records, warmq:gateway:records:<owner>, warmq:batches, warmq:batch:<id>
+--   warmq:gateway:listed_until:all, warmq:gateway:records, warmq:gateway:records:<owner>, warmq:batches, warmq:batch:<id>
 -- Returns: {answer, place in the list, batch, batch, ...}. The answer is 0; 1 if more batches follow; -1
 --   if the tenant has no such id; 2 if more batches must be added to the lists: call again; 3 if EXAMINE
 --   entries were read: call again with the place, for the rest of the page. A batch is {id, document,
@@ -13,10 +13,15 @@
 --   ...}}. If Redis refuses writes, the script only reads.
 local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
+-- Without keys all batches are in the list of the tenant 'default'. Once there are keys, `view` refuses the batches
+-- of other tenants, and a read of the list removes them.
+local all = owner == ''
+if all then owner, UNTIL = 'default', UNTIL .. ':all' end
 local AT_ONCE, EXAMINE, HIDDEN = 250, 1000, '^msgbatch_'
 local writes = may_write()
 local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
-                'completion_tokens', 'sealed', 'finished_at', 'created_at', 'expected' }
+                'completion_tokens', 'sealed', 'finished_at', 'created_at', 'expected', 'failures',
+                'cut', 'reason' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
 
 -- Returns fields of a hash; none if the key is not a hash: a caller's id may name any key.
@@ -25,12 +30,13 @@ local function fields(key, ...)
   return found.err and {} or found
 end
 
--- Returns whether this is a queue batch of a batch made over HTTP.
+-- Returns whether this id is that of a queue batch.
 local function is_part(id)
   local whole = string.match(id, '^(.+)%.%d+$')
   return whole ~= nil and redis.call('EXISTS', OBJECT .. whole) == 1
 end
 
+-- Returns the view of a batch made over HTTP.
 local function made_over_http(id, document, version)
   local out = { id, document, version }
   -- Quotes within a JSON text are escaped, so a match is not within one.
@@ -45,13 +51,15 @@ local function made_over_http(id, document, version)
   return out
 end
 
+-- Returns the view of a batch; nil if the tenant has no such batch.
 local function view(id)
   local object = fields(OBJECT .. id, 'owner', 'document', 'version')
   if object[1] then
-    return object[1] == owner and made_over_http(id, object[2], object[3]) or nil
+    return (all or object[1] == owner) and made_over_http(id, object[2], object[3]) or nil
   end
   local state = fields(batch_key(id), 'created_at', 'tenant', 'deleting')
-  if not state[1] or state[3] or (state[2] or 'default') ~= owner or is_part(id) then return nil end
+  local of_other = not all and (state[2] or 'default') ~= owner
+  if not state[1] or state[3] or of_other or is_part(id) then return nil end
   return { id, '', '0', redis.call('HGETALL', batch_key(id)) }
 end
 
@@ -70,7 +78,7 @@ local function list_submitted()
     if redis.call('EXISTS', OBJECT .. id) == 0 and not is_part(id) then
       local state = fields(batch_key(id), 'created_at', 'tenant')
       if state[1] then
-        local list = LIST .. (state[2] or 'default')
+        local list = LIST .. (all and owner or state[2] or 'default')
         if not redis.call('ZSCORE', list, id) then
           redis.call('ZADD', list, math.floor(at / 1000), id)
           -- Expired batches are also removed from lists that nobody reads.
@@ -98,7 +106,7 @@ if not first then
 end
 local found, gone, hidden, answer, at_once, examined = {}, {}, {}, 0, math.max(most, 50), 0
 
--- Adds a batch to the page; returns true if the page was full before.
+-- Adds a batch to the page; returns whether the page was full already.
 local function take(id)
   if string.find(id, HIDDEN) then
     hidden[#hidden + 1] = id

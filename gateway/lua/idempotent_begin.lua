@@ -5,7 +5,7 @@
 -- Returns: {'new'}: this try runs; {'running', ms until the other try's lease ends}; {'other'}: the
 --   content differs; {'done', status, headers, body}; {'done'} if the answer was not stored, or the
 --   content is not known yet
-unblock()
+allow_when_full()
 local key, fingerprint, token, now = 'warmq:gateway:idempotent:' .. ARGV[1], ARGV[2], ARGV[3], now_ms()
 local was = redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 'headers', 'body')
 if was[1] and was[1] ~= '' and fingerprint ~= '' and was[1] ~= fingerprint then return { 'other' } end

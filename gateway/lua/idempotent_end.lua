@@ -3,7 +3,7 @@
 --   also: ms to remember and, if the answer is stored: status, headers (JSON), body
 -- Touches: warmq:gateway:idempotent:<name>
 -- Returns: 1; 0 if another try has the name
-unblock()
+allow_when_full()
 local key = 'warmq:gateway:idempotent:' .. ARGV[1]
 if redis.call('HGET', key, 'token') ~= ARGV[2] then return 0 end
 if ARGV[3] == 'renew' then

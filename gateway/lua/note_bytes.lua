@@ -1,10 +1,10 @@
 -- NOTE_BYTES: count the bytes of a tenant's file, replacing the bytes that were counted for it before.
--- ARGV: tenant ('' for the file's own), file id, bytes (0 for a deleted file), most bytes of the
---   tenant ('' for no limit)
+-- ARGV: tenant ('' for the one for which the file is counted), file id, bytes (0 for a deleted file), most bytes
+--   of the tenant ('' for no limit)
 -- Touches: warmq:gateway:stored, warmq:gateway:stored:<tenant>, warmq:gateway:stored-by
 -- Returns: {1, bytes of all its files}; {0, bytes of its other files} if the limit is exceeded: then
 --   nothing changed
-unblock()
+allow_when_full()
 local tenant, file, bytes, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 if tenant == '' then
   tenant = redis.call('HGET', 'warmq:gateway:stored-by', file)

@@ -1,5 +1,6 @@
--- PARTIAL_ORDER: keep the order in which requests ended in all queue batches of a batch; append new endings.
--- If Redis refuses writes, the order is only read.
+-- PARTIAL_ORDER: read the order in which the requests of a batch ended, in all of its queue batches. If Redis takes
+-- writes, the requests that have ended since the last call are appended first. The order is stored as segments:
+-- runs of endings of one queue batch.
 -- ARGV: batch, position from which segments are wanted, ttl_ms, its queue batches...
 -- Touches: warmq:gateway:partial:<batch>, warmq:batch:<id>:finished
 -- Returns: {end of the order, then for each segment, at most 500 of them: its first position, queue batch

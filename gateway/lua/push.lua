@@ -3,13 +3,13 @@
 -- ARGV: high water count, high water fraction, then for each request: list key, request id, lifetime
 --   of its mark in ms ('': no mark), message
 -- Touches: the list keys, warmq:turns:*, warmq:once:<id>, celery-task-meta-<id>
--- Returns: for each request 1 (queued), 0 (its mark exists), its stored result (begins with {), or the
---   reason why the queue is full
+-- Returns: for each request 1 (queued now), 0 (queued before: its mark exists), its stored result (begins
+--   with {), or the reason why the queue is full
 local REJECTED = '{"status":"FAILURE","result":{"exc_type":"RequestRejected"'
-unblock() -- the caller's high water decides whether the queue is full
+allow_when_full() -- the caller's high water decides whether the queue is full, not maxmemory
 
 -- Returns the reply for a request that need not be queued, or nil.
-local function known(id)
+local function reply_to_known(id)
   if result_status(id) ~= '' then
     local meta = redis.call('GET', RESULT .. id)
     local final = string.sub(meta, 1, 19) == '{"status":"SUCCESS"' or string.sub(meta, 1, #REJECTED) == REJECTED
@@ -29,7 +29,7 @@ end
 local replies, lists, bytes = {}, {}, 0
 for i = 3, #ARGV, 4 do
   local list, id, keep_ms, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local answer = keep_ms ~= '' and known(id) or full(list)
+  local answer = keep_ms ~= '' and reply_to_known(id) or full(list)
   if not answer then
     if keep_ms ~= '' then redis.call('SET', 'warmq:once:' .. id, '1', 'PX', keep_ms) end
     lists[list] = lists[list] or {}
@@ -39,7 +39,7 @@ for i = 3, #ARGV, 4 do
   replies[#replies + 1] = answer or 1
 end
 for list, messages in pairs(lists) do
-  join(list) -- first: without permission to change the turns, nothing may be pushed
+  join(list) -- first: if Redis's ACL forbids writes to the turns, the script ends before it pushes
   call_many('LPUSH', list, messages)
   note_pushed(list, #messages)
 end

@@ -1,11 +1,11 @@
 -- RATE: take requests and tokens from the buckets of keys, which refill within a minute.
 -- ARGV: for each: key id, requests a minute ('' for no limit), tokens a minute ('' for no limit),
---   requests to take, tokens to take (negative: returned); 0 requests: correct an ended request from
---   its estimate to its usage, which is never refused
+--   requests to take, tokens to take (negative: give back). With 0 requests the tokens correct the estimate
+--   of an ended request; this is never refused.
 -- Touches: warmq:gateway:rate:<key id>
 -- Returns: for each: {1, or 0 if refused, requests left, ms until their bucket is full, tokens left, ms
 --   until their bucket is full, ms until the take would be allowed (-1: never)}
-unblock()
+allow_when_full()
 local now = now_ms()
 local out = {}
 

@@ -2,7 +2,7 @@
 -- ARGV: id, document (JSON), lifetime of a new webhook in s ('' for a stored one, which keeps its expiry)
 -- Touches: warmq:gateway:webhook:<id>
 -- Returns: 1; 0 if nothing was written
-unblock()
+allow_when_full()
 local key = 'warmq:gateway:webhook:' .. ARGV[1]
 local done
 if ARGV[3] ~= '' then

@@ -22,6 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.histogram import Histogram, samples
 from contract.naming import PRIORITY_STEPS
+from contract.redis.announced_models import can_load
+from contract.redis.announcements import queues_of
 from contract.redis.scripts import script_errors, script_times
 from contract.version import version
 from gateway.http.idempotency import ONLINE_BODY_TYPES
@@ -30,7 +32,7 @@ from gateway.redis.fleet import Fleet
 OTHER, CELERY = "other", "celery"
 #: Scripts that have series before their first call, because clients wait for them.
 SCRIPTS = ("batch_views", "object_put", "push")
-STATES = ("starting", "ready", "degraded", "draining")
+STATES = ("starting", "ready", "swapping", "degraded", "draining")
 #: Labels of a series, and its value.
 Series = Iterable[tuple[dict[str, str], float]]
 
@@ -129,7 +131,10 @@ def _workers(fleet: Fleet) -> Iterator[Metric]:
         if state in STATES
     )
     yield _gauge("workers", "Workers that announce themselves, by state", by_state)
+    able = Counter({queue: 0 for queue in fleet.queues})
+    able.update(q for worker in fleet.workers for q in queues_of(worker) if can_load(worker, q))
     for name, text, of in (
+        ("workers_not_loaded", "Workers that can load the queue's model, but have another", able),
         ("fleet_slots", "Slots of all workers", slots),
         ("fleet_in_flight", "Requests in flight of all workers", in_flight),
     ):

@@ -1,7 +1,7 @@
 """Writes the server-sent events of streamed answers, with one class for each API.
 
 A writer's `text` returns the events for the next piece of a choice's text. `last` yields the
-remaining events once the whole answer is known; `sent` has the text that was sent, by choice.
+remaining events once the whole answer is known; `sent` has each choice's text that was sent.
 `broken` returns the events that end a stream with an error.
 """
 
@@ -19,7 +19,7 @@ from gateway.http.errors import ApiError, anthropic_error
 from gateway.online.request import OnlineRequest
 
 DONE = b"data: [DONE]\n\n"
-#: Fields that vLLM leaves out, with the values of OpenAI's answer if a request sets none of them.
+#: Fields that vLLM leaves out, with OpenAI's values for requests that do not set them.
 _DEFAULTS: dict[str, Any] = {
     "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
     "temperature": None, "top_p": None,
@@ -61,16 +61,16 @@ def _content(content: Mapping[str, Any]) -> dict[str, Any]:
 class ChunkEvents:
     """Writes a chat's or completion's events; all have the same id and time."""
 
-    def __init__(self, asked: OnlineRequest, request_id: str) -> None:
-        self._chat = asked.url == CHAT_URL
-        options = asked.stream
+    def __init__(self, request: OnlineRequest, request_id: str) -> None:
+        self._chat = request.url == CHAT_URL
+        options = request.stream
         self._usage = bool(options and options.include_usage)
         self._usage_in_each = bool(options and options.continuous_usage_stats and self._usage)
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         prefix = "chatcmpl-" if self._chat else "cmpl-"
         self._head = b"".join((
             b'data: {"id":', orjson.dumps(prefix + request_id), b',"object":', orjson.dumps(kind),
-            b',"created":%d,"model":' % time.time(), orjson.dumps(asked.model or "default"),
+            b',"created":%d,"model":' % time.time(), orjson.dumps(request.model or "default"),
             b',"choices":[',
         ))  # fmt: skip
         self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
@@ -149,10 +149,13 @@ class ChunkEvents:
 
 
 class MessageEvents:
-    """Writes the events of a message. Its only choice's text is the first block."""
+    """Writes the events of Anthropic's messages: the text is streamed, other blocks come whole.
 
-    def __init__(self, asked: OnlineRequest, request_id: str) -> None:
-        self._model = asked.model or "default"
+    A streamed text is block 0.
+    """
+
+    def __init__(self, request: OnlineRequest, request_id: str) -> None:
+        self._model = request.model or "default"
         self._id = f"msg_{request_id}"
         self._begun = False
         self._in_text = False
@@ -175,7 +178,7 @@ class MessageEvents:
                 yield self.text(0, rest)
             yield self._stop()
         for block in body.get("content") or ():
-            if block.get("type") != "text" or not sent:
+            if block.get("type") != "text" or not sent:  # otherwise the text was streamed
                 yield self._whole(block)
         delta = {name: body.get(name) for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=delta, usage=body.get("usage"))
@@ -229,7 +232,7 @@ class MessageEvents:
 class ResponseEvents:
     """Writes the events of a response; only the text of its first message is streamed."""
 
-    def __init__(self, asked: OnlineRequest, request_id: str) -> None:
+    def __init__(self, request: OnlineRequest, request_id: str) -> None:
         self._number = -1
         self._id = f"resp_{request_id}"
         self._item = f"msg_{request_id}"
@@ -237,7 +240,7 @@ class ResponseEvents:
         self._in_text = False
         self._response = {
             **_DEFAULTS, "id": self._id, "object": "response", "created_at": int(time.time()),
-            "status": "in_progress", "model": asked.model or "default", "output": [],
+            "status": "in_progress", "model": request.model or "default", "output": [],
             "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": None,
         }  # fmt: skip
 
@@ -293,7 +296,7 @@ class ResponseEvents:
         place = _place(number, item["id"])
         if not opened:
             yield self._open_text(number, item["id"])
-        for part in (item.get("content") or [])[:1]:
+        for part in (item.get("content") or [])[:1]:  # an engine's message has one part
             text = part.get("text") or ""
             if not opened:
                 yield self._text_delta(number, item["id"], text)
@@ -330,6 +333,6 @@ _WRITERS: dict[str, type[EventWriter]] = {
 }  # fmt: skip
 
 
-def event_writer(asked: OnlineRequest, request_id: str) -> EventWriter:
+def event_writer(request: OnlineRequest, request_id: str) -> EventWriter:
     """Return the writer of a request's events."""
-    return _WRITERS.get(asked.url, ChunkEvents)(asked, request_id)
+    return _WRITERS.get(request.url, ChunkEvents)(request, request_id)

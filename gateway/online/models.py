@@ -14,10 +14,9 @@ from msgspec import Struct
 
 from contract.errors import StoreUnavailable
 from contract.naming import did_you_mean
-from contract.redis.announcements import is_alive
 from gateway.http.errors import ApiError, not_found
 from gateway.redis.online import OnlineRequests
-from gateway.served_models import ServedModels, visible_names
+from gateway.served_models import ServedModels
 
 #: Seconds after which announcements are read again, while requests use the old ones.
 FRESH_S = 1.0
@@ -25,6 +24,8 @@ FRESH_S = 1.0
 STALE_S = 5.0
 #: Seconds after which an unknown model is looked up again.
 AGAIN_S = 0.2
+#: Seconds after which a client may ask again for a model that is not loaded.
+NOT_LOADED_S = 30.0
 
 
 class Model(Struct, frozen=True):
@@ -46,9 +47,14 @@ class ModelList(Struct, frozen=True):
 class Models:
     """Caches for about a second the models that workers announce in one Redis."""
 
-    def __init__(self, redis: OnlineRequests, base: str, configured: str) -> None:
-        """Take the default queue (`base`), and configured models' names, separated by commas."""
-        self._redis = redis
+    def __init__(
+        self, redis: OnlineRequests, base: str, configured: str, refuses: bool = False
+    ) -> None:
+        """Take the default queue (`base`), and the setting WARMQ_GATEWAY_MODELS (`configured`).
+
+        With `refuses`, a model that no worker has loaded has no queue for a request.
+        """
+        self._redis, self._refuses = redis, refuses
         self._base, self._configured = base, configured
         self._served = ServedModels.of((), base, configured)
         self._created: dict[str, int] = {}
@@ -63,7 +69,7 @@ class Models:
         """Return a model's queue, and its name for the request's body ('' for none).
 
         `allowed` has the caller's models, None for all. Raises ApiError (404 if the caller has no
-        such model, 503 if no worker is alive), or StoreUnavailable.
+        such model, 503 if no worker is alive or has loaded it), or StoreUnavailable.
         """
         await self._refresh(STALE_S)
         name = name or self._served.default_of(allowed)
@@ -73,12 +79,16 @@ class Models:
             queue = self._served.queue_of(name, allowed)
         if queue is None:
             raise self._refusal(name, allowed)
+        if self._refuses and queue in self._served.not_loaded:
+            await self._refresh(AGAIN_S, wait=True)  # a worker may have loaded it meanwhile
+            if queue in self._served.not_loaded:
+                raise self._not_loaded(name, allowed)
         return queue, name
 
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may use, by name."""
         await self._refresh(FRESH_S, wait=True)
-        names = {*visible_names(self._served.names), *visible_names(self._served.configured)}
+        names = self._served.visible({*self._served.names, *self._served.configured})
         return [self._model(n) for n in sorted(names) if allowed is None or n in allowed]
 
     async def one(self, name: str, allowed: Collection[str] | None) -> Model:
@@ -96,7 +106,7 @@ class Models:
         served = self._served
         forbidden = bool(name) and allowed is not None and name not in allowed
         known = {*served.names, *served.configured}
-        # Even a worker that starts now could not tell which of several models is meant.
+        # All models of the key are known, so a worker that starts cannot decide which one is meant.
         ambiguous = not name and allowed is not None and known.issuperset(allowed)
         if not forbidden and not ambiguous:
             if served.is_outdated(name, allowed) or (not served.alive and served.outdated):
@@ -108,7 +118,7 @@ class Models:
                 return _no_worker("no worker is running; try again when one has started")
         which = served.listing(allowed)
         if name:
-            names = [n for n in visible_names(served.names) if allowed is None or n in allowed]
+            names = [n for n in served.visible(served.names) if allowed is None or n in allowed]
             return ApiError(
                 404,
                 f"there is no model {name[:200]!r} here{did_you_mean(name, names)}; {which}",
@@ -121,11 +131,23 @@ class Models:
             param="model",
         )  # fmt: skip
 
+    def _not_loaded(self, name: str, allowed: Collection[str] | None) -> ApiError:
+        served = self._served
+        names = (n for n, queue in served.names.items() if queue not in served.not_loaded)
+        mine = sorted(n for n in served.visible(names) if allowed is None or n in allowed)
+        return ApiError(
+            503,
+            f"model {name[:200]!r} is not loaded now, and this gateway queues nothing for it; "
+            f"loaded are: {', '.join(mine[:20]) or 'none'}",
+            code="model_not_loaded", param="model", retry=False, after_s=NOT_LOADED_S,
+        )  # fmt: skip
+
     async def _refresh(self, older_than_s: float, *, wait: bool = False) -> bool:
         """Read old announcements again; return whether this call waited for the new ones.
 
-        With `wait` it always waits for a read, else only if the known ones are older than
-        `older_than_s`. Announcements younger than FRESH_S and `older_than_s` are not read again.
+        Announcements younger than FRESH_S and younger than `older_than_s` are not read again.
+        Otherwise the call starts to read them, and waits for the new ones if `wait` is set or the
+        old ones are older than `older_than_s`.
         """
         age = time.monotonic() - self._read_at
         if age < min(FRESH_S, older_than_s):
@@ -140,8 +162,9 @@ class Models:
 
     async def _read(self) -> None:
         workers, now_s = await self._redis.workers()
-        # A silent worker may be restarting, but an online caller should not wait for it.
-        self._served = ServedModels.of(filter(is_alive, workers), self._base, self._configured)
+        # Without silent workers, whose announcements are old: such a worker may be restarting, but
+        # an online caller should not wait for it.
+        self._served = ServedModels.of(workers, self._base, self._configured, silent=False)
         self._read_at = time.monotonic()
         self.clock_ahead = now_s - time.time()
         for name in self._served.names:

@@ -76,7 +76,9 @@ async def online_state(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIte
     """Provide the state, and receive results as long as the context is open."""
     redis = OnlineRequests.open(settings.redis_url.get_secret_value(), "warmq-gateway-online")
     pending = PendingRequests(redis, settings)
-    models = Models(redis, settings.queue, settings.gateway_models)
+    models = Models(
+        redis, settings.queue, settings.gateway_models, settings.gateway_not_loaded == "refuse"
+    )
     revocations = Revocations(lookup)
     try:
         async with background(pending.run, revocations.run):

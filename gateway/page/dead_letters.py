@@ -19,13 +19,17 @@ PAGE, MAX_READ, SHOWN_BYTES = 50, 5000, 64 * 1024
 
 
 def _visible(view: View, letters: list[DeadLetter]) -> list[DeadLetter]:
-    """Return the letters of the caller's batches; operators also get those without a batch."""
+    """Return the letters of the caller's batches.
+
+    Operators also get those without a batch, and those whose batch is gone.
+    """
     ids = list({letter["batch_id"] for letter in letters if letter["batch_id"]})
     states = dict(zip(ids, view.services.batches.states(ids), strict=True))
     found = []
     for letter in letters:
         batch = states.get(letter["batch_id"] or "")
-        if view.caller.operator if batch is None else batch.tenant == view.caller.tenant:
+        mine = batch is not None and view.caller.only_tenant in ("", batch.tenant)
+        if mine or (batch is None and view.caller.operator):
             found.append(letter)
     return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from functools import cache, partial
 from weakref import WeakValueDictionary
 
@@ -14,7 +14,9 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.http.services import Services
 from gateway.page.view import View
+from producer.input.reader import Input
 
 #: Most files that this process reads concurrently, one for each tenant: online requests need its
 #: CPU, and other pages need the shared threads.
@@ -28,7 +30,7 @@ class ClientGone(Exception):
 
 
 class TooLong(Exception):
-    """Reading the file takes longer than a page may take."""
+    """A file is too large for a page, or reading it takes too long."""
 
 
 class ReadGuard:
@@ -52,6 +54,16 @@ class ReadGuard:
             raise ClientGone
         if time.monotonic() > self._until:
             raise TooLong
+
+
+def lines_of_file(
+    services: Services, file_id: str, guard: ReadGuard
+) -> Iterator[tuple[int, bytes]]:
+    """Yield a file's lines with the same numbers as when it was queued."""
+    longest = services.settings.max_line_bytes
+    with services.store.local(file_id) as path, closing(Input(str(path), watch=guard)) as source:
+        for chunk in source.chunks(None, longest):
+            yield from chunk.lines
 
 
 async def in_turn(handler: Callable[..., Response], view: View) -> Response:

@@ -10,18 +10,25 @@ from typing import Any
 
 from starlette.responses import Response
 
-from contract.redis.announcements import is_alive, protocol_of
+from contract.redis.announced_models import sleep_failed, swaps_of, unloadable
+from contract.redis.announcements import is_alive, model_name, protocol_of, queues_of
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import Waiting, WaitingReads
 from contract.version import PROTOCOL
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.page.batches import batch_rows, watched
+from gateway.page.batches import complete, newest_rows, watched
+from gateway.page.summary import stalls_of, summary
 from gateway.page.view import View
+from gateway.redis.machines import MachineReads
+from producer.model_states import model_states
+from producer.stalls import model_of
 
 #: Most rows of waiting requests, most workers on a page, and most tenants that are shown.
 MAX_WAITING, MAX_WORKERS, MAX_TENANTS = 200, 100, 500
+#: Newest batches that the summary counts, and of them those that the overview lists.
+MAX_SUMMED, MAX_LATEST = 100, 5
 #: The tenant that is shown for requests of plain Celery clients (contract/lua/turns.lua).
 CELERY = "celery"
 
@@ -68,9 +75,9 @@ class Fleet:
         return max(0.0, time.time() - min(since) / 1000) if since else None
 
 
-def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
+def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[str, Any]:
     """Return a worker's announced state for the page; only operators see its reason."""
-    queue, model = str(worker["queue"]), str(worker.get("model") or "")
+    queue = str(worker["queue"])
     alive = is_alive(worker)
     # `in_flight` may exceed `slots`: a request that has ended may not be committed yet.
     slots, in_flight = int(worker.get("slots") or 0), int(worker.get("in_flight") or 0)
@@ -82,11 +89,16 @@ def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
         "state": str(worker.get("state", "")) if alive else "silent",
         "why": str(worker.get("why", "")) if operator else "",
         "queue": queue,
-        "model": model.rstrip("/").rpartition("/")[2] or queue,
+        "model": model_name(worker) or model_of(queue, default_queue),
         "device": str(worker.get("device") or "–"),
         "buckets": [size for size in worker.get("buckets") or () if isinstance(size, int)],
         "version": str(worker.get("version") or "–"),
         "adapters": worker.get("adapters") or [],
+        "queues": queues_of(worker),
+        "models": model_states([worker], {}),
+        "swaps": swaps_of(worker)[::-1],
+        "failures": unloadable(worker) if operator else {},
+        "sleep_failed": sleep_failed(worker) if operator else {},
         "slots": slots,
         "in_flight": in_flight,
         "running": min(slots, in_flight) if alive else 0,
@@ -98,21 +110,26 @@ def _worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
     }
 
 
-def read_fleet(services: Services, caller: Caller, *, who: bool = False) -> Fleet:
-    """Read the workers and the number of waiting requests; with `who` also by tenant."""
+def read_fleet(
+    services: Services, caller: Caller, more: Iterable[str] = (), *, who: bool = False
+) -> Fleet:
+    """Read the workers and the number of waiting requests; with `who` also by tenant.
+
+    `more` are queues of batches, which may have no worker.
+    """
     reads = WaitingReads.using(services.batches)
-    workers = [_worker(worker, caller.operator) for worker in reads.announcements()]
-    workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
     default = services.settings.queue
-    queues = queues_of(workers, default)
+    workers = [_worker(worker, caller.operator, default) for worker in reads.announcements()]
+    workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
+    queues = sorted({*_known((one["queues"] for one in workers), default), *more})
     waiting_by = [one for queue in queues for one in reads.waiting_by(queue)] if who else []
     waiting = sum(reads.waiting_totals(queues).values())
     return Fleet(workers, default, waiting, list(_visible(caller, waiting_by))[:MAX_WAITING])
 
 
-def queues_of(workers: Iterable[dict[str, Any]], default: str) -> list[str]:
+def _known(queues: Iterable[Iterable[str]], default: str) -> list[str]:
     """Return the known queues: the default one and those of workers."""
-    return sorted({default, *(worker["queue"] for worker in workers)})
+    return sorted({default, *(queue for several in queues for queue in several)})
 
 
 def _visible(caller: Caller, waiting: list[Waiting]) -> Iterable[Waiting]:
@@ -176,16 +193,23 @@ def fill_chart(minutes: Sequence[Minute]) -> Chart:
 
 
 def overview(view: View) -> Response:
-    """Show the overview: workers, waiting requests, charts and the latest batches."""
-    fleet = read_fleet(view.services, view.caller, who=True)
-    rows, _ = batch_rows(view, "", 5)
-    queues = queues_of(fleet.workers, fleet.default_queue)
+    """Show the overview: a summary, workers, waiting requests, charts and the latest batches."""
+    rows = newest_rows(view, MAX_SUMMED)
+    open_queues = {queue for row in rows if not row["ended"] for queue in row["queues"]}
+    fleet = read_fleet(view.services, view.caller, open_queues, who=True)
+    latest = rows[:MAX_LATEST]
+    complete(view.services, [*latest, *(one for one in rows[MAX_LATEST:] if not one["ended"])])
+    queues = _known((one["queues"] for one in fleet.workers), fleet.default_queue)
+    stalls = stalls_of(view, rows, queues)
     minutes = HistoryReads.using(view.services.batches).day(queues)
     return view.page(
         "overview.html",
         fleet=fleet,
-        rows=rows,
-        watched=watched(rows),
+        rows=latest,
+        stalls=stalls,
+        summary=summary(rows, stalls, time.time()),
+        watched=watched(latest),
+        rates=rates_of(minutes),
         tokens=rate_chart(minutes),
         fill=fill_chart(minutes[-60:]),
         day=any(minute.slots_s for minute in minutes),
@@ -202,7 +226,28 @@ def workers(view: View) -> Response:
     shown = fleet.workers[first : first + MAX_WORKERS]
     hours = HistoryReads.using(view.services.batches).hours([worker["id"] for worker in shown])
     fills = {name: fill_chart(minutes) for name, minutes in hours.items()}
-    return view.page("workers.html", shown=shown, fills=fills, page=page, more=more)
+    rates = {name: rates_of(minutes)["out_s"] for name, minutes in hours.items()}
+    machines = MachineReads.using(view.services.batches).reports([worker["id"] for worker in shown])
+    if not view.caller.operator:
+        machines = {name: report | {"log": []} for name, report in machines.items()}
+    return view.page(
+        "workers.html", shown=shown, fills=fills, rates=rates, machines=machines, page=page,
+        more=more,
+    )  # fmt: skip
+
+
+def rates_of(minutes: Sequence[Minute]) -> dict[str, float | None]:
+    """Return the rates of the last whole minute, as `live.py` names them; None without slots."""
+    last = minutes[-2] if len(minutes) > 1 else None
+    if last is None or not last.slots_s:
+        return dict.fromkeys(("out_s", "in_s", "requests_s", "cached"))
+    read = last.prompt_tokens
+    return {
+        "out_s": last.completion_tokens / 60,
+        "in_s": read / 60,
+        "requests_s": (last.completed + last.other) / 60,
+        "cached": min(1.0, last.cached_tokens / read) if read else None,
+    }
 
 
 def tenants(view: View) -> Response:
@@ -211,7 +256,7 @@ def tenants(view: View) -> Response:
     reads = Tenants.using(services.batches)
     waits = WaitingReads.using(services.batches)
     terms = {tenant.name: tenant for tenant in reads.tenants()}
-    queues = queues_of(reads.announcements(), services.settings.queue)
+    queues = _known(map(queues_of, reads.announcements()), services.settings.queue)
     used = reads.used(queues)
     waiting, running = Counter[str](), Counter[str]()
     for queue in queues:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,18 +21,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from contract import naming
 from contract.errors import WarmqError
-from contract.redis.history import HistoryReads, Minute
-from contract.results import outcome_of, read_meta
-from contract.streaming import Listener
-from gateway.batches.api import batches as api
-from gateway.batches.api.protocol import part_ids
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, json_error
 from gateway.http.services import Services
-from gateway.page.batches import from_history, row_of
+from gateway.page.batches import row_of
+from gateway.page.estimates import QueueState, estimates, read_queues
 from gateway.page.fleet import read_fleet
+from gateway.page.live_text import CHECK_S, LiveText, Text
 from gateway.page.rendering import HEADERS
 from gateway.page.view import token_in
 from gateway.redis.batch_views import BatchViews
@@ -49,9 +45,8 @@ HISTORY_S = 10.0
 #: Most batches of one viewer, most batches in one read for all viewers, and most workers that are
 #: sent.
 MAX_BATCHES, MAX_READ, MAX_WORKERS = 25, 100, 100
-#: Seconds between two keep-alive comments, between two checks of a session or of a request's end,
-#: and between two reads of a request's text.
-KEEP_ALIVE_S, CHECK_S, TEXT_S = 10.0, 2.0, 0.3
+#: Seconds between two keep-alive comments, and between two reads of a request's text.
+KEEP_ALIVE_S, TEXT_S = 10.0, 0.3
 #: Seconds after which a stream ends; the browser then connects again by itself.
 MAX_STREAM_S = 3600.0
 #: Most streams of one process, one tenant, and one session; each tab that shows a batch has one.
@@ -100,12 +95,13 @@ class LiveFeed:
         self._task: asyncio.Task[None] | None = None
         self._totals: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
         self._next = 0
-        self._history: dict[str, tuple[float, Sequence[Minute]]] = {}
+        self._queues: dict[str, tuple[float, QueueState]] = {}
+        self._done: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def check(self, caller: Caller, session: str) -> None:
         """Raise ApiError (503) if one more stream would exceed a limit."""
         of_session = sum(one.session == session for one in self._viewers)
-        of_tenant = sum(one.tenant == caller.tenant for one in self._viewers)
+        of_tenant = sum(one.tenant == caller.only_tenant for one in self._viewers)
         limits = (
             ("session", of_session, MAX_OF_SESSION),
             ("tenant", of_tenant, MAX_OF_TENANT),
@@ -128,6 +124,7 @@ class LiveFeed:
         self._viewers.add(viewer)
         if not self.reading:
             self._totals.clear()
+            self._done.clear()
             self._task = asyncio.create_task(self._run())
 
     def leave(self, viewer: Viewer) -> None:
@@ -141,9 +138,10 @@ class LiveFeed:
         tick, fleet = 0, State()
         while True:
             try:
-                if tick % FLEET_EVERY == 0:
+                found = await run_in_threadpool(self._read_batches, self._next_batches())
+                if tick % FLEET_EVERY == 0:  # with the queues of these batches
                     fleet = await run_in_threadpool(self._read_fleet)
-                state = fleet | await run_in_threadpool(self._read_batches, self._next_batches())
+                state = fleet | found
                 for viewer in tuple(self._viewers):
                     viewer.offer(state)
             except Exception as error:  # a page then shows that it is not live
@@ -163,48 +161,73 @@ class LiveFeed:
 
     def _next_batches(self) -> Sequence[tuple[str, str]]:
         """Return the (tenant, batch id) pairs to read now; too many pairs take turns."""
-        pairs = {(v.tenant, batch_id): None for v in self._viewers for batch_id in v.batches}
-        found = list(pairs)
+        pairs = {(one.tenant, batch_id) for one in self._viewers for batch_id in one.batches}
+        self._done = {pair: done for pair, done in self._done.items() if pair in pairs}
+        found = sorted(pairs)
         if len(found) <= MAX_READ:
             return found
         self._next = (self._next + MAX_READ) % len(found)
         return (found + found)[self._next : self._next + MAX_READ]
 
-    def _read_batches(self, wanted: Iterable[tuple[str, str]]) -> State:
+    def _read_batches(self, wanted: Sequence[tuple[str, str]]) -> State:
         reads, found = BatchViews.using(self._services.batches), {}
         for tenant, batch_id in wanted:
             view = reads.get(tenant, batch_id)
             row = row_of(view, time.time()) if view is not None else None
             if row is not None:
-                row.update(self._from_history(row))
+                row.update(self._estimates(row))
+                if not row["ended"]:
+                    row["rate"] = self._rate((tenant, batch_id), row["done"])
                 # Values that only follow the clock are not a change: a batch without progress is
                 # sent once.
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
+                for name in ("works", "submitted", "failures"):  # these are not for the page
+                    del row[name]
                 found[(tenant, batch_id)] = orjson.dumps(row)
         return found
 
-    def _from_history(self, row: dict[str, Any]) -> dict[str, float | None]:
-        """Return values from the history of a batch's queues, which is cached for HISTORY_S."""
-        now, reads = time.monotonic(), HistoryReads.using(self._services.batches)
-        self._history = {q: v for q, v in self._history.items() if now - v[0] < HISTORY_S}
-        for queue in row["queues"]:
-            if queue not in self._history:
-                self._history[queue] = now, reads.day([queue])
-        found = from_history(row, {q: minutes for q, (_, minutes) in self._history.items()})
+    def _rate(self, key: tuple[str, str], done: int) -> float | None:
+        """Return a batch's requests per second over RATES_S; None before MIN_RATE_S."""
+        now, seen = time.monotonic(), self._done.setdefault(key, deque())
+        seen.append((now, done))
+        while len(seen) > 2 and now - seen[1][0] >= RATES_S:
+            seen.popleft()
+        seconds = now - seen[0][0]
+        return round(max(0, done - seen[0][1]) / seconds, 1) if seconds >= MIN_RATE_S else None
+
+    def _estimates(self, row: dict[str, Any]) -> dict[str, float | None]:
+        """Return a row's estimates from its queues' states, which are cached for HISTORY_S."""
+        now = time.monotonic()
+        self._queues = {q: v for q, v in self._queues.items() if now - v[0] < HISTORY_S}
+        missing = [queue for queue in row["queues"] if queue not in self._queues]
+        read = read_queues(self._services, missing)
+        self._queues |= {queue: (now, state) for queue, state in read.items()}
+        found = estimates(row, {queue: state for queue, (_, state) in self._queues.items()})
         return {name: None if one is None else round(one, 3) for name, one in found.items()}
 
     def _read_fleet(self) -> State:
-        fleet = read_fleet(self._services, Caller())
-        shown = ("id", "state", "slots", "in_flight", "running")
+        fleet = read_fleet(self._services, Caller(), self._queues)
+        shown = ("id", "model", "state", "slots", "in_flight", "running")
         state = {
             "waiting": fleet.waiting,
             "slots": fleet.slots,
             "running": sum(worker["running"] for worker in fleet.alive),
             "workers": len(fleet.alive),
             **self._rates({worker["id"]: worker["done"] for worker in fleet.alive}),
-            "each": [{name: w[name] for name in shown} for w in fleet.workers[:MAX_WORKERS]],
         }
+        state["each"] = [
+            {name: w[name] for name in shown} | {"out_s": self._rate_of(w["id"])}
+            for w in fleet.workers[:MAX_WORKERS]
+        ]
         return {FLEET: orjson.dumps(state)}
+
+    def _rate_of(self, worker: str) -> float | None:
+        """Return the tokens/s that a worker writes; None if it is not known yet."""
+        (since, before), (now, totals) = self._totals[0], self._totals[-1]
+        if now - since < MIN_RATE_S or worker not in before or worker not in totals:
+            return None
+        old, new = (done[worker].get("completion_tokens", 0) for done in (before, totals))
+        return round(max(0, new - old) / (now - since), 1)
 
     def _rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
         """Return the rates per second of living workers, from the totals that they announce."""
@@ -246,7 +269,7 @@ async def live(request: Request) -> Response:
     caller: Caller = request.scope["warmq.caller"]
     token = token_in(request.scope["warmq.headers"]) if caller.key_id else ""
     ids = [one[:200] for one in request.query_params.get("batches", "").split(",") if one]
-    viewer = Viewer(caller.tenant, tuple(dict.fromkeys(ids))[:MAX_BATCHES], token)
+    viewer = Viewer(caller.only_tenant, tuple(dict.fromkeys(ids))[:MAX_BATCHES], token)
     text = None
     custom_id, batch_id = (request.query_params.get(name, "") for name in ("request", "of"))
     try:
@@ -278,7 +301,7 @@ async def _events(
                     return
             events = viewer.take()
             if text is not None:
-                events += await text.events()
+                events += _text_events(await text.changed())
             if not events and now - sent >= KEEP_ALIVE_S:
                 events = [b": still here\n\n"]
             if events:
@@ -293,6 +316,13 @@ async def _events(
             text.close()
 
 
+def _text_events(found: Text | None) -> list[bytes]:
+    if found is None:
+        return []
+    state = dict(zip(("attempt", "text", "ended"), found, strict=True))
+    return [_event("text", orjson.dumps(state))]
+
+
 async def _is_valid(services: Services, session: str) -> bool:
     """Return whether a session and its key are valid; True if Redis is unreachable."""
     try:
@@ -301,65 +331,3 @@ async def _is_valid(services: Services, session: str) -> bool:
     except WarmqError:
         return True
     return found.key is not None
-
-
-class LiveText:
-    """Reads the text of one request while its worker writes and publishes it."""
-
-    def __init__(self, services: Services, caller: Caller, batch_id: str, custom_id: str) -> None:
-        self._services, self._caller = services, caller
-        self._batch_id, self._custom_id = batch_id, custom_id
-        self._listener: Listener | None = None
-        self._found_at = self._checked_at = 0.0
-        self._sent = (0, "", "")
-
-    def find(self) -> None:
-        """Subscribe to the request in each queue batch of its batch, if these are known.
-
-        Raises ApiError (404) if the caller has no such batch.
-        """
-        self._found_at = time.monotonic()
-        view = api.view_of(self._services, self._caller, self._batch_id)
-        ids = [naming.request_id(part, self._custom_id) for part in part_ids(view)]
-        self._listener = self._services.batches.listener(*ids) if ids else None
-
-    async def events(self) -> list[bytes]:
-        """Return an event with the whole text, if it has changed."""
-        try:
-            found = await run_in_threadpool(self._read)
-        except (WarmqError, ApiError):
-            return []  # other events of the stream report this
-        except Exception:
-            log.exception("the text of a request cannot be read", extra={"action": "no_pages"})
-            return []
-        if found == self._sent:
-            return []
-        self._sent = found
-        attempt, text, ended = found
-        return [_event("text", orjson.dumps({"attempt": attempt, "text": text, "ended": ended}))]
-
-    def _read(self) -> tuple[int, str, str]:
-        if self._listener is None and time.monotonic() - self._found_at > CHECK_S:
-            self.find()
-        if self._listener is None:
-            return self._sent
-        self._listener.read(0)
-        self._check_end(self._listener)
-        found = self._listener.transcripts.values()
-        latest = max(found, key=lambda t: (t.attempt, bool(t.ended), len(t.texts.get(0, ""))))
-        return latest.attempt, latest.texts.get(0, ""), latest.ended
-
-    def _check_end(self, listener: Listener) -> None:
-        """Look up results every CHECK_S: each is published once, and may have been missed."""
-        texts, now = listener.transcripts, time.monotonic()
-        if now - self._checked_at < CHECK_S or any(text.ended for text in texts.values()):
-            return
-        self._checked_at = now
-        for text, raw in zip(texts.values(), self._services.batches.results([*texts]), strict=True):
-            if raw is not None:
-                text.ended = outcome_of(read_meta(raw))
-
-    def close(self) -> None:
-        """End the subscription."""
-        if self._listener is not None:
-            self._listener.close()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 #: The Content-Security-Policy: no inline scripts or styles, no other origins, no framing.
 CSP = (
@@ -37,8 +38,8 @@ ASSETS = {
     for entry in files(__package__).joinpath("assets").iterdir()
     if (media := _TYPES.get(entry.name.rpartition(".")[2]))
 }
-#: Part of each asset's URL: browsers fetch a changed asset again, and never revalidate one. All
-#: assets share one version, because modules import each other by relative names.
+#: Part of each asset's URL: browsers fetch a changed asset again, and never ask whether one has
+#: changed. All assets share one version, because modules import each other by relative names.
 VERSION = hashlib.sha256(b"".join(c for _, (_, c) in sorted(ASSETS.items()))).hexdigest()[:12]
 
 LANGUAGES = {"en": "English", "ko": "한국어"}
@@ -70,6 +71,14 @@ def _number(value: float | None) -> str:
     if abs(value) >= 10 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.2g}"
+
+
+def between(low: float, high: float) -> str:
+    """Return the bounds of a bin with as many digits as tell them apart."""
+    if high <= low:
+        return _number(low)
+    digits = max(0, 1 - math.floor(math.log10(high - low)))
+    return f"{low:,.{digits}f}–{high:,.{digits}f}"
 
 
 def _when(seconds: float | None) -> str | Markup:
@@ -122,6 +131,17 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
+def _code(text: str) -> Markup:
+    """Return a text as HTML, in which parts between backticks are code."""
+    parts = str(escape(text)).split("`")
+    return Markup("".join(f"<code>{p}</code>" if n % 2 else p for n, p in enumerate(parts)))  # noqa: S704 - escaped
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital letter, but not in the field with which it may begin."""
+    return text[:1].upper() + text[1:]
+
+
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("gateway.page"),
     autoescape=True,
@@ -131,12 +151,16 @@ _ENVIRONMENT = jinja2.Environment(
 )
 _ENVIRONMENT.filters |= {
     "number": _number, "when": _when, "duration": duration, "size": _size, "clock": _clock,
+    "code": _code, "sentence": _sentence,
 }  # fmt: skip
-_ENVIRONMENT.globals |= {"percent": _percent, "asset": lambda name: f"/ui/assets/{VERSION}/{name}"}
+_ENVIRONMENT.globals |= {
+    "percent": _percent, "between": between,
+    "asset": lambda name: f"/ui/assets/{VERSION}/{name}",
+}  # fmt: skip
 
 
 def render(template: str, language: str, **context: Any) -> str:
-    """Return a page; `_` in a template translates a text and formats it."""
+    """Return a template's HTML; `_` in a template translates a text and formats it."""
 
     def translated(text: str, **fields: Any) -> str:
         found = translate(language, text)

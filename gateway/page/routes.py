@@ -10,7 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.page import batches, dead_letters, file_reading, fleet, live, requests, submit
+from gateway.page import (
+    batch_list,
+    batches,
+    dead_letters,
+    file_reading,
+    fleet,
+    live,
+    one_request,
+    retrying,
+    submit,
+)
 from gateway.page.rendering import ASSETS, HEADERS, VERSION
 from gateway.page.view import LIVE, LOGIN, View, answers, new_token, set_cookie, shows, writes
 from gateway.redis.api_keys import LIFE_S, digest_of
@@ -69,17 +79,18 @@ def routes() -> list[Route]:
         Route("/ui/logout", answers(_logout), methods=["POST"]),
         Route("/ui/assets/{version}/{name}", _asset),
         Route("/ui/workers", shows(fleet.workers)),
-        Route("/ui/batches", shows(batches.batches)),
+        Route("/ui/batches", shows(batch_list.batches)),
         Route(one, shows(batches.batch)),
-        Route(f"{one}/request", shows(requests.request)),
+        Route(f"{one}/request", shows(one_request.request, one_request.in_turn)),
         Route(f"{one}/download/{{kind}}", shows(batches.download)),
-        Route(f"{one}/retry", writes(batches.retry, file_reading.in_turn), methods=["POST"]),
+        Route(f"{one}/retry", writes(retrying.retry, file_reading.in_turn), methods=["POST"]),
         Route(f"{one}/cancel", writes(batches.cancel), methods=["POST"]),
         Route("/ui/tenants", shows(fleet.tenants)),
         Route("/ui/dead", shows(dead_letters.show)),
         Route("/ui/dead", writes(dead_letters.change), methods=["POST"]),
         Route("/ui/submit", shows(submit.submit, submit.in_turn)),
         Route("/ui/submit", answers(submit.upload), methods=["POST"]),
-        Route("/ui/submit/start", writes(submit.start), methods=["POST"]),
+        Route("/ui/submit/start", writes(submit.start, file_reading.in_turn), methods=["POST"]),
+        Route("/ui/submit/try", writes(submit.trial, file_reading.in_turn), methods=["POST"]),
         Route(LIVE, live.live),
     ]

@@ -4,65 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from itertools import islice
+from urllib.parse import urlencode
 
 import orjson
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from contract import naming
-from contract.errors import WarmqError
 from contract.openai.body import BODY_TYPES
 from gateway.batches.api import batches as api
-from gateway.batches.api.batches import DEFAULT_PRIORITY
-from gateway.batches.runner.input_file import model_of
-from gateway.file_store import lines_of
+from gateway.file_store import Writer
 from gateway.files.files import FileRecord, Files, new_record, save_file
-from gateway.files.multipart import receive
-from gateway.http.errors import invalid, not_found
+from gateway.files.multipart import ReceivedForm, receive
+from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.json_api import new_id
-from gateway.http.services import Services
 from gateway.page import file_reading
+from gateway.page.conversion.running import Conversion, convert
+from gateway.page.file_plan import Choices, FilePlan, batch_lines, converts, plan_file
 from gateway.page.file_reading import ReadGuard, TooLong
 from gateway.page.view import View
+from gateway.served_models import ServedModels
 from producer.input.reader import Input
-from producer.submit.plan import Plan, plan
-from producer.submit.prompt_tokens import CharacterCounter
-from producer.submit.submission import Submission
-from producer.time_left import pace_of_queue
+from producer.run.trial import ROWS, Spread
 
-#: Most uncompressed bytes of a file that is planned while the browser waits, and most seconds.
-PLANNED_BYTES, PLANNED_S = 32 * 2**20, 10.0
 #: Most cached plans, and seconds for which a plan is cached (workers change).
 MAX_PLANS, PLAN_LIFE_S = 100, 60.0
-#: Most bytes and lines at the start of a file that are searched for endpoints and models. The lines
-#: are bounded because each malformed one costs an exception.
-HEAD_BYTES, HEAD_LINES = 256 * 1024, 2000
+#: The completion windows that the form offers, the default first.
 WINDOWS = ("24h", "1h", "6h", "3d", "7d")
+_TOO_LARGE = "the file is too large to convert it on this page; in a terminal: producer submit"
+_TOO_LARGE_TO_TRY = "the file is too large to try it on this page; in a terminal: producer try"
 
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, or the problem that prevents one; `size`: bytes read, unpacked."""
-
-    until: float
-    plan: Plan | None = None
-    problem: str = ""
-    size: int = 0
-
-
-#: (tenant, file id) -> its plan, oldest first.
-_plans: dict[tuple[str, str], Planned] = {}
+#: (tenant, file id, choices) -> until when it is kept, and the plan; oldest first.
+_plans: dict[tuple[str, str, Choices], tuple[float, FilePlan]] = {}
 
 
 async def in_turn(handler: Callable[..., Response], view: View) -> Response:
     """Call the handler now if it reads no file, else in its tenant's turn."""
     file_id = view.query.get("file", "")
-    if not file_id or _cached(view.caller.tenant, file_id):
+    if not file_id or _cached(view.caller.tenant, file_id, Choices.of(view.query)):
         return await run_in_threadpool(handler, view, guard=ReadGuard())
     return await file_reading.in_turn(handler, view)
 
@@ -77,83 +57,34 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
     record = files.get(tenant, file_id)
     if record is None:
         raise not_found("file", file_id)
-    head = services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES))
-    urls, models = named_in(lines_of(head))
-    found = _cached(tenant, file_id)
+    choices = Choices.of(view.query)
+    found = _cached(tenant, file_id, choices)
     if found is None:
-        found = _planned(services, record, models.most_common(1)[0][0] if models else "", guard)
-        with suppress(KeyError, StopIteration):  # another thread was faster
+        found = plan_file(services, view.caller, record, choices, guard)
+        with suppress(KeyError, StopIteration):  # another thread has removed the same plan
             while len(_plans) >= MAX_PLANS:
                 del _plans[next(iter(_plans))]
-        _plans[tenant, file_id] = found
+        _plans[tenant, file_id, choices] = time.monotonic() + PLAN_LIFE_S, found
+    settings = services.settings
+    served = ServedModels.of(
+        services.batches.announcements(), settings.queue, settings.gateway_models
+    )
+    names = sorted({*served.visible(served.names), *served.visible(served.configured)})
     return view.page(
         "plan.html",
         file=record,
+        found=found,
         plan=found.plan,
-        problem=found.problem,
-        size=max(record.bytes, found.size),
-        models=[name for name, _ in models.most_common(10)],
-        url=urls.most_common(1)[0][0] if urls else "",
+        choices=choices,
+        served=[name for name in names if view.caller.may_use(name)],
         urls=list(BODY_TYPES),
         windows=WINDOWS,
     )
 
 
-def named_in(lines: Iterable[bytes]) -> tuple[Counter[str], Counter[str]]:
-    """Count the endpoints and models that the first lines of a file name."""
-    urls, models = Counter[str](), Counter[str]()
-    for line in islice(lines, HEAD_LINES):
-        try:
-            url = orjson.loads(line)["url"]
-        except (orjson.JSONDecodeError, TypeError, LookupError):
-            continue
-        if isinstance(url, str) and url in BODY_TYPES:
-            urls[url] += 1
-        if model := model_of(line):
-            models[model] += 1
-    return urls, models
-
-
-def _cached(tenant: str, file_id: str) -> Planned | None:
-    found = _plans.get((tenant, file_id))
-    return found if found is not None and found.until > time.monotonic() else None
-
-
-def _planned(services: Services, record: FileRecord, model: str, guard: ReadGuard) -> Planned:
-    """Plan a file for the queue of the model that most of its lines name."""
-    until = time.monotonic() + PLAN_LIFE_S
-    if record.bytes > PLANNED_BYTES:
-        return Planned(until)
-    size = 0
-
-    def watch() -> None:
-        nonlocal size
-        guard()
-        size = source.decompressed
-        if size > PLANNED_BYTES:
-            raise TooLong
-
-    guard.start(PLANNED_S)
-    try:
-        with (
-            services.store.local(record.id) as path,
-            closing(Input(str(path), watch=watch)) as source,
-        ):
-            return Planned(until, _plan(services, source, model))
-    except TooLong:
-        return Planned(until, size=size)
-    except WarmqError as error:
-        return Planned(until, problem=error.message)
-
-
-def _plan(services: Services, source: Input, model: str) -> Plan:
-    batches, settings = services.batches, services.settings
-    queue = naming.queue_name(model, settings.queue)
-    queue = queue if queue in batches.served_queues() else settings.queue
-    workers = [w for w in batches.workers(queue) if w.get("state") != "draining"]
-    submission = Submission("plan", queue, DEFAULT_PRIORITY)
-    pace = pace_of_queue(batches, queue, workers)
-    return plan(settings, submission, source, CharacterCounter(), workers, pace)
+def _cached(tenant: str, file_id: str, choices: Choices) -> FilePlan | None:
+    until, found = _plans.get((tenant, file_id, choices), (0.0, None))
+    return found if until > time.monotonic() else None
 
 
 async def upload(view: View) -> Response:
@@ -171,14 +102,103 @@ async def upload(view: View) -> Response:
     return view.to("/ui/submit", file=file_id)
 
 
-def start(view: View) -> Response:
-    """Create a batch from an uploaded file."""
+def start(view: View, *, guard: ReadGuard) -> Response:
+    """Create a batch from an uploaded file, which is converted first if it must be."""
+    record, choices, must = _chosen(view)
+    file_id = _converted(view, record, choices, guard).id if must else record.id
     body = {
-        "input_file_id": view.form.get("file", ""),
-        "endpoint": view.form.get("endpoint", ""),
         "completion_window": view.form.get("window", "24h"),
         "order": view.form.get("order", "auto"),
         "once": view.form.get("once") == "on",
     }
+    return _created(view, file_id, body)
+
+
+def trial(view: View, *, guard: ReadGuard) -> Response:
+    """Create a batch from rows that are spread over a file, before the whole file is started."""
+    services, caller = view.services, view.caller
+    record, choices, must = _chosen(view)
+    spread, lines = Spread(ROWS), list[bytes]()
+    longest = services.settings.max_line_bytes
+    guard.start()
+    try:
+        with batch_lines(services, record, choices, not must, guard) as (path, made):
+            if made is not None:
+                _refuse(made)
+            with closing(Input(str(path), watch=guard)) as source:
+                for _ in spread.watch(source.chunks(None, longest)):
+                    pass
+    except TooLong:
+        raise ApiError(413, _TOO_LARGE_TO_TRY, code="file_too_large") from None
+    # `size` is set for a line that is too long.
+    lines = [line.rstrip(b"\r\n") + b"\n" for _, line, size in spread.chosen if size is None]
+    with services.store.write(new_id("file-")) as writer:
+        writer.write(b"".join(lines))
+        file = _saved(view, writer, f"trial-{record.filename}", sum(map(len, lines)))
+    back = urlencode({"file": record.id} | choices.as_query())
+    metadata = {"name": f"Trial of {record.filename}"[:512], "trial_of": back}
+    if len(back) > 512:
+        metadata["trial_of"] = urlencode({"file": record.id})
+    body = {"completion_window": "1h", "priority": caller.highest_priority, "metadata": metadata}
+    return _created(view, file.id, body)
+
+
+def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
+    """Return the form's file and choices, and whether the file must be converted."""
+    file_id, choices = view.form.get("file", ""), Choices.of(view.form)
+    record = Files(view.services).get(view.caller.tenant, file_id)
+    if record is None:
+        raise not_found("file", file_id)
+    return record, choices, view.form.get("convert") == "on" or converts(record, choices)
+
+
+def _created(view: View, file_id: str, fields: dict[str, object]) -> Response:
+    body = {"input_file_id": file_id, "endpoint": view.form.get("endpoint", "")} | fields
     made = api.create(view.services, view.caller, orjson.dumps(body), "")
     return view.to(f"/ui/batches/{made.id}", notice="started")
+
+
+def _refuse(made: Conversion) -> None:
+    """Raise ApiError (400) for a file that could not be converted whole."""
+    if made.error or made.problems:
+        raise invalid("; ".join(filter(None, [made.error, *made.problems[:3]])), "file")
+
+
+def _saved(view: View, writer: Writer, name: str, size: int) -> FileRecord:
+    """Commit a file that this page has written."""
+    services, incoming = view.services, ReceivedForm(filename=name, size=size)
+    now = int(services.clock.now())
+    record = new_record(writer.name, view.caller, incoming, "batch", None, now)
+    return save_file(services, view.caller, writer, record)
+
+
+def _converted(view: View, record: FileRecord, choices: Choices, guard: ReadGuard) -> FileRecord:
+    """Store a file's requests as lines of OpenAI's Batch API; return the new file."""
+    settings, name = view.services.settings, record.filename
+    pieces, waiting, size = list[bytes](), 0, 0
+    guard.start()
+    with (
+        view.services.store.write(new_id("file-")) as writer,
+        view.services.store.local(record.id) as path,
+    ):
+
+        def write(line: bytes) -> None:
+            nonlocal waiting, size
+            pieces.append(line)
+            waiting += len(line)
+            size += len(line)
+            if size > settings.gateway_max_file_bytes:
+                raise TooLong
+            if waiting > 2**20:
+                writer.write(b"".join(pieces))
+                pieces.clear()
+                waiting = 0
+
+        longest, overrides = settings.max_line_bytes, choices.overrides
+        try:
+            made = convert(path, name, choices.pairs, overrides, longest, write, guard)
+        except TooLong:
+            raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
+        _refuse(made)
+        writer.write(b"".join(pieces))
+        return _saved(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)

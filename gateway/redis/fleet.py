@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from msgspec import Struct
 
 from contract import naming
 from contract.redis import keys
-from contract.redis.announcements import is_alive, read_announcements
+from contract.redis.announcements import is_alive, queues_of, read_announcements
 from contract.redis.reads import Reads
 from contract.redis.waiting import Waiting, WaitingReads
 
@@ -131,7 +132,7 @@ class FleetReads(WaitingReads, Loads):
     def fleet(self, queues: Iterable[str]) -> Fleet:
         """Return the state of these queues and of the queues that workers serve."""
         workers = [worker for worker in self.announcements() if is_alive(worker)]
-        names = sorted({*queues, *(worker["queue"] for worker in workers)})
+        names = sorted({*queues, *(queue for worker in workers for queue in queues_of(worker))})
         pipe = self._client.pipeline(transaction=False)
         pipe.zcard(keys.LEASES)
         # Leases with a score below 0 are being returned to a queue.
@@ -174,7 +175,9 @@ class FleetReads(WaitingReads, Loads):
             withscores=True,
         )  # fmt: skip
         names = [keys.batch_key(name.decode()) for name, _ in newest]
-        queues = {raw.decode() for raw in self._each("hget", names, "queue") if raw}
+        found = self._each("hmget", names, ["queue", "routes"])
+        queues = {raw.decode() for raw, _ in found if raw}
+        queues |= {queue for _, raw in found if raw for queue in orjson.loads(raw).values()}
         return queues, newest[0][1] if newest else since_ms
 
     def _uncollected(self) -> tuple[int, float]:

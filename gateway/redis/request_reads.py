@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import read_note
@@ -16,18 +15,6 @@ from contract.redis.reads import Reads
 
 #: Most bytes of results and messages, and most workers' leases, that are read for a page.
 MOST_BYTES, MOST_WORKERS = 2 * 2**20, 32
-
-
-class FailedRequest(NamedTuple):
-    """A request that ended without an answer.
-
-    `result` and `message` are empty if they were deleted or exceed MOST_BYTES.
-    """
-
-    request_id: str
-    outcome: str
-    result: bytes
-    message: bytes
 
 
 class RunningRequest(NamedTuple):
@@ -68,30 +55,9 @@ class RequestState(NamedTuple):
 
 
 class RequestReads(Reads):
-    def failed_requests(self, batch_id: str, most: int) -> list[FailedRequest]:
-        """Return up to `most` requests that RETRY may run again, in three round trips."""
-        name = keys.batch_key(batch_id, "failed")
-        notes = list(islice(self._client.hscan_iter(name, count=most), most))
-        asked, bytes_left = [], MOST_BYTES
-        for request_id, raw in notes:
-            outcome, size = read_note(raw)
-            bytes_left -= size
-            asked.append((request_id.decode(), outcome, bytes_left >= 0))
-        pipe = self._client.pipeline(transaction=False)
-        for request_id, _, fits in asked:
-            pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES // max(1, most))
-            kept = keys.batch_key(batch_id, f"kept:{request_id}")
-            pipe.lindex(kept if fits else keys.SCRATCH, 0)
-        replies = pipe.execute() if asked else []
-        return [
-            FailedRequest(
-                request_id,
-                outcome,
-                replies[2 * n] or b"",
-                (replies[2 * n + 1] or b"") if fits else b"",
-            )
-            for n, (request_id, outcome, fits) in enumerate(asked)
-        ]
+    def retryable(self, batch_id: str) -> int:
+        """Return the number of ended requests that RETRY may run again."""
+        return int(self._client.hlen(keys.batch_key(batch_id, "failed")))
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
         """Return some requests of a batch that are in flight in the first MOST_WORKERS workers."""
@@ -105,9 +71,8 @@ class RequestReads(Reads):
             for (request_id, _, worker), message in zip(found, messages, strict=True)
         ]
 
-    def request(self, batch: Batch, custom_id: str, workers: Iterable[str]) -> RequestState | None:
+    def request(self, batch: Batch, request_id: str, workers: Iterable[str]) -> RequestState | None:
         """Return a request's data; None if it is waiting or unknown: Redis has none."""
-        request_id = naming.request_id(batch.id, custom_id)
         pipe = self._client.pipeline(transaction=False)
         pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES)
         pipe.hget(keys.batch_key(batch.id, "failed"), request_id)

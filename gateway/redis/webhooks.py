@@ -5,7 +5,6 @@ A `Delivery` is one webhook: the end of one batch, for one endpoint.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import secrets
 import time
@@ -13,6 +12,7 @@ import time
 import msgspec
 
 from contract.redis.reads import Reads
+from contract.webhooks import new_secret
 
 #: The hash in Redis: endpoint id -> record (JSON).
 ENDPOINTS = "warmq:gateway:webhooks"
@@ -21,8 +21,6 @@ EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
 #: Seconds for which a webhook is tried. It is stored for a day more, so that it is not repeated.
 TRIED_S = 3 * 86400
 _REMEMBERED_S = TRIED_S + 86400
-#: Random bytes of a secret; Standard Webhooks asks for 24 to 64.
-_SECRET_BYTES = 32
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +65,9 @@ class Webhooks(Reads):
     """Stores endpoints and webhooks. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, url: str, events: tuple[str, ...]) -> Endpoint:
-        secret = base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
         endpoint = Endpoint(
             id=f"we_{secrets.token_hex(12)}", tenant=tenant, url=url, events=events,
-            secret=f"whsec_{secret}", created_at=int(time.time()),
+            secret=new_secret(), created_at=int(time.time()),
         )  # fmt: skip
         self._client.hset(ENDPOINTS, endpoint.id, _encode(endpoint))
         return endpoint

@@ -1,10 +1,10 @@
 """Posts webhooks that are due, in a thread of each gateway.
 
-A delivery is one webhook for one endpoint, a URL of a tenant. Endpoints take turns: one that
-answered the last try may have two tries at a time, any other one. Endpoints that did not answer
-share half of all tries. An endpoint that does not answer twice in a row is paused, then tried with
-one delivery, and paused for longer each time until it answers. Each gateway only knows its own
-tries.
+A delivery is one webhook for one endpoint, a URL of a tenant. Endpoints take turns: an endpoint
+that answered the last try may have two tries at a time, any other endpoint one. Endpoints that did
+not answer share half of all tries. An endpoint that has left two tries in a row unanswered is
+paused, then tried with one delivery, and paused for longer each time until it answers. Each gateway
+only knows its own tries.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from functools import partial
 from contract.errors import StoreUnavailable
 from contract.log_lines import set_log_fields
 from contract.redis.due import Claim
+from contract.webhooks import NotDelivered, body_of, headers_of, post
 from gateway.http.services import Services
 from gateway.redis.leases import Lease, Leases
 from gateway.redis.webhooks import TRIED_S, Webhooks
 from gateway.settings import LEASE_S
-from gateway.webhooks.posting import NotDelivered, body_of, headers_of, post
 
 log = logging.getLogger(__name__)
 
-#: Seconds before each further try; the last wait is repeated for three days.
+#: Seconds before each further try; the last wait is repeated until three days have passed.
 BACKOFF_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 #: Most deliveries claimed in one call, and most calls before tries begin.
 TAKEN, CLAIMS = 50, 10
@@ -46,15 +46,18 @@ WAITING_FOR_ONE, WAITING = 50, 1000
 SILENT_AFTER = 2
 #: Seconds of the first pauses; the last one is repeated.
 WAITS_S = (5.0, 30.0, 120.0, 300.0)
-#: Seconds after which a delivery that cannot wait here is due again: at least LATER_S, STEP_S more
-#: for each further one, but LATEST_S more at most.
+#: Seconds after which a delivery that cannot wait here is due again: LATER_S or the rest of the
+#: pause, plus STEP_S for each postponed delivery of the endpoint, these together at most LATEST_S.
 LATER_S, STEP_S, LATEST_S = 1.0, 0.02, 60.0
 #: Seconds after which the state of an idle endpoint is forgotten.
 FORGOTTEN_S = 3600.0
 
 
 def _deliver(services: Services, claim: Claim) -> bool:
-    """Try one delivery, and write its outcome; return whether the receiver answered."""
+    """Try one delivery, and write its outcome; return whether the receiver answered.
+
+    Also returns True if there was nothing to deliver.
+    """
     webhooks = Webhooks.using(services.batches)
     delivery = webhooks.delivery(claim.id)
     endpoint = webhooks.get(delivery.endpoint_id) if delivery else None
@@ -62,8 +65,8 @@ def _deliver(services: Services, claim: Claim) -> bool:
         services.due.finish(claim)
         return True
     set_log_fields(batch_id=delivery.batch_id)
-    body = body_of(delivery)
-    headers = headers_of(delivery, body, endpoint.secret, int(time.time()))
+    body = body_of(delivery.batch_id, delivery.event, delivery.created_at)
+    headers = headers_of(delivery.id, body, endpoint.secret, int(time.time()))
     status, problem = 0, ""
     try:
         private = services.settings.gateway_private_webhooks
@@ -104,9 +107,9 @@ class _Endpoint:
     #: Tries in a row without an answer, and the time until which it is paused (monotonic).
     silent: int = 0
     paused_until: float = 0.0
-    #: Deliveries that were postponed since it was idle.
+    #: Postponed deliveries that were not tried since.
     postponed: int = 0
-    used: float = 0.0
+    used_at: float = 0.0
 
 
 class Turns:
@@ -125,7 +128,7 @@ class Turns:
         """Queue a delivery and return 0, or return the seconds by which to postpone it."""
         now = time.monotonic()
         endpoint = self._endpoints.setdefault(endpoint_id, _Endpoint())
-        endpoint.used = now
+        endpoint.used_at = now
         full = len(endpoint.waiting) >= WAITING_FOR_ONE or self._waiting >= WAITING
         if full or now < endpoint.paused_until:
             endpoint.postponed += 1
@@ -164,7 +167,7 @@ class Turns:
         endpoint = self._endpoints[endpoint_id]
         self._running -= 1
         endpoint.running -= 1
-        endpoint.used, endpoint.postponed = now, max(0, endpoint.postponed - 1)
+        endpoint.used_at, endpoint.postponed = now, max(0, endpoint.postponed - 1)
         endpoint.proved = answered
         if answered:
             endpoint.silent, endpoint.paused_until = 0, 0.0
@@ -190,7 +193,7 @@ class Turns:
     def forget_idle(self) -> None:
         before = time.monotonic() - FORGOTTEN_S
         for name, endpoint in list(self._endpoints.items()):
-            if endpoint.used < before and not endpoint.running and not endpoint.waiting:
+            if endpoint.used_at < before and not endpoint.running and not endpoint.waiting:
                 del self._endpoints[name]
 
 
@@ -227,7 +230,7 @@ class DeliveryPool:
         return bool(claims)
 
     def _postpone(self, deliveries: list[tuple[Lease[Claim], float]]) -> None:
-        # All leases are dropped first: if Redis is unreachable, they expire.
+        # First no lease is renewed any more: if Redis is unreachable, all expire.
         for lease, _ in deliveries:
             self._leases.drop(lease)
         for lease, in_s in deliveries:
@@ -290,7 +293,7 @@ def _deliver_until(services: Services, stop: threading.Event) -> None:
         except StoreUnavailable as error:
             log.warning("webhooks wait for Redis: %s", error.message, extra={"action": "webhook"})
         except Exception:  # one bad record must not end all deliveries
-            log.exception("webhooks", extra={"action": "webhook"})
+            log.exception("webhooks cannot be delivered now", extra={"action": "webhook"})
         if not busy:
             stop.wait(LOOK_S)
     try:

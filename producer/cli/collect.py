@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,16 +20,24 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.collect.collect import Collector
-from producer.collect.outputs import ResultFile, check_output, error_file_of, exists, replaceable
+from producer.collect.columns import OutputColumns
+from producer.collect.outputs import (
+    ResultFile,
+    check_output,
+    error_file_of,
+    exists,
+    replaceable,
+    table_of,
+)
 from producer.input.bucket import is_url, redacted
 from producer.input.files import OutputUnwritable, check_writable, write_failed
-from producer.queue_workers import QueueWorkers
+from producer.queue_workers import BatchWorkers
 
 
 class Collected(NamedTuple):
     """Numbers of result lines. `errors_file` has the failed ones.
 
-    It is None if none failed, or if they went to stdout.
+    It is None if none failed, or if they went to stdout or into a table of all rows.
     """
 
     completed: int
@@ -41,9 +50,11 @@ class _Progress:
 
     collector: Collector
 
-    def __init__(self, meter: Meter, workers: QueueWorkers) -> None:
+    def __init__(self, meter: Meter, workers: BatchWorkers) -> None:
         self._meter, self._workers, self._pause = meter, workers, SubmitPause()
         self.completed = self.failed = 0
+        #: Outcome -> number of lines in `failed`.
+        self._outcomes = Counter[str]()
 
     def lines(self, order: str) -> Iterator[ResultLine]:
         """Yield the collector's lines; each is counted when the next one is requested."""
@@ -51,6 +62,7 @@ class _Progress:
             yield line
             if line.failed:
                 self.failed += 1
+                self._outcomes[line.outcome] += 1
             else:
                 self.completed += 1
             if self._meter.due():
@@ -59,14 +71,19 @@ class _Progress:
     def show(self, waiting: str = "") -> None:
         """Show the counts now."""
         count = self.completed + self.failed
-        self._meter.update(count, f"{count} results, {self.failed} failed{waiting}")
+        self._meter.update(count, f"{count} results, {self.failures()}{waiting}")
+
+    def failures(self) -> str:
+        """Return a text with the numbers of failed, cancelled and expired requests."""
+        found = {"failed": 0, **self._outcomes}
+        return ", ".join(f"{count} {name}" for name, count in found.items())
 
     def wait(self, seconds: float) -> None:
         """Sleep, and show the reason why results are missing."""
         batch = self.collector.batch
         quiet_s = self._pause.add(batch)
         if self._meter.due():
-            reason = self._workers.text() if batch.sealed else unsealed(batch, quiet_s)
+            reason = self._workers.text(batch) if batch.sealed else unsealed(batch, quiet_s)
             self.show(f"; waiting, {reason}")
         time.sleep(seconds)
 
@@ -97,47 +114,74 @@ def collect(
                 store.written(batch, marks)
 
     with Meter(batch.id, batch.number("total")) as meter:
-        progress = _Progress(meter, QueueWorkers(store, batch.fields.get("queue", "")))
+        progress = _Progress(meter, BatchWorkers(store))
         collector = Collector(store, batch, follow=follow, partial=partial, sleep=progress.wait)
         progress.collector = collector
-        errors_file = write(progress.lines(order), output, errors, before_commit)
+        columns = OutputColumns.of(batch)
+        tell_renamed(columns, output, errors)
+        errors_file = write(progress.lines(order), columns, output, errors, before_commit)
         collector.mark_collected()
         progress.show()
-    text = f"{batch.id}: {counted(progress.completed, 'result')}, {progress.failed} failed"
+    text = f"{batch.id}: {counted(progress.completed, 'result')}, {progress.failures()}"
     if partial:
         text += f", of {counted(collector.batch.number('total'), 'request')}"
     tell(text + (f", see {errors_file}" if errors_file else ""))
     return Collected(progress.completed, progress.failed, errors_file)
 
 
+def tell_renamed(columns: OutputColumns, *outputs: str | None) -> None:
+    """Print which columns have another name in the output, if this is a table."""
+    if not (columns.renamed and any(name and table_of(name) for name in outputs)):
+        return
+    new_names = {f"column {name} is kept as": (name, new) for name, new in columns.kept.items()}
+    new_names |= {
+        f"property {name} is the column": (name, new)
+        for name, (new, _) in columns.properties.items()
+    }
+    for what, (name, new) in new_names.items():
+        if new != name:
+            taken = "text is the answer" if name == "text" else f"another column is called {name}"
+            tell(f"{what} {new}, because {taken}")
+
+
 def write(
     lines: Iterator[ResultLine],
+    columns: OutputColumns,
     output: str | None,
     errors: str | None,
     before_commit: Callable[[list[str]], None],
 ) -> str | None:
     """Write result lines to files, which appear when complete, or to stdout (None or `-`).
 
-    Without `errors`, failed requests go to stdout if the results do, otherwise to a file next to
-    `output`. `before_commit` gets the marks of the written files. Returns the name of the file with
-    failed requests, None without one.
+    A table has all lines. Otherwise, without `errors`, failed requests go to stdout if the results
+    do, else to a file next to `output`. `before_commit` gets the marks of the written files.
+    Returns the name of the file with failed requests, None without one.
     """
     with ExitStack() as files:
-        good = files.enter_context(ResultFile(output)) if output and output != "-" else None
-        bad = files.enter_context(ResultFile(errors)) if errors else None
+        good = (
+            files.enter_context(ResultFile(output, columns=columns))
+            if output and output != "-"
+            else None
+        )
+        bad = files.enter_context(ResultFile(errors, columns=columns)) if errors else None
         default = error_file_of(output) if output and good and not bad else None
         if default is not None and exists(default):
-            bad = files.enter_context(ResultFile(default))  # replaces an earlier collection's
+            bad = files.enter_context(
+                ResultFile(default, columns=columns)
+            )  # an earlier collection's
         add_good = good.add if good else _write_to_stdout
+        has_all = bool(good and output and table_of(output))
         any_failed = False
         for line in lines:
-            if not line.failed:
+            if not line.failed or has_all:
                 add_good(line)
+            if not line.failed:
                 continue
-            if bad is None and default is not None:
-                bad = files.enter_context(ResultFile(default))
-            (bad.add if bad else add_good)(line)
             any_failed = True
+            if bad is None and default is not None:
+                bad = files.enter_context(ResultFile(default, columns=columns))
+            if bad is not None or not has_all:
+                (bad.add if bad else add_good)(line)
         # All files are on disk before the first one appears.
         before_commit([file.sync() for file in (good, bad) if file is not None])
         return (errors or default) if any_failed and bad is not None else None

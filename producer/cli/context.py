@@ -1,8 +1,9 @@
 """Gives the commands settings, store and input, and hints how to continue after an error."""
 
 import contextlib
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -21,9 +22,13 @@ from producer.input.files import WriteFailed
 from producer.input.options import BadOption, check_column_conflicts, check_field_conflicts
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source, open_source
+from producer.input.tables.kept import listed
+from producer.outage import Outage
 
 #: Hint after an interruption, for the batch id in its place.
-WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
+WATCH_AGAIN = (
+    "the batch goes on; `producer watch {0}` follows it again, `producer cancel {0}` ends it"
+)
 
 
 class Exit(IntEnum):
@@ -43,35 +48,73 @@ class Context:
         """The settings. Raises SettingsError if one is wrong."""
         return load(Settings)
 
+    #: Waits for a Redis that goes away; None: calls are retried for a few seconds.
+    outage: Outage | None = None
+
     @cached_property
     def store(self) -> BatchStore:
         """The store. Raises StoreUnavailable if Redis does not answer."""
         url = self.settings.redis_url.get_secret_value()
         # Traces of this command are sent when it ends.
         click.get_current_context().with_resource(tracing(self.settings.traces, "warmq-producer"))
-        return BatchStore.open(url, "warmq-producer", ttl_ms=self.settings.result_ttl_ms)
+        ttl_ms = self.settings.result_ttl_ms
+        return BatchStore.open(url, "warmq-producer", ttl_ms=ttl_ms, retry=self.outage)
+
+    @property
+    def outages(self) -> int:
+        """How often Redis was away and came back."""
+        return self.outage.ended if self.outage else 0
+
+    def wait_for_redis(self, seconds: float) -> None:
+        """Let the store wait `seconds` for Redis, and report it; call it before the first use."""
+        if not seconds:
+            return
+        self.outage = Outage(seconds, tell)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                signal.signal(number, self._stopping(self.outage, handler))
+
+    @staticmethod
+    def _stopping(outage: Outage, handler: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+        """Return a handler of a signal that also ends waits of other threads for Redis."""
+
+        def stop(number: int, frame: Any) -> Any:
+            outage.stop()
+            return handler(number, frame)
+
+        return stop
 
     def batch(self, batch_id: str) -> Batch:
-        """Return a batch. Raises BatchConflict for an unknown id."""
+        """Return a batch. Raises BatchNotFound for an unknown id."""
         return find_batch(self.store, self.settings, batch_id, "; see `producer list`")
 
 
 pass_context = click.make_pass_decorator(Context, ensure=True)
 
 
-def open_input(name: str, mapped: tuple[str, ...], overrides: Mapping[str, Any]) -> Source:
-    """Open FILE, `-` for stdin, with the values of `--map` and the fields of `--set`."""
-    if name == "-" and not mapped:
+def open_input(
+    name: str,
+    mapped: tuple[str, ...],
+    overrides: Mapping[str, Any],
+    keep: Sequence[str] = (),
+    delimiter: str = "",
+) -> Source:
+    """Open FILE, `-` for stdin, with the values of `--map` and `--keep`, the fields of `--set`."""
+    if name == "-" and not (mapped or keep or delimiter):
         # The unbuffered stream, because a buffer over a buffer waits until the inner one is full.
         stdin = sys.stdin.buffer
         return Input(name, getattr(stdin, "raw", stdin))
     columns = parse_map(mapped)
     check_field_conflicts(overrides, columns, ("--set", "--map"))
     try:
-        source = open_source(name, columns)
+        source = open_source(name, columns, keep, delimiter=delimiter)
     except BadOption as error:
-        error.message = f"--map: {error.message}"
+        option = "--" if error.message.startswith(("keep: ", "delimiter: ")) else "--map: "
+        error.message = option + error.message
         raise
+    if source.unused:
+        tell(f"{source.name}: columns not used: {listed(source.unused)}; --keep copies them to OUT")
     check_column_conflicts(overrides, source, "--set")
     return source
 

@@ -24,6 +24,8 @@ from producer.remedies import with_remedy
 
 #: Exit statuses for wrong usage or input, for an unreachable Redis, for Ctrl-C and for SIGTERM.
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
+#: Exit status for SIGHUP: the terminal was closed.
+HUNG_UP = 129
 #: Exit status of an internal error (EX_SOFTWARE in sysexits.h), which differs from failed requests.
 INTERNAL_ERROR = 70
 
@@ -44,6 +46,7 @@ COMMANDS = {
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Set how tenants share the workers: a weight, and a cap if needed.",
     "top": "Show all workers live: tokens/s, slots, waiting requests, workers, batches.",
+    "try": "Run a few rows of FILE now, and show prompts, answers and the plan of FILE.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
 }
 #: Group of entry points by which other packages add commands. An entry point is a table like
@@ -53,6 +56,8 @@ ENTRY_POINT = "warmq.commands"
 _OWN_PACKAGE = "producer.cli.commands"
 #: Commands that are in batches.py; each other command has a module of its own.
 _OF_BATCHES = frozenset({"cancel", "delete", "list", "retry", "status"})
+#: Modules whose name is not that of the command, a word of Python's.
+_MODULES = {"try": "try_"}
 
 
 @functools.cache
@@ -80,7 +85,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS and cmd_name not in commands():
             return None
         package = _OWN_PACKAGE if cmd_name in COMMANDS else commands()[cmd_name][0]
-        command = importlib.import_module(f"{package}.{cmd_name}").command
+        command = importlib.import_module(f"{package}.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def resolve_command(
@@ -150,7 +155,7 @@ def cli() -> None:
     \b
     Exit status:
       0    success, or the reader of the output closed it (as `head` does)
-      1    some requests failed (results, watch, submit --wait), or a problem (doctor)
+      1    some requests failed (results, watch, try, submit --wait), or a problem (doctor)
       2    wrong usage or input
       3    Redis cannot be reached, or refuses
       70   an internal error; please report it
@@ -158,14 +163,16 @@ def cli() -> None:
     """
 
 
-def _terminate(*_: object) -> NoReturn:
+def _terminate(number: int, _: object) -> NoReturn:
     # An exception ends the context managers, which remove unfinished output files.
-    raise SystemExit(TERMINATED)
+    raise SystemExit(HUNG_UP if number == signal.SIGHUP else TERMINATED)
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` sets it
+        signal.signal(signal.SIGHUP, _terminate)
     keep_free_memory()
     try:
         status = cli.main(prog_name="producer", standalone_mode=False)

@@ -1,21 +1,20 @@
 """Defines options of several commands, and parses --deadline, --set and --map."""
 
 import datetime as dt
+from shlex import quote
 from typing import Any
 
 import click
-import orjson
 
 from contract.durations import duration_s
-from contract.errors import RequestRejected, WarmqError
-from contract.naming import DEFAULT_TENANT, did_you_mean
-from contract.openai.body import BODY_TYPES, min_body
-from contract.openai.fields import known_names
-from contract.openai.lines import check_body
+from contract.errors import WarmqError
+from contract.naming import DEFAULT_TENANT
 from contract.redis.batches import BatchStore
 from contract.redis.url import LONGEST_S
 from contract.settings import Settings, load
-from producer.input.options import BadOption
+from producer.cli.progress import tell
+from producer.input.options import BadOption, field_value
+from producer.input.structured import with_structure
 
 #: Seconds that a shell's completion waits for Redis.
 _COMPLETE_S = 0.5
@@ -47,7 +46,8 @@ dedupe = click.option(
 once = click.option("--once", is_flag=True, hidden=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 ERRORS_HELP = (
-    "File for failed requests. Default: next to OUT, as answers.errors.jsonl for answers.jsonl."
+    "File for failed requests. Default: next to OUT, as answers.errors.jsonl for answers.jsonl; "
+    "none if OUT is a table, which has all rows."
 )
 output = click.option("-o", "--output", metavar="OUT", help="File for results; `-` is stdout.")
 errors = click.option(
@@ -61,7 +61,10 @@ force = click.option(
     help="Replace OUT and ERR even if they are not an earlier collection of this batch.",
 )
 model = click.option(
-    "--model", metavar="NAME", default="", help="Served model to send the requests to."
+    "--model",
+    metavar="NAME",
+    default="",
+    help="Served model to send the requests to. Default: the one that each line names.",
 )
 priority = click.option(
     "--priority",
@@ -77,13 +80,56 @@ pairs = click.option(
     multiple=True,
     help="Set a body field of every line, for example max_tokens=256; repeatable.",
 )
+
+
+def _once(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
+    """Return the value of an option that may be given once; None if it is not given."""
+    if len(given) > 1:
+        name = parameter.opts[0]
+        remedy = f": give it once, with all texts, {name} {','.join(given)[:200]}"
+        if name != "--choice":
+            remedy = "; give it once"
+        raise BadOption(f"{name} is given {len(given)} times{remedy}")
+    return given[0] if given else None
+
+
+choice = click.option(
+    "--choice",
+    metavar="A,B",
+    multiple=True,
+    callback=_once,
+    help="Allow only these texts as answers, for example good,bad (or a JSON list of texts); sets "
+    "structured_outputs of every line.",
+)
+schema = click.option(
+    "--schema",
+    metavar="FILE",
+    multiple=True,
+    callback=_once,
+    help="Make every answer a JSON text of this JSON schema; sets structured_outputs of every "
+    "line.",
+)
 mapped = click.option(
     "--map",
     "mapped",
     metavar="FIELD=COLUMN",
     multiple=True,
-    help="For a table: map a field to a column (prompt=text) or to a template over columns "
-    "(messages.user='Summarise: {text}'); repeatable.",
+    help="For a table: map a field to a column (prompt=text), to a template over columns "
+    "(messages.user='Summarise: {text}') or to a constant (messages.system='Be brief.'); "
+    "repeatable.",
+)
+keep = click.option(
+    "--keep",
+    metavar="COLUMNS",
+    multiple=True,
+    help="For a table: columns to copy into the results with their types (id,label), or all; "
+    "repeatable.",
+)
+delimiter = click.option(
+    "--delimiter",
+    metavar="C",
+    default="",
+    help="For CSV: the character between cells, such as ; or |, or tab. Default: a comma.",
 )
 tenant = click.option(
     "--tenant",
@@ -91,6 +137,13 @@ tenant = click.option(
     default=DEFAULT_TENANT,
     show_default=True,
     help="Tenant of the requests: tenants of one priority share the workers by weight.",
+)
+stop_after = click.option(
+    "--stop-after-failures",
+    "stop_after",
+    metavar="N|P%",
+    help="Cancel the batch when N requests have failed, for example 100; or a share, for example "
+    "5%, judged from 100 ended requests.",
 )
 turn = click.option(
     "--turn",
@@ -104,11 +157,32 @@ order = click.option(
     type=click.Choice(["input", "prefix", "auto"]),
     default="input",
     show_default=True,
-    help="input: queue the lines in FILE's order. prefix: group lines with a common beginning, so "
-    "that the engine computes it once. auto: prefix where that saves something. Results keep "
-    "FILE's order.",
+    help="input: queue the lines in FILE's order. prefix: group lines of a model, and of these "
+    "lines with a common beginning, so that the engine loads and computes it once. auto: prefix "
+    "where that saves something. Results keep FILE's order.",
 )
 
+#: Former name of a field -> the option that gives it to every line.
+_OPTION_FOR = {"guided_choice": ", or --choice {}", "guided_json": ", or --schema FILE"}
+
+
+def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
+    """Return the seconds of --wait-redis."""
+    seconds = 0.0 if text == "0" else duration_s(text)
+    if seconds is None or seconds > LONGEST_S:
+        raise BadOption(f"--wait-redis {text[:80]}: write a duration such as 90s, 10m or 2h, or 0")
+    return seconds
+
+
+wait_redis = click.option(
+    "--wait-redis",
+    metavar="D",
+    default="10m",
+    show_default=True,
+    callback=_seconds,
+    help="How long to wait for Redis if it goes away, restarts or fails over, for example 90s, "
+    "10m, 2h; then the exit status is 3.",
+)
 _EXAMPLES = "90s, 2h, 1d12h, or a time with its zone such as 2026-11-21T08:00:00+01:00"
 
 
@@ -135,6 +209,19 @@ def parse_deadline(text: str | None) -> str:
     return str(ms)
 
 
+def fields_of_all_lines(
+    pairs: tuple[str, ...], choice: str | None, schema: str | None, model: str
+) -> dict[str, Any]:
+    """Return the body fields that --set, --choice and --schema give to every line.
+
+    Prints that another `model` than that of --model has no effect on where the requests go.
+    """
+    fields = with_structure(parse_overrides(pairs), choice, schema, "--")
+    if fields.get("model") not in (None, model):
+        tell("model in --set does not choose a worker; use --model")
+    return fields
+
+
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
     """Return the body fields of `--set name=value`; a value is JSON if valid, otherwise text."""
     overrides: dict[str, Any] = {}
@@ -144,30 +231,13 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise BadOption(f"--set {pair}: write name=value, for example max_tokens=256")
         if name in overrides:
             raise BadOption(f"--set {pair}: {name} is set already; give it once")
-        overrides[name] = _override(name, text)
+        try:
+            overrides[name] = field_value(name, text)
+        except BadOption as error:
+            option = _OPTION_FOR.get(name, "").format(quote(text) if len(text) < 100 else "A,B")
+            error.message = f"--set {error.message}{option}"
+            raise
     return overrides
-
-
-def _override(name: str, text: str) -> Any:
-    urls = [url for url in BODY_TYPES if name in known_names(url)]
-    if not urls:
-        known = sorted(set().union(*(known_names(url) for url in BODY_TYPES)))
-        hint = did_you_mean(name, known)
-        raise BadOption(f"--set {name}: unknown to any of {', '.join(BODY_TYPES)}{hint}")
-    try:
-        values = [orjson.loads(text), text]
-    except orjson.JSONDecodeError:
-        values = [text]
-    reason = ""
-    for value in values:
-        for url in urls:
-            try:
-                check_body(url, min_body(url) | {name: value}, "")
-            except RequestRejected as error:
-                reason = reason or error.message
-            else:
-                return value
-    raise BadOption(f"--set {reason}")
 
 
 def parse_map(pairs: tuple[str, ...]) -> dict[str, str]:

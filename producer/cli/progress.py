@@ -8,15 +8,21 @@ from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
+from contract.failures import failures_of, failures_so_far
 from contract.redis.batches import BatchStore
 from producer.batch_watch import BatchWatch
-from producer.queue_workers import QueueWorkers, clock_text
+from producer.lost_leases import LostLeaseReads
+from producer.queue_workers import BatchWorkers, clock_text
+from producer.stalls import STOPPED_S, lease_stall
+from producer.time_left import OutlookReads
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 #: Seconds between two plain lines.
 PLAIN_EVERY_S = 5.0
+#: Seconds after which a plain line with the same text is printed again.
+REPEAT_S = 60.0
 #: Seconds between two updates of a bar.
 BAR_EVERY_S = 0.1
 #: Seconds between two reads of a batch.
@@ -26,8 +32,6 @@ POLL_S = 0.3
 _BAR_COLUMNS, _TEXT_COLUMNS = 42, 60
 #: Seconds over which rates are averaged.
 _WINDOW_S = 30.0
-#: Seconds without a new line after which the submit of an unsealed batch may have stopped.
-_STOPPED_S = 10.0
 
 
 def tell(text: str) -> None:
@@ -51,6 +55,7 @@ class Meter:
         #: Terminal columns for the text; None without a limit.
         self.width: int | None = None
         self._next = time.monotonic() + PLAIN_EVERY_S
+        self._last, self._repeat = "", 0.0
 
     def __enter__(self) -> Self:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -78,6 +83,13 @@ class Meter:
         if self._rich is not None:
             self._rich.stop()
 
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._rich is not None:
+            self._rich.console.print(f"{self._title}: {text}", markup=False, highlight=False)
+        else:
+            tell(f"{self._title}: {text}")
+
     def due(self) -> bool:
         """Whether `update` would print now. Callers check it before they build a costly text."""
         return time.monotonic() >= self._next
@@ -85,14 +97,20 @@ class Meter:
     def update(
         self, done: float, text: str, total: float | None = None, *, force: bool = False
     ) -> None:
-        """Show the progress. Plain lines appear every PLAIN_EVERY_S, or with `force`."""
+        """Show the progress. Plain lines appear every PLAIN_EVERY_S, or with `force`.
+
+        A line that has not changed appears every REPEAT_S.
+        """
         if self._rich is not None:
             task = self._rich.task_ids[0]
             self._rich.update(task, completed=done, text=text, total=total or self._total)
             self._next = time.monotonic() + BAR_EVERY_S
         elif force or self.due():
-            self._next = time.monotonic() + PLAIN_EVERY_S
-            tell(f"{self._title}: {text}")
+            now = time.monotonic()
+            self._next = now + PLAIN_EVERY_S
+            if force or text != self._last or now >= self._repeat:
+                self._last, self._repeat = text, now + REPEAT_S
+                tell(f"{self._title}: {text}")
 
 
 class Rates:
@@ -131,16 +149,73 @@ class SubmitPause:
         return now - self._since
 
 
+class FailureNews:
+    """Decides when the failures of a watched batch are printed.
+
+    They are when ten requests have ended, at the first one of a code, and when ten times as many
+    failed.
+    """
+
+    def __init__(self) -> None:
+        self._codes = frozenset[str]()
+        self._count = 0
+
+    def add(self, batch: Batch) -> str:
+        """Add the batch's current state; return the text to print now, or ''."""
+        if not (text := failures_so_far(batch)):
+            return ""
+        failures, count = failures_of([batch]), batch.number("failed")
+        codes = frozenset(one.code for one in failures)
+        if codes <= self._codes and count < 10 * self._count:
+            return ""
+        self._codes, self._count = codes, count
+        return text
+
+
+class LeasesLost:
+    """Looks every PLAIN_EVERY_S for requests of a batch that wait for a dead worker's leases."""
+
+    def __init__(self, store: BatchStore) -> None:
+        self._reads = LostLeaseReads.using(store)
+        self._read_at = -PLAIN_EVERY_S
+        self._text = ""
+
+    def text(self, batch: Batch) -> str:
+        """Return a clause about them, or ''."""
+        now = time.monotonic()
+        if now - self._read_at >= PLAIN_EVERY_S:
+            lost = self._reads.lost_leases((batch.id, batch.life))
+            self._read_at = now
+            self._text = "; ".join(lease_stall(*each).sentence() for each in lost.items())
+        return self._text
+
+
+class _TimeLeft:
+    """Estimates a batch's time left again every PLAIN_EVERY_S."""
+
+    def __init__(self, store: BatchStore) -> None:
+        self._reads = OutlookReads.using(store)
+        self._read_at = -PLAIN_EVERY_S
+        self._left_s: float | None = None
+
+    def of(self, batch: Batch) -> float | None:
+        now = time.monotonic()
+        if now - self._read_at >= PLAIN_EVERY_S:
+            self._read_at, self._left_s = now, self._reads.batch_seconds_left(batch)
+        return self._left_s
+
+
 def describe(
     batch: Batch,
     requests_per_s: float,
     tokens_per_s: float,
     quiet_s: float = 0.0,
     width: int | None = None,
+    left_s: float | None = None,
 ) -> str:
     """Return a line about a batch, without the rates that do not fit into `width` columns.
 
-    `quiet_s` is the seconds since an unsealed batch got its last line.
+    `quiet_s` is the seconds since an unsealed batch got its last line, `left_s` those to its end.
     """
     total, done = batch.number("total"), batch.terminal
     counts = [f"{done}/{total} done"]
@@ -148,11 +223,13 @@ def describe(
         if batch.number(name):
             counts.append(f"{batch.number(name)} {name}")
     rates = [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
+    if batch.finished and not (requests_per_s or tokens_per_s):  # it had ended before
+        rates = []
     state = []
     if not batch.sealed:
         state.append(unsealed(batch, quiet_s))
-    elif requests_per_s > 0 and not batch.finished:
-        state.append(f"ETA {clock_text((total - done) / requests_per_s)}")
+    elif left_s is not None and not batch.finished:
+        state.append(f"ETA {clock_text(left_s)}")
     if "cancelling" in batch.fields and not batch.finished:
         state.append("cancelling")
     while width is not None and rates and len(", ".join(counts + rates + state)) > width:
@@ -163,7 +240,7 @@ def describe(
 def unsealed(batch: Batch, quiet_s: float) -> str:
     """Return a text about a batch that is being submitted, or whose submit may have stopped."""
     read = f"{batch.number('cursor')} lines read"
-    if quiet_s < _STOPPED_S:
+    if quiet_s < STOPPED_S:
         return f"still being submitted ({read})"
     return (
         f"not submitted to its end ({read}, no more for {clock_text(quiet_s)}): if its "
@@ -178,17 +255,21 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     Without `may_reopen`, raises BatchChanged if Redis has lost that the batch was sealed.
     """
     same = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
-    rates, pause = Rates(), SubmitPause()
-    workers = QueueWorkers(store, batch.fields.get("queue", ""))
+    rates, pause, news, left = Rates(), SubmitPause(), FailureNews(), _TimeLeft(store)
+    workers, leases = BatchWorkers(store), LeasesLost(store)
     first = True
     with Meter(batch.id) as meter:
         while True:
             batch = same.state()
             speed = rates.add(batch.terminal, batch.number("completion_tokens"))
-            text = describe(batch, *speed, pause.add(batch), meter.width)
+            if failing := news.add(batch):
+                meter.note(failing)
+            text = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch))
             waits = batch.terminal < batch.number("total") or batch.sealed
             if waits and not (any(speed) or batch.finished):
-                text += f", {workers.text()}"
+                text += f", {workers.text(batch)}"
+            if not batch.finished and (lost := leases.text(batch)):
+                text += f"; {lost}"
             meter.update(batch.terminal, text, batch.number("total"), force=first)
             first = False
             if batch.finished:

@@ -9,14 +9,19 @@ import click
 import orjson
 
 from contract.batch import Batch
+from contract.failures import failures_of, failures_text
 from contract.index import leader_of
 from contract.naming import DEFAULT_TENANT
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.failures import FailedCode
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
 from producer.cli.progress import tell
 from producer.queue_workers import clock_text
+from producer.stalls import Stall
+from producer.submit.run_again import program_input
+from producer.webhook_state import WebhookState
 
 
 def put_json(value: Any, *, err: bool = False) -> None:
@@ -48,6 +53,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "status": batch.status,
         "model": batch.fields.get("model") or None,
         "queue": batch.fields.get("queue"),
+        "queues": batch.queues,
         "tenant": batch.tenant,
         "input_file": batch.fields.get("input"),
         "created_at": iso_time(batch.created),
@@ -66,34 +72,95 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "expected": batch.expected,
         "lines_read": batch.number("cursor"),
         "reason": batch.fields.get("reason"),
+        "failures": [{"code": one.code, "count": one.count} for one in failures_of([batch])],
+        "cut": batch.number("cut"),
+        "stop_after_failures": batch.fields.get("stop_after"),
     }
 
 
-def batch_table(batch: Batch, workers: str | None = None, left_s: float | None = None) -> None:
-    """Print a batch as text, with its queue's workers and the seconds left."""
+def stall_json(stall: Stall) -> dict[str, Any]:
+    """Return the JSON object of a stall."""
+    message, remedy = stall.sentence(), stall.advice()
+    return {
+        "code": stall.code, "message": message, "remedy": remedy, "passing": stall.passing,
+    }  # fmt: skip
+
+
+def batch_table(
+    batch: Batch,
+    workers: str | None = None,
+    left_s: float | None = None,
+    stalls: Iterable[Stall] = (),
+    webhook: WebhookState | None = None,
+) -> None:
+    """Print a batch as text, with its queue's workers, the seconds left and what stalls it."""
     state = batch_json(batch)
     usage = state["usage"]
+    retries = ", with retries" if batch.number("retried") else ""
     put_rows({
         "batch": batch.id,
         "status": state["status"],
         "reason": state["reason"],
         "requests": _counts(state) or "none yet",
-        "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
+        "failures": failures_text(batch) or None,
+        "cut": _cut_text(batch) or None,
+        "stops at": batch.fields.get("stop_after") and f"{batch.fields['stop_after']} failures",
+        "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion"
+        f"{retries}",
         "left": None if left_s is None else f"about {clock_text(left_s)}",
-        "took": None if batch.seconds is None else clock_text(batch.seconds),
+        "took": None if batch.seconds is None else clock_text(batch.seconds) + retries,
         "expected": _expected(batch.expected),
-        "queue": state["queue"],
+        "queue": ", ".join(batch.queues),
         "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,
         "workers": workers,
         "file": state["input_file"],
         "created": state["created_at"],
         "deadline": state["expires_at"],
         "finished": state["finished_at"],
+        "webhook": webhook and _webhook_text(webhook),
     })  # fmt: skip
-    if not batch.sealed:
+    stalls = list(stalls)
+    for stall in stalls:
+        click.echo(f"\n!! {printable(stall.sentence())}: {stall.advice()}")
+    if not batch.sealed and not any(stall.code == "submit_stopped" for stall in stalls):
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def webhook_json(webhook: WebhookState | None) -> dict[str, Any] | None:
+    """Return the JSON object of a batch's webhook for `--json`."""
+    return (
+        None
+        if webhook is None
+        else {
+            "url": webhook.url,
+            "state": webhook.state,
+            "tried_at": iso_time(webhook.tried_ms),
+            "problem": webhook.problem,
+            "next_try_at": iso_time(webhook.next_try_ms),
+        }
+    )
+
+
+def _webhook_text(webhook: WebhookState) -> str:
+    """Return a text with the URL, the state and the tries of a batch's webhook."""
+    state = {"waiting": "at the batch's end", "given_up": "given up"}.get(webhook.state)
+    parts = [
+        state or webhook.state,
+        f"last try {iso_time(webhook.tried_ms)}" if webhook.tried_ms else "",
+        webhook.problem or "",
+        f"next try {iso_time(webhook.next_try_ms)}" if webhook.next_try_ms else "",
+    ]
+    return f"{webhook.url}: {'; '.join(filter(None, parts))}"
+
+
+def failure_lines(failures: Iterable[FailedCode]) -> None:
+    """Print the first failed requests of each error code."""
+    for failed in failures:
+        for one in failed.first:
+            where = f"line {one.line}, {one.custom_id}: {failed.code}: {one.message}"
+            click.echo(f"  {printable(where)}")
 
 
 def _expected(expected: dict[str, Any] | None) -> str | None:
@@ -191,8 +258,32 @@ def columns(rows: Iterable[Sequence[str]]) -> None:
 def print_end(batch: Batch) -> Exit:
     """Print how a batch ended; return the exit status for it."""
     tell(f"{batch.id}: {batch.status}, {_counts(batch_json(batch)) or 'no requests'}")
+    if text := failures_text(batch):
+        tell(f"{batch.id}: {text}")
+    if batch.stopped:
+        tell(f"{batch.id}: {batch.fields['reason']}")
     all_completed = batch.number("completed") == batch.number("total")
     return Exit.ALL_WELL if all_completed else Exit.SOME_FAILED
+
+
+def tell_cut(batch: Batch) -> None:
+    """Print how many answers ended at max_tokens, and what runs them again."""
+    if text := _cut_text(batch):
+        tell(f"{batch.id}: {text}")
+
+
+def _cut_text(batch: Batch) -> str:
+    file = " FILE" if batch.fields.get("input") == "-" else ""
+    remedy = f"producer retry {batch.id}{file} --cut --set max_tokens=N"
+    if program_input(batch):
+        remedy = 'retry_cut({"max_tokens": N}) of the Python client'
+    return cut_text(batch.number("cut"), remedy)
+
+
+def cut_text(count: int, remedy: str) -> str:
+    """Return a text about answers that ended at max_tokens; '' if there are none."""
+    cut = f"{count:,} {'answer was' if count == 1 else 'answers were'} cut at max_tokens"
+    return f"{cut}: {remedy}" if count else ""
 
 
 def written_json(

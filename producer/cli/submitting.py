@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from contract.naming import did_you_mean, queue_name
+from contract.naming import queue_name
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.cli import options
-from producer.cli.options import parse_overrides
+from producer.cli.options import fields_of_all_lines
 from producer.cli.progress import counted, tell
 from producer.cli.show import iso_time
-from producer.submit.submission import Submission
+from producer.queue_workers import refuse_older_workers, unserved_text
+from producer.submit.routes import routed
+from producer.submit.submission import Submission, stop_after_text
 from producer.submit.submit import Summary
 
 if TYPE_CHECKING:  # this module loads numpy, which takes 0.1 s
@@ -21,8 +23,9 @@ if TYPE_CHECKING:  # this module loads numpy, which takes 0.1 s
 
 #: Options that `submit` and `run` have in common, in the order of `--help`.
 _OPTIONS = (
-    options.model, options.priority, options.tenant, options.turn, options.pairs, options.dedupe,
-    options.once, options.order,
+    options.model, options.priority, options.tenant, options.turn, options.pairs,
+    options.choice, options.schema, options.dedupe, options.once, options.order, options.stop_after,
+    options.keep, options.delimiter,
 )  # fmt: skip
 
 
@@ -34,7 +37,11 @@ def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_submission(
-    settings: Settings, batch_id: str, shaping: dict[str, Any], deadline: str = ""
+    settings: Settings,
+    batch_id: str,
+    shaping: dict[str, Any],
+    deadline: str = "",
+    notify: str = "",
 ) -> Submission:
     """Return the submission for the options `shaping`; `deadline` is from `parse_deadline`."""
     if shaping["once"]:
@@ -44,12 +51,17 @@ def make_submission(
         queue_name(shaping["model"] or None, settings.queue),
         shaping["priority"],
         shaping["model"],
-        parse_overrides(shaping["pairs"]),
+        fields_of_all_lines(
+            shaping["pairs"], shaping["choice"], shaping["schema"], shaping["model"]
+        ),
         deadline,
         tenant=shaping["tenant"],
         in_order=shaping["turn"] == "fifo",
         dedupe=shaping["dedupe"] or shaping["once"],
         order=shaping["order"],
+        stop_after=stop_after_text(shaping["stop_after"], "--stop-after-failures"),
+        notify=notify,
+        keep=shaping["keep"],
     )
     submission.check()
     return submission
@@ -96,8 +108,9 @@ def order_text(choice: OrderChoice) -> str:
     as_is, planned = (
         100 * tokens / max(1, plan.prompt) for tokens in (plan.saved_as_is, plan.saved)
     )
+    of_models = f"lines of {plan.models} models apart, " if plan.models > 1 else ""
     return (
-        f"order: prefix, {counted(plan.groups, 'group')} of lines that share about "
+        f"order: prefix, {of_models}{counted(plan.groups, 'group')} of lines that share about "
         f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no "
         f"computing (in the file's order {as_is:.0f} %)"
     )
@@ -109,20 +122,13 @@ def ignored_text(lines: Counter[str]) -> str:
     return f"ignored, because they concern OpenAI's service and not the answer: {', '.join(names)}"
 
 
-def tell_if_unserved(store: BatchStore, base: str, model: str) -> None:
-    """Print the served models if `model` is not one of them; '' is the base queue's."""
-    queue, served = queue_name(model or None, base), store.served_queues()
-    if queue in served or not served:
-        return
-    prefix = f"{base}."
-    models = sorted(name.removeprefix(prefix) for name in served if name.startswith(prefix))
-    choices = [f"--model {name}" for name in models]
-    if base in served:
-        choices.append("and requests without --model")
-    if models:
-        served_text = f"served are: {', '.join(choices)}{did_you_mean(model, models)}"
-    elif base in served:
-        served_text = "a worker serves requests without --model"
-    else:
-        return
-    tell(f"no worker serves queue {queue}; {served_text}")
+def check_workers(store: BatchStore, settings: Settings, submission: Submission) -> Submission:
+    """Return the submission with its routes; print the served models if its own is not served.
+
+    Raises ProtocolMismatch if workers are too old.
+    """
+    refuse_older_workers(store, submission.queue)
+    found = routed(submission, store, settings.queue)
+    if not found.routes and (text := unserved_text(store, settings.queue, submission.model)):
+        tell(text)
+    return found

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, Unpack
 
 from producer.client.batch import Batch, BatchStatus, Order, Result, Retried
 from producer.client.client import Client, Request, Requests, SubmitOptions
+from producer.client.trial import Trial
+from producer.run.trial import ROWS
 
 T = TypeVar("T")
 #: Most results or requests that a thread and the loop exchange with one call.
@@ -175,6 +177,10 @@ class AsyncBatch:
         """Run failed requests again, and those with the outcomes `also`; return their number."""
         return await asyncio.to_thread(self._batch.retry, *also)
 
+    async def retry_cut(self, fields: Mapping[str, Any] | None = None) -> int:
+        """Run requests again whose answers ended at max_tokens; see `Batch.retry_cut`."""
+        return await asyncio.to_thread(self._batch.retry_cut, fields)
+
     async def delete(self, *, force: bool = False) -> None:
         """Delete a finished batch and its results; `force` cancels it first."""
         await asyncio.to_thread(self._batch.delete, force=force)
@@ -209,8 +215,15 @@ class AsyncClient:
         given = thread.iterate(requests) if isinstance(requests, AsyncIterable) else requests
         return AsyncBatch(await thread.result(self._client.submit, given, **options))
 
+    async def try_rows(
+        self, requests: Requests, rows: int = ROWS, **options: Unpack[SubmitOptions]
+    ) -> Trial:
+        """Run a few of the requests now; see `Client.try_rows`. If cancelled, they are, too."""
+        thread = _Thread()
+        return await thread.result(self._client._try_rows, requests, rows, thread.sleep, options)
+
     async def batch(self, batch_id: str) -> AsyncBatch:
-        """Return an existing batch. Raises BatchConflict for an unknown id."""
+        """Return an existing batch. Raises BatchNotFound for an unknown id."""
         return AsyncBatch(await asyncio.to_thread(self._client.batch, batch_id))
 
     async def batches(self) -> list[AsyncBatch]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,13 +14,17 @@ import orjson
 
 from contract import batch as contract_batch
 from contract.errors import BatchConflict
+from contract.failures import failures_of
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from contract.settings import Settings
 from producer.batch_watch import BatchWatch
+from producer.collect.answers import finish_reason_of, text_of
 from producer.collect.collect import Collector
-from producer.collect.parquet import text_of
+from producer.input.reader import InputUnreadable
+from producer.queue_workers import BatchWorkers
 from producer.remedies import add_remedies
+from producer.submit.run_again import open_again, program_input, run_cut_again
 from producer.submit.submit import ResumableSubmit
 
 Order = Literal["completion", "input"]
@@ -75,6 +80,11 @@ class Result:
         return int((self._decoded["error"] or self._decoded["warmq"])["line"])
 
     @property
+    def kept(self) -> dict[str, Any]:
+        """The cells of the columns of `submit(keep=...)`; empty without any."""
+        return self._decoded.get("kept") or {}
+
+    @property
     def body(self) -> dict[str, Any] | None:
         """The engine's response as OpenAI's API gives it; None for a failed request."""
         response = self._decoded["response"]
@@ -94,6 +104,12 @@ class Result:
         body: object = self.body  # another program may have written it
         return text_of(body) if isinstance(body, dict) else None
 
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer ended, in its endpoint's words; `length` (chats) if at max_tokens."""
+        body: object = self.body  # another program may have written it
+        return finish_reason_of(body) if isinstance(body, dict) else None
+
     def __repr__(self) -> str:
         what = f"text={self.text!r}" if self.ok else f"error={self.error!r}"
         return f"Result(custom_id={self.custom_id!r}, {what})"
@@ -104,7 +120,9 @@ class BatchStatus:
     """The state of a batch at one moment. It counts requests; its times are Redis's.
 
     `status` is OpenAI's: validating (still being submitted), in_progress, completed, failed (no
-    request is valid; `reason` has the cause), expired, cancelling, cancelled.
+    request is valid; `reason` has the cause), expired, cancelling, cancelled (with a `reason` if
+    too many requests failed). `failures` has the number of failed requests by error code, the most
+    frequent first; `cut` counts the answers that ended at their max_tokens.
     """
 
     id: str
@@ -119,6 +137,8 @@ class BatchStatus:
     created_at: dt.datetime
     finished_at: dt.datetime | None
     reason: str
+    failures: dict[str, int] = field(default_factory=dict)
+    cut: int = 0
 
     @property
     def finished(self) -> bool:
@@ -148,6 +168,8 @@ def _status_of(batch: contract_batch.Batch) -> BatchStatus:
         created_at=moment(batch.created),
         finished_at=moment(batch.fields["finished_at"]) if batch.finished else None,
         reason=batch.fields.get("reason", ""),
+        failures={one.code: one.count for one in failures_of([batch])},
+        cut=batch.number("cut"),
     )
 
 
@@ -210,9 +232,10 @@ class Batch:
             while not (now := same.state()).finished:
                 left = wait_s if until is None else min(wait_s, until - time.monotonic())
                 if left <= 0:
+                    workers = BatchWorkers(self._store).text(now)
                     raise TimeoutError(
                         f"batch {self.id} has not ended within {timeout} s: {now.terminal} of "
-                        f"{now.number('total')} requests have"
+                        f"{now.number('total')} requests have; {workers}"
                     )
                 sleep(left)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -265,6 +288,38 @@ class Batch:
         """Run failed requests again, and those with the outcomes `also`; return their number."""
         with add_remedies():
             return self._store.retry(self._state(), ["failed", *also])
+
+    def retry_cut(self, fields: Mapping[str, Any] | None = None) -> int:
+        """Run requests again whose answers ended at max_tokens; return their number.
+
+        Their requests are read again: those that this object has submitted, or the submitted file.
+        In another program `Client.submit` with the same batch_id and requests returns such a batch;
+        nothing runs twice.
+
+        Args:
+            fields: body fields of the new requests. Example: `{"max_tokens": 4096}`.
+
+        Raises:
+            BatchConflict: the file has other lines now, the batch is being cancelled, or all cut
+                answers would come again: temperature 0 without a higher limit.
+            InputUnreadable: the requests cannot be read again.
+        """
+        with add_remedies():
+            state, resuming = self._state(), self._resuming
+            if resuming is not None and resuming.source.repeatable:
+                source = resuming.source.reopen()
+            elif what := program_input(state):
+                raise InputUnreadable(
+                    f"this batch came from {what}; submit it again with the same batch_id, then "
+                    "call retry_cut"
+                )
+            else:
+                source = open_again(state)
+            limit = self._settings.max_line_bytes
+            count, left = run_cut_again(self._store, state, source, fields or {}, limit)
+        if left:
+            warnings.warn(f"{state.id}: {left}", UserWarning, stacklevel=2)
+        return count
 
     def delete(self, *, force: bool = False) -> None:
         """Delete the batch and its results; `force` cancels an unfinished batch first.

@@ -28,31 +28,30 @@ _INDEX_CHUNKS = 8
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
-class _Window(NamedTuple):
-    """Lines whose results are read with one MGET; not the window of a run.
+class _Fetch(NamedTuple):
+    """Lines whose results are read with one MGET.
 
-    `answering_ids` are the requests whose results answer the lines; for a follower, its leader. It
-    is the same list object as `request_ids` if no line is a follower. In completion order
-    `request_ids` has entries of the batch's list of finished requests instead (`read_ending`).
+    `listed` has the lines' request ids in input order; in completion order it has entries of the
+    batch's list of finished requests (`read_ending`), and `entries` is empty. `answering_ids` are
+    the requests whose results answer the lines; for a follower, its leader. It is the same list
+    object as `listed` if no line is a follower.
     """
 
-    request_ids: list[str]
+    listed: list[str]
     answering_ids: list[str]
     entries: list[IndexEntry]
 
-    def part(self, start: int, end: int) -> "_Window":
+    def part(self, start: int, end: int) -> "_Fetch":
         """Return a slice of the lines."""
-        ids = self.request_ids[start:end]
-        plain = self.answering_ids is self.request_ids
-        return _Window(
-            ids, ids if plain else self.answering_ids[start:end], self.entries[start:end]
-        )
+        ids = self.listed[start:end]
+        same = self.answering_ids is self.listed
+        return _Fetch(ids, ids if same else self.answering_ids[start:end], self.entries[start:end])
 
 
 def mark_collected(store: BatchStore, batch: Batch) -> None:
     """Note in Redis that all results of a finished batch are stored elsewhere.
 
-    Does nothing if Redis is full or this user may not write: results can be read in both cases.
+    Does nothing if Redis refuses the write or is unreachable: the results are read already.
     """
     with suppress(StoreUnavailable):
         store.collected(batch)
@@ -75,7 +74,7 @@ class Collector:
     ) -> None:
         self._store = store
         self._id = batch.id
-        self._same = BatchWatch(store, batch, "its results were read")
+        self._watch = BatchWatch(store, batch, "its results were read")
         self._follow = follow
         self._partial = partial and not follow
         self._sleep = sleep
@@ -87,7 +86,7 @@ class Collector:
     @property
     def batch(self) -> Batch:
         """The batch as last read."""
-        return self._same.last
+        return self._watch.last
 
     def lines(self, order: str) -> Iterator[ResultLine]:
         """Yield the result lines in `input` or `completion` order.
@@ -95,13 +94,22 @@ class Collector:
         Raises BatchChanged if a request had no line, at the latest after the last line.
         """
         self._yielded, self._complete = 0, False
-        self._same.state()
-        yield from self._in_input_order() if order == "input" else self._as_completed()
-        batch = self._same.state()
+        self._watch.state()
+        found = self._in_input_order() if order == "input" else self._as_completed()
+        yield from self._with_columns(found)
+        batch = self._watch.state()
         complete = batch.sealed and self._yielded == batch.number("total")
         if not self._partial and not complete:
-            raise self._same.incomplete(self._yielded)
+            raise self._watch.incomplete(self._yielded)
         self._complete = complete and batch.finished
+
+    def _with_columns(self, lines: Iterator[ResultLine]) -> Iterator[ResultLine]:
+        batch = self._watch.last
+        if "kept_columns" not in batch.fields:
+            return lines
+        from producer.collect.kept import ResultColumns  # noqa: PLC0415 - few batches need it
+
+        return map(ResultColumns(self._store, batch).add, lines)
 
     def mark_collected(self) -> None:
         """Note in Redis that the lines are stored, so that no warning of their expiry follows.
@@ -109,7 +117,7 @@ class Collector:
         Does nothing unless all lines of a finished batch were read.
         """
         if self._complete:
-            mark_collected(self._store, self._same.last)
+            mark_collected(self._store, self._watch.last)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
         """Adapt the number of results in the next MGET to the size of these; return these."""
@@ -122,55 +130,56 @@ class Collector:
         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
 
     def _in_input_order(self) -> Iterator[ResultLine]:
-        for window, raws in self._fetched(self._windows()):
+        for fetch, raws in self._fetched(self._fetches()):
             if None in raws:
-                yield from self._with_gaps(window)
+                yield from self._with_gaps(fetch)
                 continue
             self._wait_s = _SHORTEST_WAIT_S
             self._yielded += len(raws)
-            ids, answering_ids, entries = window
-            lines, custom_ids = islice(zip(*entries, strict=False), 2)  # a follower's has 4 values
+            ids, answering_ids, entries = fetch
+            # A follower's entry has a fourth value, its leader.
+            lines, custom_ids = islice(zip(*entries, strict=False), 2)
             leaders = repeat("") if answering_ids is ids else map(leader_of, entries)
             yield from map(result_line, ids, custom_ids, lines, raws, leaders)
 
     def _as_completed(self) -> Iterator[ResultLine]:
         with closing(SeenIds()) as seen:
-            for window, raws in self._fetched(self._finished_windows()):
-                for request_id, raw, followers in self._with_followers(window, raws):
+            for fetch, raws in self._fetched(self._finished_fetches()):
+                for request_id, raw, followers in self._with_followers(fetch, raws):
                     # Without a result the request is being retried, or is lost (_unlisted).
                     line = stored_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
                         self._yielded += 1
                         yield line
                     for entry in followers:
-                        rid = entry_request_id(self._id, entry) if entry else ""
-                        if entry and raw is not None and seen.add(rid):
+                        follower_id = entry_request_id(self._id, entry) if entry else ""
+                        if entry and raw is not None and seen.add(follower_id):
                             self._yielded += 1
-                            yield result_line(rid, entry[1], entry[0], raw, request_id)
-            if self._same.state().finished or not self._partial:
+                            yield result_line(follower_id, entry[1], entry[0], raw, request_id)
+            if self._watch.state().finished or not self._partial:
                 yield from self._unlisted(seen)
 
     def _fetched(
-        self, windows: Iterator[_Window | None]
-    ) -> Iterator[tuple[_Window, list[bytes | None]]]:
-        """Yield windows with their results, while Redis reads the next window's."""
+        self, fetches: Iterator[_Fetch | None]
+    ) -> Iterator[tuple[_Fetch, list[bytes | None]]]:
+        """Yield fetches with their results, while Redis reads the results of the next fetch."""
         with closing(ResultPrefetch(self._store)) as ahead:
-            asked: _Window | None = None
-            for window in windows:
+            asked: _Fetch | None = None
+            for fetch in fetches:
                 raws = self._sized(ahead.answer()) if asked else []
-                if window:
-                    ahead.ask(window.answering_ids)
+                if fetch:
+                    ahead.ask(fetch.answering_ids)
                 if asked:
                     yield asked, raws
-                asked = window
+                asked = fetch
 
-    def _windows(self) -> Iterator[_Window | None]:
-        """Yield windows in input order, and None before each wait and at the end."""
-        batch, read = self._same.last, 0
+    def _fetches(self) -> Iterator[_Fetch | None]:
+        """Yield fetches in input order, and None before each wait and at the end."""
+        batch, read = self._watch.last, 0
         while True:
             sealed = batch.sealed  # read before the index: a sealed batch's index is complete
             chunks = list(islice(self._store.index(self._id, read), _INDEX_CHUNKS))
-            batch = self._same.state()  # read after the index: the chunks are this batch's
+            batch = self._watch.state()  # read after the index: the chunks are this batch's
             for chunk in chunks:
                 lines, start = self._lines_of(chunk), 0
                 while start < len(lines.entries):
@@ -185,35 +194,39 @@ class Collector:
                 return
             self._pause()
 
-    def _finished_windows(self) -> Iterator[_Window | None]:
-        """Yield windows in completion order; `request_ids` are the finished list's entries."""
-        at, finished, dedupe = 0, False, self._same.last.dedupe
+    def _finished_fetches(self) -> Iterator[_Fetch | None]:
+        """Yield fetches in completion order, and None before each wait and at the end."""
+        at, finished, dedupe = 0, False, self._watch.last.dedupe
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch_count):
                 at, finished = at + len(ids), False
                 self._wait_s = _SHORTEST_WAIT_S
                 asked = list(dict.fromkeys(read_ending(e)[0] for e in ids)) if dedupe else ids
-                yield _Window(ids, asked, [])
+                yield _Fetch(ids, asked, [])
                 continue
             yield None
             if finished or not self._follow:
                 return
-            finished = self._same.state().finished  # if so, the list is read once more
+            finished = self._watch.state().finished  # if so, the list is read once more
             if not finished:
                 self._pause()
 
-    def _lines_of(self, chunk: IndexChunk) -> _Window:
+    def _lines_of(self, chunk: IndexChunk) -> _Fetch:
         ids = answering_ids = chunk.request_ids(self._id)
-        if self._same.last.dedupe:
+        if self._watch.last.dedupe:
             pairs = zip(ids, chunk.entries, strict=True)
             answering_ids = [leader_of(entry) or request_id for request_id, entry in pairs]
-        return _Window(ids, answering_ids, chunk.entries)
+        return _Fetch(ids, answering_ids, chunk.entries)
 
     def _with_followers(
-        self, window: _Window, raws: list[bytes | None]
+        self, fetch: _Fetch, raws: list[bytes | None]
     ) -> Iterator[tuple[str, bytes | None, Iterable[IndexEntry | None]]]:
-        """Return each request with its result and followers. Read these before the next request."""
-        ended, request_ids, _ = window
+        """Return each request with its result and its followers' entries in the index.
+
+        The followers must be read before the next request, because one iterator yields those of all
+        requests.
+        """
+        ended, request_ids, _ = fetch
         if ended is request_ids:
             return zip(ended, raws, repeat(()))
         results = dict(zip(request_ids, raws, strict=True))
@@ -221,9 +234,9 @@ class Collector:
         entries = self._store.followers(self._id, endings)
         return ((rid, results[rid], islice(entries, len(numbers))) for rid, numbers in endings)
 
-    def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
-        """Yield the lines of a window with missing results, which are awaited or lost."""
-        start, answering_ids = 0, window.answering_ids
+    def _with_gaps(self, fetch: _Fetch) -> Iterator[ResultLine]:
+        """Yield the lines of a fetch with missing results, which are awaited or lost."""
+        start, answering_ids = 0, fetch.answering_ids
         while start < len(answering_ids):
             raws, lost = self._read_again(answering_ids[start : start + self._fetch_count])
             for raw in raws:
@@ -232,19 +245,19 @@ class Collector:
                         self._pause()
                         break
                     if not self._partial:
-                        raise self._same.incomplete(self._yielded)
+                        raise self._watch.incomplete(self._yielded)
                 else:
                     self._wait_s = _SHORTEST_WAIT_S
-                    entry, request_id = window.entries[start], window.request_ids[start]
+                    entry, request_id = fetch.entries[start], fetch.listed[start]
                     self._yielded += 1
                     yield result_line(request_id, entry[1], entry[0], raw, leader_of(entry))
                 start += 1
 
     def _read_again(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
         """Return results, and whether the missing ones are lost."""
-        before = self._same.state()
+        before = self._watch.state()
         raws = self._sized(self._store.results(request_ids))
-        after = self._same.state()
+        after = self._watch.state()
         retried = before.number("retried") != after.number("retried")
         return raws, before.finished and after.finished and not retried
 
@@ -253,4 +266,4 @@ class Collector:
         for chunk in self._store.index(self._id):
             lines = zip(*self._lines_of(chunk), strict=True)
             if missing := [line for line in lines if seen.add(line[0])]:
-                yield from self._with_gaps(_Window(*map(list, zip(*missing, strict=True))))
+                yield from self._with_gaps(_Fetch(*map(list, zip(*missing, strict=True))))

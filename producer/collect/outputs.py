@@ -1,4 +1,4 @@
-"""Writes results as JSON lines or parquet, into files or objects in buckets.
+"""Writes results as JSON lines, parquet or CSV, into files or objects in buckets.
 
 A written file's mark is its size and digest. Redis keeps the marks, to recognise the file later.
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from contract.results import ResultLine
+from producer.collect.columns import OutputColumns
+from producer.collect.csv_lines import CsvLines
 from producer.collect.parquet import ParquetLines
 from producer.input.bucket import ObjectMissing, ObjectPlace, is_url, place_of, redacted
 from producer.input.files import (
@@ -25,24 +27,33 @@ from producer.input.reader import InputUnreadable
 from producer.input.tables.source import kind_of
 
 _PARQUET = (".parquet", ".pq")
+#: Endings of CSV files, and what separates their cells.
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+#: Endings of spreadsheets, which are not written.
+_SHEETS = (".xls", ".xlsx", ".xlsm", ".xlsb", ".ods")
 #: Bytes of lines that are written with one call.
 _WRITE_BYTES = 65_536
 
 
-def is_parquet(name: str) -> bool:
-    """Whether the results go into a parquet file; OutputUnwritable for another kind of table."""
-    kind = kind_of(name)
-    if kind and kind not in _PARQUET:
+def table_of(name: str) -> str:
+    """Return the ending of an output table, '' for JSON lines; else raise OutputUnwritable."""
+    kind, folded = kind_of(name), name.casefold()
+    if folded.endswith(_SHEETS):
         raise OutputUnwritable(
-            f"cannot write {redacted(name)}: results are JSON lines or parquet; name a .jsonl or "
-            ".parquet"
+            f"cannot write {redacted(name)}: spreadsheets are not written; name a .csv, which they "
+            "open, or a .parquet"
         )
-    return bool(kind)
+    if kind and not (kind in (*_PARQUET, *_DELIMITERS) and folded.endswith(kind)):
+        raise OutputUnwritable(
+            f"cannot write {redacted(name)}: results are JSON lines, parquet or CSV; name a "
+            ".jsonl, .parquet, .csv or .tsv"
+        )
+    return kind
 
 
 def check_output(name: str) -> None:
     """Raise OutputUnwritable if results could not be written there; create nothing."""
-    if is_parquet(name):
+    if table_of(name) in _PARQUET:
         ParquetLines.check(name)
     if is_url(name):
         check_object(name)
@@ -50,8 +61,10 @@ def check_output(name: str) -> None:
         check_writable(Path(name))
 
 
-def error_file_of(output: str) -> str:
-    """Return the default error file of an output, next to it."""
+def error_file_of(output: str) -> str | None:
+    """Return the error file next to an output; None for a table, which has all rows."""
+    if table_of(output):
+        return None
     folder, slash, name = output.rpartition("/")
     path = Path(name)
     return f"{folder}{slash}{path.stem}.errors{path.suffix or '.jsonl'}"
@@ -102,11 +115,20 @@ class ResultFile:
     """A file of results, JSON lines or a table, which appears when it is complete.
 
     `expected` is an object's size in bytes, 0 if unknown. With an `owner` (the name of the run that
-    writes it), leaving the context raises BatchConflict if another file has that name.
+    writes it), leaving the context raises BatchConflict if another file has that name. `columns`
+    are those of a table.
     """
 
-    def __init__(self, name: str, expected: int = 0, *, owner: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        expected: int = 0,
+        *,
+        columns: OutputColumns | None = None,
+        owner: str = "",
+    ) -> None:
         self._name, self._expected, self._owner = name, expected, owner
+        self._columns = columns or OutputColumns()
         self._stack = ExitStack()
         self._size, self._digest = 0, hashlib.sha256()
         self._lines: list[bytes] = []
@@ -120,9 +142,12 @@ class ResultFile:
             else:
                 self._target = AtomicFile(self._name, new=bool(self._owner))
             stack.enter_context(self._target)
-            self._table = None
-            if is_parquet(self._name):
-                self._table = stack.enter_context(ParquetLines(self._write))
+            self._table: ParquetLines | CsvLines | None = None
+            if kind := table_of(self._name):
+                write, columns, mark = self._write, self._columns, _DELIMITERS.get(kind)
+                table = CsvLines(write, columns, mark) if mark else ParquetLines(write, columns)
+                stack.enter_context(table)
+                self._table = table
             self._stack = stack.pop_all()
         return self
 

@@ -43,7 +43,7 @@ _CREDENTIALS = {
 
 
 class BadPlace(WarmqError):
-    """A URL that names no bucket, or has an unknown scheme."""
+    """A URL of a bucket that cannot be used: malformed, refused, or without valid credentials."""
 
     code = "bad_place"
 
@@ -79,7 +79,10 @@ def redacted(name: str) -> str:
 
 
 def obstore(name: str, module: str = "") -> Any:
-    """Return obstore or a module of it; raise ExtraMissing for `name` if it is not installed."""
+    """Return obstore or its `module`.
+
+    Raises ExtraMissing if obstore is not installed; the message begins with `name`.
+    """
     try:
         return importlib.import_module(f"obstore.{module}" if module else "obstore")
     except ImportError as error:
@@ -111,8 +114,10 @@ def split(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if _scheme(url) not in (*_BUCKETS, *_WEB):
-        kinds = ", ".join(f"{kind}://" for kind in _BUCKETS)
-        raise BadPlace(f"{redacted(url)}: give {kinds} and a bucket, https:// to read, or a file")
+        kinds = ", ".join(f"{kind}://BUCKET/NAME" for kind in _BUCKETS)
+        raise BadPlace(
+            f"{redacted(url)}: give an object ({kinds}), a URL to read (https://…), or a file"
+        )
     if not bucket:
         what = "host" if is_web(url) else "bucket"
         raise BadPlace(f"{redacted(url)}: no {what} is named; give {scheme}://{what.upper()}/NAME")
@@ -142,21 +147,21 @@ def open_bucket(url: str) -> tuple[Any, str]:
     bucket, key = split(url)
     store = obstore(url, "store")
     more = {"client_options": {"allow_http": True}} if is_web(url) else {}
-    wrong: tuple[type[Exception], ...] = (*bucket_errors(), TypeError)
+    errors: tuple[type[Exception], ...] = (*bucket_errors(), TypeError)
     try:
         return store.from_url(bucket, retry_config=RETRIES, **more), key
-    except wrong as error:
+    except errors as error:
         raise BadPlace(f"{redacted(url)}: {error_text(error)}; {credentials(url)}") from None
 
 
 def credentials(url: str) -> str:
-    """Return the remedy with the names of the variables for a service's credentials."""
+    """Return a remedy: the names of the variables for a service's credentials."""
     names = _CREDENTIALS.get(_scheme(url))
     return f"set {names} in the environment" if names else "check the address"
 
 
-def keys_under(url: str) -> Iterator[str]:
-    """Yield the URLs of the objects that begin with `url`, sorted."""
+def urls_under(url: str) -> Iterator[str]:
+    """Yield the URLs of the objects in the folder at `url`, sorted."""
     store, key = open_bucket(url)
     bucket, _ = split(url)
     try:
@@ -173,7 +178,7 @@ def keys_under(url: str) -> Iterator[str]:
 
 
 def place_of(name: str) -> FilePlace | ObjectPlace:
-    """Return the file or object with a name."""
+    """Return the file or object with this name."""
     return ObjectPlace(name) if is_url(name) else FilePlace(name)
 
 
@@ -256,7 +261,7 @@ class ObjectPlace:
         return copy
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes start..end; raise InputUnreadable if the object has changed."""
+        """Return the bytes from `start` to before `end`; InputUnreadable if the object changed."""
         options: dict[str, Any] = {"range": (start, end)}
         tag = self._meta.get("e_tag")
         if tag and not tag.startswith("W/"):  # a weak tag never matches (RFC 9110)

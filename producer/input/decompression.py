@@ -155,24 +155,3 @@ def decompressed(file: io.BufferedReader, watch: ReadHook | None) -> WatchedStre
     else:
         return None
     return _DecompressedStream(packed, source, watch)
-
-
-_UTF_32 = "it is UTF-32; convert it to UTF-8, for example with iconv -f UTF-32 -t UTF-8"
-_UTF_16 = "it is UTF-16; convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
-#: First bytes of unsupported files, and the remedy for each.
-_UNSUPPORTED = (
-    (b"BZh", "it is compressed by bzip2; uncompress it (bunzip2), or send gzip or zstd"),
-    (b"\xfd7zXZ\0", "it is compressed by xz; uncompress it (unxz), or send gzip or zstd"),
-    (b"\xff\xfe\0\0", _UTF_32),
-    (b"\0\0\xfe\xff", _UTF_32),
-    (b"\xff\xfe", _UTF_16),
-    (b"\xfe\xff", _UTF_16),
-    (b"PK\3\4", "it is a zip archive or a spreadsheet; unpack it, or save its sheet as CSV"),
-    (b"PAR1", "it is a parquet file; give it a name that ends with .parquet"),
-    (b"ARROW1", "it is an Arrow file; give it a name that ends with .arrow"),
-)
-
-
-def unsupported_format(head: bytes) -> str:
-    """Return the remedy for a file whose first bytes are not UTF-8 text; '' for other files."""
-    return next((remedy for start, remedy in _UNSUPPORTED if head.startswith(start)), "")

@@ -36,9 +36,9 @@ UNFINISHED = ".part"
 #: in memory.
 _PART_BYTES, _PARTS_IN_FLIGHT = 8 * 2**20, 2
 #: Most upload parts for the expected size, half of those that S3 allows: a table of results has the
-#: texts twice, and may be larger than the lines from which its size is expected.
+#: texts twice, and may be larger than its lines let expect.
 _MOST_PARTS, _MIB = 5_000, 2**20
-#: Error numbers of a file system without hard links.
+#: Error numbers of a file system without hard links, or with no more links for a file.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -293,7 +293,8 @@ class ObjectFile(_Output):
     def commit(self) -> None:
         """Complete the object; raise WriteFailed if it did not appear.
 
-        With an owner, raises BatchConflict if another object exists or is being written.
+        With an owner, raises BatchConflict if an object with other content exists, or if another
+        run writes one.
         """
         try:
             if not self._owner:

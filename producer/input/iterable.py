@@ -6,7 +6,8 @@ the row keeps its number, the digest covers it, and it gets an error result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain, islice
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ from producer.input.reader import ExplainError, LineStream, RawChunk, chunks
 #: Function that returns the line of one row.
 ToLine = Callable[[Any], bytes]
 #: Options of orjson, to write {5: -100} as {"5": -100}; so do `json` and the SDKs.
-_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 _EXAMPLE = '{"prompt": "..."} or {"messages": [...]}'
 
 
@@ -63,7 +64,7 @@ def line_of(request: Any) -> bytes:
     if not isinstance(request, Mapping):
         return bad_row(f"must be a dict such as {_EXAMPLE}, not {type(request).__name__}")
     try:
-        return orjson.dumps(request if isinstance(request, dict) else dict(request), option=_JSON)
+        return orjson.dumps(request if isinstance(request, dict) else dict(request), option=JSON)
     except TypeError as error:
         where = next((f"field {name}: " for name in request if not _is_json(request[name])), "")
         problem = f"{where}cannot be written as JSON: {error}; give texts, numbers, lists and dicts"
@@ -72,16 +73,30 @@ def line_of(request: Any) -> bytes:
 
 def _is_json(value: Any) -> bool:
     try:
-        orjson.dumps(value, option=_JSON)
+        orjson.dumps(value, option=JSON)
     except TypeError:
         return False
     return True
 
 
+def columns_of(rows: Iterable[Any]) -> tuple[list[str] | None, bool, Iterable[Any]]:
+    """Return the columns of rows, whether these are those of the first row only, and the rows."""
+    known = getattr(rows, "column_names", None)  # of a data set; a streamed one has none
+    if isinstance(known, list):
+        return known, False, rows
+    if isinstance(rows, list | tuple):
+        dicts = (row for row in rows if isinstance(row, Mapping))
+        return list(dict.fromkeys(key for row in dicts for key in row)) or None, False, rows
+    first = list(islice(iterator := iter(rows), 1))
+    columns = list(first[0]) if first and isinstance(first[0], Mapping) else None
+    return columns, True, chain(first, iterator) if iterator is rows else rows
+
+
 class IterableSource:
     """A source over any iterable. Iterators can be read once, and iterables with `one_pass`.
 
-    `to_line` returns the line of a row; `what` and `columns` are for `explain_by_row`.
+    `to_line` returns the line of a row; `what` and `columns` are for `explain_by_row`. `unused` and
+    `output_columns` are those of a TableSource.
     """
 
     def __init__(
@@ -93,10 +108,13 @@ class IterableSource:
         what: str = "request",
         columns: Mapping[str, str] | None = None,
         one_pass: bool = False,
+        unused: Sequence[str] = (),
+        output_columns: str = "",
     ) -> None:
         self._rows, self._to_line = rows, to_line
         self.name, self._what = name, what
         self._columns = columns or {}
+        self.unused, self.output_columns = unused, output_columns
         #: Fields that come from columns.
         self.fields = self._columns.keys()
         #: Whether it can be iterated again.
@@ -113,8 +131,9 @@ class IterableSource:
     def reopen(self) -> IterableSource:
         """Return the source from its start."""
         return IterableSource(
-            self._rows, self._to_line, name=self.name, what=self._what, columns=self._columns
-        )
+            self._rows, self._to_line, name=self.name, what=self._what, columns=self._columns,
+            output_columns=self.output_columns,
+        )  # fmt: skip
 
     def fingerprint(self) -> str:
         """Return '': the content is unknown before it is read."""

@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,8 +23,8 @@ from producer.input.decompression import (
     ReadHook,
     WatchedStream,
     decompressed,
-    unsupported_format,
 )
+from producer.input.formats import BOM, binary_format, other_json, other_text
 
 #: Requests after which a chunk ends. Redis serves no other client while the script ENQUEUE handles
 #: a chunk (docs/explanation/architecture.md has the times).
@@ -33,8 +33,6 @@ CHUNK_LINES = 500
 CHUNK_BYTES = 2**20
 #: Bytes at the end of a file that its fingerprint covers; reading a whole file twice takes long.
 _TAIL_BYTES = 2**20
-#: Byte order mark of UTF-8.
-_BOM = b"\xef\xbb\xbf"
 #: Bytes of a read buffer.
 _BUFFER = 256 * 1024
 #: Most blank lines in a file, and how many more each request allows.
@@ -48,10 +46,26 @@ LONGEST_LINE = 2**30
 ExplainError = Callable[[int, bytes, RequestRejected], RequestRejected]
 
 
+#: Errors of reading a stream.
+DAMAGED = (OSError, EOFError, zlib.error, zstandard.ZstdError, OverLimit)
+
+
 class InputUnreadable(WarmqError):
     """The input cannot be read to its end; the user must fix it."""
 
     code = "input_unreadable"
+
+
+class NotJsonLines(InputUnreadable):
+    """The input does not have one JSON value on each line."""
+
+
+def _damaged(line: int, error: Exception) -> InputUnreadable:
+    """Return the error of a stream that broke after a line."""
+    text = str(error)
+    if isinstance(error, EOFError):
+        text = "the file is cut off, its compressed data ends too early"
+    return InputUnreadable(f"after line {line}: {text}")
 
 
 @dataclass(slots=True)
@@ -136,13 +150,23 @@ class Input:
     """A source over the lines of a file, an object, or an open unbuffered stream.
 
     A given stream is not closed. `watch` is called during reading; an error of `watch` ends it.
+    `name` is the name in errors.
     """
 
+    #: Of a table only: columns that are not used, and columns for the output.
+    unused: Sequence[str] = ()
+    output_columns = ""
+
     def __init__(
-        self, place: str | Place, stream: Any = None, *, watch: ReadHook | None = None
+        self,
+        place: str | Place,
+        stream: Any = None,
+        *,
+        watch: ReadHook | None = None,
+        name: str = "",
     ) -> None:
         self._place = FilePlace(place) if isinstance(place, str) else place
-        self.name = self._place.name
+        self.name = name or self._place.name
         self._owned = stream is None
         self._watch = watch
         self._counted: WatchedStream | None = None
@@ -150,7 +174,7 @@ class Input:
         if watch is not None:
             raw = self._counted = WatchedStream(raw, watch)
         self._file = io.BufferedReader(raw, _BUFFER)
-        self._lines = self._file
+        self._lines, self._checked = self._file, False
         #: Size in bytes; None if unknown, for example for a pipe.
         self.size = self._place.size() if self._owned and raw.seekable() else None
         #: Whether it can be read again: a pipe cannot.
@@ -172,7 +196,17 @@ class Input:
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
         """Yield the chunks of the lines (see the function `chunks`)."""
+        self._refuse(other_json(self.name, _peek(self.lines())))
         return chunks(self.lines(), seed, max_line_bytes)
+
+    def check(self) -> None:
+        """Raise InputUnreadable if the first bytes show that the file has no JSON lines."""
+        head = _peek(self.lines())
+        self._refuse(other_json(self.name, head) or other_text(head))
+
+    def _refuse(self, remedy: str) -> None:
+        if remedy:
+            raise NotJsonLines(f"{self.name}: {remedy}")
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the object, or of the file that was opened; '' for a pipe."""
@@ -183,16 +217,19 @@ class Input:
         return self._place.fingerprint()
 
     def lines(self) -> io.BufferedReader:
-        """Return the decompressed stream."""
+        """Return the decompressed stream; raise InputUnreadable if it is no text in UTF-8."""
+        if self._checked:
+            return self._lines
         try:
             source = decompressed(self._file, self._watch)
-            if source is None and (remedy := unsupported_format(self._file.peek(8)[:8])):
-                raise InputUnreadable(f"{self.name}: {remedy}")
         except OSError as error:
             raise _unreadable(self.name, error) from None
         if source is not None:
             self._counted = source
             self._lines = io.BufferedReader(source, _BUFFER)
+        if remedy := binary_format(self.name, _peek(self._lines)):
+            raise InputUnreadable(f"{self.name}: {remedy}")
+        self._checked = True
         return self._lines
 
     def close(self) -> None:
@@ -200,6 +237,17 @@ class Input:
         if self._owned:
             self._lines.close()
             self._file.close()
+
+
+def _peek(stream: io.BufferedReader) -> bytes:
+    """Return the next bytes of a stream, which are not consumed; b'' if they are damaged.
+
+    Reading the lines raises the error then, and a submit tells how to go on.
+    """
+    try:
+        return stream.peek(_BUFFER)
+    except DAMAGED:
+        return b""
 
 
 class LineStream:
@@ -284,27 +332,18 @@ def _fill(
             if running is not None:
                 running.update(raw)
             if len(raw) > max_line_bytes and len(raw.rstrip(b"\r\n")) > max_line_bytes:
-                if number == 1 and chunk.explain is None and raw.lstrip()[:1] == b"[":
-                    raise InputUnreadable(
-                        "line 1: it is one JSON list; write each of its objects on a line of its "
-                        "own, for example with jq -c '.[]'"
-                    )
                 chunk.too_long[number] = _skip(stream, raw, running)
                 lines.append((number, b""))
                 continue
-            if number == 1 and raw.startswith(_BOM):
-                raw = raw[len(_BOM) :]
+            if number == 1 and raw.startswith(BOM):
+                raw = raw[len(BOM) :]
             if raw and not raw.isspace():
                 lines.append((number, raw))
                 size += len(raw)
             else:
                 blanks.add(len(raw))
-        except EOFError:
-            raise InputUnreadable(
-                f"after line {number}: the file is cut off, its compressed data ends too early"
-            ) from None
-        except (OSError, zlib.error, zstandard.ZstdError, OverLimit) as error:
-            raise InputUnreadable(f"after line {number}: {error}") from None
+        except DAMAGED as error:
+            raise _damaged(number, error) from None
     chunk.cursor, chunk.size = number, size
     chunk.digest = "" if running is None else running.hexdigest()
     blanks.allow_for(chunk)

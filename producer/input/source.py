@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath, PurePosixPath
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
-from producer.input.bucket import is_url, is_web, keys_under, place_of, redacted
+from contract.errors import WarmqError
+from producer.input.bucket import is_url, is_web, place_of, redacted, urls_under
+from producer.input.folders import parts_of_folder, parts_of_pattern
 from producer.input.iterable import IterableSource
 from producer.input.options import BadOption
-from producer.input.reader import Input, InputUnreadable
-from producer.input.tables.source import TableSource, kind_of
+from producer.input.reader import Input
+from producer.input.tables.source import TablePart, TableSource, kind_of
 
 #: A source of numbered lines. All sources have the same members:
 #: - `name` for messages; `size` and `position` in one unit, `size` None if unknown;
 #: - `chunks`, which may be called once, and `close`;
 #: - `repeatable`: whether `reopen` can return the source from its start;
+#: - `unused`: columns that are neither used nor kept;
+#: - `output_columns`: the kept columns with their types, as a batch has them in Redis;
 #: - `fingerprint`: a text that changes with the content, '' if unknown before reading.
 Source = Input | TableSource | IterableSource
 
-#: Endings of the files of a data set's folder; the first ending that is found is used.
-_DATASET = (".parquet", ".arrow")
-#: Number of a shard in the name of a Hugging Face data set's file: `train-00000-of-00004.parquet`;
-#: the same with a hash after it, written by older releases of `datasets`; or `train/0000.parquet`,
-#: written by the hub when it converts a data set.
-_SHARD = re.compile(r"(-)\d+-of-\d+(?:-[0-9a-f]{16})?$|(?<![^/])\d{4,}$")
 #: Glob characters that are literal in FILE: only `*` is a wildcard.
 _LITERAL = re.compile(r"[\[?]")
-_NUMBER = re.compile(r"([0-9]+)")
-#: Most splits that an error message names.
-_SHOWN = 3
 
 
-def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
+def open_source(
+    name: str,
+    pairs: Mapping[str, str] | None = None,
+    keep: Sequence[str] = (),
+    *,
+    delimiter: str = "",
+) -> Source:
     """Open a file, folder, pattern (`*`) of tables, or object (s3://, gs://, az://, https://).
 
-    `pairs` maps fields of requests to columns, or to templates over columns.
+    `pairs` maps fields of requests to columns, templates over columns or constants; `keep` are
+    columns for the output. `delimiter` is that of CSV files, `tab` for a tab; '' is their kind's.
 
     Raises:
         InputUnreadable: nothing of that name can be read.
@@ -43,95 +46,87 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
         BadPlace: a URL names no bucket, or the bucket cannot be listed.
         ExtraMissing: a package for such files is not installed.
     """
-    files = _table_objects(name) if is_url(name) else _table_files(name)
-    if files:
-        return TableSource(redacted(name), [place_of(file) for file in files], pairs or {})
-    if pairs:
-        raise BadOption(
-            f"{redacted(name)} is not a table; columns can be mapped in parquet, Arrow and CSV "
-            "files: leave the mapping out"
+    parts = _table_objects(name) if is_url(name) else _table_files(name)
+    if delimiter:
+        parts = _delimited(parts, delimiter)
+    if parts:
+        return TableSource(redacted(name), parts, pairs or {}, keep)
+    mapped = bool(pairs or keep)
+    if mapped and is_url(name):
+        raise _not_a_table(name, keep)
+    source = Input(place_of(name))
+    try:
+        source.check()  # before a batch is created
+        if mapped:
+            raise _not_a_table(name, keep)
+    except WarmqError:
+        source.close()
+        raise
+    return source
+
+
+def _not_a_table(name: str, keep: Sequence[str]) -> BadOption:
+    name = redacted(name)
+    if keep:
+        return BadOption(
+            f"keep: {name} is not a table; keep takes columns of parquet, Arrow and CSV files: "
+            "leave it out"
         )
-    return Input(place_of(name))
+    return BadOption(
+        f"{name} is not a table; columns can be mapped in parquet, Arrow and CSV files: leave the "
+        "mapping out"
+    )
 
 
-def _table_files(name: str) -> Sequence[str]:
+def _delimited(parts: Sequence[TablePart], delimiter: str) -> list[TablePart]:
+    """Return the parts with a delimiter; raise BadOption if they are no CSV files."""
+    mark = "\t" if delimiter in ("tab", "\\t") else delimiter
+    if len(mark) != 1 or mark in '"\r\n\0':
+        raise BadOption(f"delimiter: {delimiter!r}: give one character, such as ; or |, or tab")
+    if not parts or any(part.kind not in (".csv", ".tsv") for part in parts):
+        raise BadOption(
+            "delimiter: only CSV files have one, and their names end with .csv or .tsv; leave it "
+            "out, or rename the file"
+        )
+    return [replace(part, delimiter=mark) for part in parts]
+
+
+def _table_files(name: str) -> Sequence[TablePart]:
     """Return a table's files; none for a file of lines."""
     path = Path(name)
     if path.is_dir():
-        found = [str(file) for file in path.rglob("*") if not _ignored(file.relative_to(path))]
-        return _dataset(name, sorted(found, key=_by_number))
+        # Hive and Athena write empty files for empty parts.
+        files = (file for file in path.rglob("*") if file.is_file())
+        found = [str(file) for file in files if kind_of(file.name) or file.stat().st_size]
+        return parts_of_folder(str(path), found, place_of)
     if "*" in name and not path.exists():
         pattern = _LITERAL.sub(r"[\g<0>]", str(path.relative_to(path.anchor)))
         hidden = path.name.startswith(".")
         matches = Path(path.anchor).glob(pattern)
-        return _one_kind(name, [str(file) for file in matches if hidden or file.name[0] != "."])
-    return [name] if kind_of(name) else []
+        found = [str(f) for f in matches if (hidden or f.name[0] != ".") and not f.is_dir()]
+        return parts_of_pattern(str(path), found, place_of)
+    return _one_file(name)
 
 
-def _table_objects(url: str) -> Sequence[str]:
+def _table_objects(url: str) -> Sequence[TablePart]:
     """Return a table's objects; a URL that ends with `/` is a folder."""
     if "*" in url and not is_web(url):
-        found = keys_under(url[: url.index("*")].rpartition("/")[0] + "/")
+        found = _objects_under(url[: url.index("*")].rpartition("/")[0] + "/")
         pattern = re.compile(".*".join(map(re.escape, url.split("*"))), re.DOTALL)
-        return _one_kind(url, list(filter(pattern.fullmatch, found)))
+        return parts_of_pattern(url, list(filter(pattern.fullmatch, found)), place_of)
     if url.endswith("/") and not is_web(url):
-        keys = sorted((key for key in keys_under(url) if key.startswith(url)), key=_by_number)
-        return _dataset(url, [k for k in keys if not _ignored(PurePosixPath(k.removeprefix(url)))])
-    return [url] if kind_of(url) else []
+        keys = (key for key in _objects_under(url) if key.startswith(url))
+        return parts_of_folder(url, keys, place_of)
+    return _one_file(url)
 
 
-def _dataset(name: str, found: Sequence[str]) -> Sequence[str]:
-    """Return the files of a data set's folder, which must have one split."""
-    for kind in _DATASET:
-        files = [file for file in found if file.endswith(kind)]
-        splits = sorted({_split(file) for file in files}, key=_by_number)
-        if len(splits) > 1:
-            raise _several_splits(name, kind, files, splits)
-        if files:
-            return files
-    raise InputUnreadable(
-        f"cannot read {name}: it is a folder without {' or '.join(_DATASET)} files; name a file"
-    )
+def _objects_under(url: str) -> list[str]:
+    """Return the URLs of the objects in a folder, without the empty ones that stand for folders."""
+    keys = [key for key in urls_under(url) if not key.endswith(("/", "_$folder$"))]
+    folders = {parent for key in keys for parent in PurePosixPath(key).parents}
+    return [key for key in keys if PurePosixPath(key) not in folders]
 
 
-def _several_splits(name: str, kind: str, files: Sequence[str], splits: Sequence[str]) -> BadOption:
-    folders = {file.rpartition("/")[0] for file in files}
-    below = "*" if len(folders) == 1 or is_url(name) else "**/*"
-    folder = folders.pop() if len(folders) == 1 else name.rstrip("/")
-    more = f" and {len(splits) - _SHOWN} more" if len(splits) > _SHOWN else ""
-    named = ", ".join(map(repr, splits[:_SHOWN]))
-    return BadOption(
-        f"{name} has several splits: give one of them ({named}{more}); or "
-        f"'{folder}/{below}{kind}' for all of them as one table"
-    )
-
-
-def _by_number(name: str) -> tuple[list[str | int], str]:
-    """Return a sort key by which shard.2 comes before shard.10."""
-    parts: list[str | int] = list(_NUMBER.split(name))
-    parts[1::2] = map(int, parts[1::2])
-    return parts, name
-
-
-def _ignored(file: PurePath) -> bool:
-    """Whether a file in a data set's folder does not belong to the data set."""
-    # Hugging Face's `datasets` caches in cache-*.arrow; git and the hub have hidden folders.
-    return file.name.startswith("cache-") or any(part.startswith(".") for part in file.parts)
-
-
-def _split(file: str) -> str:
-    """Return the pattern of all files of the split that has this file."""
-    stem, dot, suffix = file.rpartition(".")
-    return _SHARD.sub(r"\1*", stem) + dot + suffix
-
-
-def _one_kind(name: str, found: Sequence[str]) -> Sequence[str]:
-    kinds = {kind_of(file) for file in found}
-    if not found:
-        raise InputUnreadable(f"cannot read {name}: no file matches it")
-    if kinds == {""} or len(kinds) > 1:
-        raise BadOption(
-            f"{name} matches files that are not tables of one kind; a pattern must match only "
-            ".parquet, only .arrow or only .csv files"
-        )
-    return sorted(found, key=_by_number)
+def _one_file(name: str) -> list[TablePart]:
+    kind = kind_of(name)
+    return [TablePart(place_of(name), kind)] if kind else []

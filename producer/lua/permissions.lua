@@ -1,9 +1,9 @@
--- PERMISSIONS: tries commands and returns Redis's errors. Each write fails on the scratch key's type, or
--- is deleted at the end: no other client sees a change.
+-- PERMISSIONS: try commands and return Redis's errors. A write fails because of the scratch key's type, or is
+-- deleted at the end: no other client sees a change.
 -- ARGV: commands (JSON: a list of lists of words)
 -- Touches: warmq:{leases,scratch}
--- Returns: {the error of each command, empty if it has none, ...}
-redis.pcall('ZREM', LEASES, '') -- see unblock(); this call may be refused
+-- Returns: {the error of each command, '' if it has none, ...}
+redis.pcall('ZREM', LEASES, '') -- see allow_when_full(); this call may be refused
 local errors = {}
 for i, words in ipairs(cjson.decode(ARGV[1])) do
   local reply = redis.pcall(unpack(words))

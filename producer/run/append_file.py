@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
 from contract.errors import BatchConflict
+from contract.results import line_number
 from producer.input.files import (
     BUFFER_BYTES,
     AtomicFile,
@@ -134,18 +133,6 @@ class AppendFile:
         )
 
 
-class _Numbered(msgspec.Struct):
-    line: int
-
-
-class _Line(msgspec.Struct):
-    error: _Numbered | None = None
-    warmq: _Numbered | None = None
-
-
-_decode = msgspec.json.Decoder(_Line).decode
-
-
 def sort_by_line(path: Path) -> None:
     """Sort a file of output lines by the numbers of their input lines.
 
@@ -155,8 +142,7 @@ def sort_by_line(path: Path) -> None:
     try:
         with path.open("rb") as file:
             for raw in file:
-                line = _decode(raw)
-                numbers.append((line.error or line.warmq or _Numbered(0)).line)
+                numbers.append(line_number(raw))
                 starts.append(starts[-1] + len(raw))
             import numpy as np  # noqa: PLC0415 - takes 0.1 s, and few runs need it
 

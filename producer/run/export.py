@@ -11,28 +11,33 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from heapq import merge
 from pathlib import Path
 
 from contract.errors import BatchConflict
-from contract.results import ResultLine
-from producer.collect.outputs import ResultFile, exists, is_parquet
+from contract.results import ResultLine, line_number
+from producer.collect.columns import OutputColumns
+from producer.collect.outputs import ResultFile, exists, table_of
 from producer.input.bucket import is_url, place_of
 from producer.input.files import unwritable
 from producer.input.source import Source
 from producer.run.journal import Journal, RunProgress
 
 
-def needs_export(output: str, errors: str) -> bool:
+def needs_export(output: str, errors: str | None) -> bool:
     """Whether a run cannot append to one of these files."""
-    return any(is_url(name) or is_parquet(name) for name in (output, errors))
+    return any(is_url(name) or bool(table_of(name)) for name in (output, errors) if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The local line files of one run, to be written to `output` and `errors`."""
+    """The local line files of one run, to be written to `output` and `errors`.
+
+    Without `errors`, the output is a table of all rows.
+    """
 
     output: str
-    errors: str
+    errors: str | None
 
     @property
     def line_files(self) -> tuple[Path, Path]:
@@ -55,14 +60,14 @@ class Export:
         """
         done = self.journal.read()
         if done is None:
-            for name in (self.output, self.errors):
+            for name in filter(None, (self.output, self.errors)):
                 if exists(name):
                     raise BatchConflict(f"{name} exists; remove it, or name another")
             return None
         if not done.delivered:
             return None  # the export was interrupted
         if not exists(self.output):  # the output was removed, so this is a new run
-            if exists(self.errors):
+            if self.errors and exists(self.errors):
                 raise BatchConflict(f"{self.errors} exists; remove it, or name another error file")
             return None
         fingerprint = source.fingerprint()  # '' for a pipe, whose content is unknown
@@ -80,21 +85,31 @@ class Export:
         self._remove_line_files()  # the earlier run may have been stopped before it did this
         return done
 
-    def write(self, seed: str) -> None:
+    def write(self, seed: str, columns: OutputColumns | None = None) -> None:
         """Write the lines of a complete run to their final places.
 
-        `seed` is the digest of the run's options. Raises BatchConflict if another run has written
-        to these places.
+        `columns` are those of a table, `seed` is the digest of the run's options. Raises
+        BatchConflict if another run has written to these places.
         """
         done, (good, bad) = self.journal.read(), self.line_files
         if done is None:
             raise BatchConflict(f"{self.journal.path} was removed while the run wrote it")
         with ExitStack() as files:
-            output = files.enter_context(ResultFile(self.output, done.output, owner=done.name))
-            for line in _lines(good, failed=False):
+            size, lines = done.output, _lines(good, failed=False)
+            if done.failed and table_of(self.output):
+                size += done.errors
+                lines = merge(
+                    lines, _lines(bad, failed=True), key=lambda one: line_number(one.json)
+                )
+            output = files.enter_context(
+                ResultFile(self.output, size, columns=columns, owner=done.name)
+            )
+            for line in lines:
                 output.add(line)
-            if done.failed:
-                errors = files.enter_context(ResultFile(self.errors, done.errors, owner=done.name))
+            if done.failed and self.errors:
+                errors = files.enter_context(
+                    ResultFile(self.errors, done.errors, columns=columns, owner=done.name)
+                )
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()

@@ -11,7 +11,7 @@ workers have written meanwhile.
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from contract import naming
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected, StoreFull
+from contract.failures import failures_so_far
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
@@ -28,8 +29,11 @@ from producer.collect.collect import Collector
 from producer.input.reader import RawChunk
 from producer.input.seen import SeenIds
 from producer.input.source import Source
-from producer.queue_workers import QueueWorkers
+from producer.input.tables.kept import split_kept
+from producer.queue_workers import BatchWorkers, clock_text
 from producer.run.journal import RunFiles, RunProgress, window_id
+from producer.run.run_time_left import RunTimeLeft, unread_lines
+from producer.run.stopping import FailureLimit, RunStopped
 from producer.submit.submission import Submission, WindowContext
 from producer.submit.submit import CHUNKS_IN_FLIGHT, Submitter
 
@@ -70,10 +74,13 @@ class _Chunks:
     def __init__(self, raws: Iterator[RawChunk]) -> None:
         self._raws = raws
         self._next: RawChunk | None = None
+        #: The last line that was read; the next chunk ends with it.
+        self.line = 0
 
     def peek(self) -> RawChunk | None:
         """Return the next chunk without taking it; None at the end."""
-        self._next = self._next or next(self._raws, None)
+        if self._next is None and (found := next(self._raws, None)) is not None:
+            self._next, self.line = found, found.cursor
         return self._next
 
     def take(self) -> RawChunk | None:
@@ -99,7 +106,12 @@ class Run:
     ignored: Counter[str] = field(default_factory=Counter)
     choice: "OrderChoice | None" = None
     planned_lines: int = 0
+    #: Answers of this call that ended at max_tokens.
+    cut: int = 0
+    #: Whether this process has started the worker, so that the queue has none at first.
+    local: bool = False
     _report_at: float = 0.0
+    _time_left: RunTimeLeft = field(init=False)
     _seen: SeenIds = field(default_factory=SeenIds)
 
     def run(self, source: Source, output: Path, errors: Path) -> RunProgress:
@@ -110,19 +122,22 @@ class Run:
 
         Raises:
             BatchConflict: the output is not of this run, or the input has changed.
+            RunStopped: too many requests failed (`stop_after`); the same command continues.
             BatchChanged: a window was deleted, or Redis has lost requests of it; the same command
                 submits them again.
             InputUnreadable, OutputUnwritable, StoreUnavailable: the same command continues later.
         """
+        self._time_left = RunTimeLeft(self.store, self.submission.queue)
         name, seed = f"run_{secrets.token_hex(8)}", self.submission.seed
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
             self._delete_done(files.done)  # an earlier run may have been stopped before it did this
+            limit = FailureLimit(self.store, self.submission.stop_after, files.done)
             read = source.chunks(seed, self.settings.max_line_bytes)
             with closing(self._in_order(read, files)) as ordered:
                 raws = _Chunks(ordered)
                 self._skip(raws, files)
-                self._run_windows(raws, source.name, files)
+                self._run_windows(raws, source, files, limit)
             if source.fingerprint() != begin.fingerprint:
                 raise BatchConflict(
                     f"{source.name} has changed while it was read; {files.journal.start_anew}"
@@ -177,17 +192,20 @@ class Run:
                 f"ones, or {files.journal.start_anew}"
             )
 
-    def _run_windows(self, raws: _Chunks, input_name: str, files: RunFiles) -> None:
-        """Queue and collect windows to the end of the input."""
+    def _run_windows(
+        self, raws: _Chunks, source: Source, files: RunFiles, limit: FailureLimit
+    ) -> None:
+        """Queue and collect windows to the end of the input, or until too many requests fail."""
         waiting: deque[tuple[_Window, Batch]] = deque()
         while waiting or raws.peek() is not None:
             while len(waiting) < WINDOWS_IN_REDIS and raws.peek() is not None:
                 digest = waiting[-1][0].digest if waiting else files.done.digest
                 batch_id = window_id(files.done.name, files.done.windows + len(waiting))
-                context = WindowContext(digest, self._seen, files.done.name)
+                before = limit.judged_from(files.done)
+                context = WindowContext(digest, self._seen, files.done.name, before)
                 submission = replace(self.submission, batch_id=batch_id, window=context)
                 try:
-                    window = self._begin(submission, digest, input_name)
+                    window = self._begin(submission, digest, source, limit)
                     if window is None:
                         break
                     summary = window.submitter.run(self._take(window, raws))
@@ -199,22 +217,35 @@ class Run:
                 self.ignored += summary.ignored
                 waiting.append((window, summary.batch))
             if waiting:
+                left_s = self._left_s(raws, source, waiting)
                 window, batch = waiting.popleft()
-                self._collect(window, batch, files)
-                self.store.delete(batch.id)
-                self.report(files.done, "")
+                try:
+                    self._collect(window, batch, files, limit, left_s)
+                    self.store.delete(batch.id)
+                    self.report(files.done, "")
+                    if waiting or raws.peek() is not None:
+                        limit.check(files.done)
+                except RunStopped:
+                    for _, later in waiting:
+                        self.store.delete(later.id, force=True)
+                    raise
             elif raws.peek() is not None:
                 self._wait(MEMORY_EVERY_S, files.done, self._why_full)
 
-    def _begin(self, submission: Submission, digest: str, input_name: str) -> _Window | None:
+    def _begin(
+        self, submission: Submission, digest: str, source: Source, limit: FailureLimit
+    ) -> _Window | None:
         """Return a new window, or one that an earlier run began; None if Redis is full."""
         batch = self.store.batch(submission.batch_id)
+        if batch is not None and batch.stopped:
+            limit.reopen(batch)
+            batch = self.store.batch(submission.batch_id)
         stored = batch.number("cursor") if batch is not None else 0
         sealed = batch is not None and batch.sealed
         if not stored and self._why_full():
             return None
         try:
-            batch = submission.create(self.store, input_name)
+            batch = submission.create(self.store, source.name, kept_columns=source.output_columns)
         except StoreFull:
             return None  # results have filled it since the check
         unbounded = self.settings.model_copy(update=_NO_HIGH_WATER)
@@ -249,15 +280,37 @@ class Run:
             return True
         return bool(self._why_full(sum(window.pending)))
 
-    def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
+    def _left_s(
+        self, raws: _Chunks, source: Source, waiting: Sequence[tuple[_Window, Batch]]
+    ) -> Callable[[], float | None]:
+        """Return a function that returns the seconds to the end of the run, None if unknown."""
+        ids, queued = [batch.id for _, batch in waiting], waiting[-1][0].line
+        if raws.peek() is None:
+            unread: float | None = 0
+        elif self.choice:
+            unread = self.planned_lines - queued
+        else:
+            unread = unread_lines(raws.line, queued, source.position, source.size)
+        return lambda: self._time_left.seconds(ids, unread)
+
+    def _collect(
+        self,
+        window: _Window,
+        batch: Batch,
+        files: RunFiles,
+        limit: FailureLimit,
+        left_s: Callable[[], float | None],
+    ) -> None:
         """Append a window's results to the files, and write files and journal to disk."""
         done, failed, completed = files.done, 0, 0
-        workers = QueueWorkers(self.store, self.submission.queue)
+        workers = BatchWorkers(self.store, starting=self.local)
 
         def progress() -> str:
+            limit.check_window(batch.id)
             now = self.store.batch(batch.id) or batch  # if deleted, the collector raises
             ended = f"{now.terminal} of the next {now.number('total')} requests"
-            return f"{ended}, {workers.text()}"
+            eta = "" if (left := left_s()) is None else f"ETA {clock_text(left)}"
+            return ", ".join(filter(None, (ended, eta, failures_so_far(now), workers.text(now))))
 
         collector = Collector(
             self.store, batch, follow=True, sleep=lambda wait_s: self._wait(wait_s, done, progress)
@@ -266,6 +319,8 @@ class Run:
             files.add(line)
             failed += line.failed
             completed += not line.failed
+        limit.check_window(batch.id)
+        self.cut += collector.batch.number("cut")
         files.commit(
             replace(
                 done,
@@ -288,6 +343,6 @@ class Run:
 
 def _custom_id(line: bytes) -> str | None:
     try:
-        return parse_line(line, {}).custom_id
+        return parse_line(split_kept(line)[0], {}).custom_id
     except RequestRejected as error:
         return error.custom_id

@@ -1,12 +1,15 @@
-"""Estimates a batch's tokens, time and Redis memory without reading its lines."""
+"""Estimates a batch's tokens and time from a sample of its requests, and its Redis memory."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 import orjson
 
-from producer.submit.prompt_tokens import CHARACTERS_PER_TOKEN
-from producer.time_left import Pace
+from contract.openai.body import LIMITS
+from producer.submit.prompt_tokens import CharacterCounter, prompt_of
+from producer.time_left import Outlook, Work, requests_before
 
 #: Bytes in Redis, measured on 6.2. REQUEST_BYTES: a queued request without its message.
 #: RESULT_BYTES: a result without its answer's text (690 for vLLM's fields, 250 for the envelope and
@@ -17,29 +20,94 @@ REQUEST_BYTES, RESULT_BYTES, TOKEN_BYTES = 16, 1180, 4
 LIST_FACTOR = 1.03
 #: Bytes in Redis of a batch's own keys.
 BATCH_BYTES = 4096
-#: Assumed bytes of a line that are not its prompt: names of fields, custom_id, parameters.
-_LINE_OVERHEAD = 100
+#: The estimate counts all requests until it has read so many bytes of bodies, then one of EVERY.
+WHOLE_BYTES, EVERY = 2**17, 64
 
 Worker = dict[str, Any]
 
 
-def expected(line_bytes: int, requests: int, workers: Sequence[Worker], pace: Pace | None) -> bytes:
-    """Return a batch's expected load as JSON, for its hash in Redis.
+def ignore(_url: str, _body: bytes) -> None:
+    """Count nothing: a file without a sample."""
 
-    `line_bytes` is the size of all lines. The JSON has `prompt_tokens`, `completion_tokens` (null
-    if no worker has answered a request yet) and `seconds` (null also if the pace is unknown).
+
+class Answer(NamedTuple):
+    """The limit of tokens of a request's choices, 0 for none; `fixed`: each has so many."""
+
+    choices: int
+    limit: int
+    fixed: bool
+
+    @classmethod
+    def of(cls, url: str, body: dict[str, Any]) -> Self:
+        """Return what a body asks for."""
+        limit = next((body[name] for name in reversed(LIMITS[url]) if body.get(name)), 0)
+        fixed = bool(limit and (body.get("ignore_eos") or body.get("min_tokens") == limit))
+        return cls(body.get("n") or 1, limit, fixed)
+
+    def tokens(self, mean: float | None) -> float:
+        """Return the expected tokens, if answers have `mean` tokens on average."""
+        usual = self.limit if self.fixed or mean is None else min(mean, self.limit or mean)
+        return self.choices * usual
+
+
+@dataclass(slots=True)
+class Sample:
+    """Estimates the tokens of requests from some of them, as a plan without a tokenizer does."""
+
+    requests: int = 0
+    _bytes: int = 0
+    #: Number of requests for which the counted ones stand, their prompt tokens and their answers.
+    _weight: int = 0
+    _prompt: int = 0
+    _answers: Counter[Answer] = field(default_factory=Counter)
+
+    def add(self, url: str, raw: bytes) -> None:
+        """Add a request with its body's JSON."""
+        self.requests += 1
+        if self._bytes < WHOLE_BYTES:
+            self._count(url, raw, 1)
+        elif not self.requests % EVERY:
+            self._count(url, raw, EVERY)
+
+    def _count(self, url: str, raw: bytes, weight: int) -> None:
+        self._bytes += len(raw)
+        self._weight += weight
+        body, counter = orjson.loads(raw), CharacterCounter()
+        self._prompt += weight * counter.count([prompt_of(url, body, counter.chat)])[0]
+        if url in LIMITS:
+            self._answers[Answer.of(url, body)] += weight
+
+    def tokens(self, requests: int, mean: float | None) -> tuple[int, int]:
+        """Return the prompt and completion tokens of so many requests."""
+        each = requests / max(1, self._weight)
+        written = sum(weight * answer.tokens(mean) for answer, weight in self._answers.items())
+        return round(each * self._prompt), round(each * written)
+
+
+def expected(
+    sample: Sample, work: Work, workers: Sequence[Worker], outlook: Outlook | None
+) -> bytes:
+    """Return a batch's expected load as JSON, for its hash in Redis; b'' without a sample.
+
+    The JSON has `prompt_tokens`, `completion_tokens` (null if no worker has answered a request yet)
+    and `seconds` (null also if the pace is unknown).
     """
-    prompt = max(requests, (line_bytes - _LINE_OVERHEAD * requests) // CHARACTERS_PER_TOKEN)
-    usual = mean_answer(workers)
-    written = None if usual is None else round(usual * requests)
+    if not sample.requests:
+        return b""
+    requests, usual = work.left, mean_answer(workers)
+    prompt, written = sample.tokens(requests, usual)
     seconds = None
-    if pace is not None and written is not None:
-        seconds = round(pace.seconds(prompt + written, requests), 1)
-    return orjson.dumps({"prompt_tokens": prompt, "completion_tokens": written, "seconds": seconds})
+    if outlook is not None and usual is not None:
+        before = requests_before(outlook.lists, work)
+        seconds = round(outlook.pace.ends(prompt + written, requests, before), 1)
+    return orjson.dumps({
+        "prompt_tokens": prompt, "completion_tokens": None if usual is None else written,
+        "seconds": seconds,
+    })  # fmt: skip
 
 
 def least_result_bytes(requests: int) -> int:
-    """Return the least bytes in Redis of `requests` results, which have empty answers."""
+    """Return the bytes in Redis of `requests` results if all their answers were empty."""
     return BATCH_BYTES + RESULT_BYTES * requests
 
 

@@ -22,6 +22,9 @@ from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta
 from producer.input.reader import RawChunk
 from producer.input.seen import IN_MEMORY, KeyTable, SeenIds
+from producer.input.tables.kept import split_kept, take_columns
+from producer.submit.expected import ignore
+from producer.submit.routes import NO_ROUTES, Routes
 
 
 @dataclass(slots=True)
@@ -36,6 +39,8 @@ class PreparedChunk:
     before: tuple[int, str]
     index: IndexChunk
     messages: list[bytes] = field(default_factory=list)
+    #: Queue of each message; empty without routes.
+    queues: list[str] = field(default_factory=list)
     #: Url and body of each message; empty without `keep_bodies`.
     bodies: list[tuple[str, bytes]] = field(default_factory=list)
     #: Number of messages that will be queued later, in another order.
@@ -48,6 +53,8 @@ class PreparedChunk:
     #: Number of lines with each ignored field.
     ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
+    #: The kept columns of the lines (write_columns), b'' without any.
+    columns: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,10 @@ class LinesToMessages:
 
     `seen` remembers custom_ids as requests of this batch, or, if this batch is a window of a run,
     as requests of the run `whole`; None if the caller knows that none is repeated. With `leaders`,
-    a repeated body gets no message. `check` may raise RequestRejected for a valid request.
+    a repeated body gets no message. `check` may raise RequestRejected for a valid request. With
+    `keep_columns` the kept cells of each line are behind it (producer/input/tables/kept.py).
+    `sample` gets the url and body of each valid request. With `routes` each line's model chooses
+    its queue.
     """
 
     batch_id: str
@@ -68,6 +78,9 @@ class LinesToMessages:
     leaders: Leaders | None = None
     keep_bodies: bool = False
     check: Callable[[Request], None] | None = None
+    keep_columns: bool = False
+    sample: Callable[[str, bytes], None] = ignore
+    routes: Routes = NO_ROUTES
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Add a custom_id; return whether it is new."""
@@ -82,8 +95,10 @@ class LinesToMessages:
         entries: list[IndexEntry] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
-        write, first_use, leaders = self.writer.write, self.first_use, self.leaders
-        check = self.check
+        write = None if self.routes.queues else self.writer.write
+        first_use, leaders = self.first_use, self.leaders
+        check, sample = self.check, self.sample
+        chunk.columns = take_columns(raw) if self.keep_columns else b""
         raw.lines.reverse()
         while raw.lines:
             number, line = raw.lines.pop()  # frees a line's bytes when its message is written
@@ -107,6 +122,7 @@ class LinesToMessages:
                 self._reject(chunk, number, (raw.explain or in_line)(number, line, error))
                 continue
             chunk.without_limit += not request.limited
+            sample(request.url, request.body)
             if request.ignored:
                 chunk.ignored.update(request.ignored)
             if leaders and (leader := leaders.of(request, request_id)):
@@ -114,13 +130,19 @@ class LinesToMessages:
                 chunk.identical += 1
                 continue
             entries.append((number, custom_id, by_line))
-            message = write(
+            message = (write or self._writer_of(request, chunk))(
                 request_id, custom_id, number, request.url, request.body, request.sequences
             )
             chunk.messages.append(message)
             if self.keep_bodies:
                 chunk.bodies.append((request.url, request.body))
         return chunk
+
+    def _writer_of(self, request: Request, chunk: PreparedChunk) -> Callable[..., bytes]:
+        """Return the function that writes a routed message; note its queue in the chunk."""
+        queue = self.routes.queue_of(request)
+        chunk.queues.append(queue)
+        return self.routes.writers[queue].write
 
     def take_stored(self, raw: RawChunk, kept: IndexChunk) -> None:
         """Add the custom_ids and leaders of a chunk that was queued before."""
@@ -131,7 +153,7 @@ class LinesToMessages:
                 self.first_use(custom_id, request_id)
             if self.leaders and not leader_of(entry):
                 with suppress(RequestRejected):  # a bad line is not a leader
-                    request = parse_line(line, self.overrides)
+                    request = parse_line(split_kept(line)[0], self.overrides)
                     if by_line == (request.custom_id is None):  # else its custom_id was repeated
                         self.leaders.of(request, request_id)
 

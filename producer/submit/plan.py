@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from contract.message import MessageWriter
+from contract.naming import priority_step
 from contract.openai.body import LIMITS
 from contract.settings import Settings
 from producer.input.reader import RawChunk
@@ -24,20 +25,22 @@ from producer.submit.expected import (
     REQUEST_BYTES,
     RESULT_BYTES,
     TOKEN_BYTES,
+    Answer,
     Worker,
     mean_answer,
     number,
 )
 from producer.submit.lines import LinesToMessages, PreparedChunk
-from producer.submit.order.keys import keys_of, text_of
+from producer.submit.order.keys import keys_of, model_of, text_of
 from producer.submit.order.prefix import UNKNOWN_CACHE_TOKENS, prefix_order
 from producer.submit.order.records import Records
 from producer.submit.prompt_tokens import CharacterCounter, prompt_of
+from producer.submit.routes import Routes
 from producer.submit.submission import Submission
-from producer.time_left import Pace
+from producer.time_left import Outlook, Pace, Work, requests_before
 
-#: Most bad lines whose errors are kept.
-_FIRST_BAD = 10
+#: Most bad lines whose errors are kept, and most models whose names are.
+_FIRST_BAD, _MOST_MODELS = 10, 100
 #: Values for the messages whose sizes are measured; they are as long as a real batch's.
 _CREATED, _LIFE, _PRIORITY = 1_700_000_000_000, "sixteen.letters.12345", 6
 
@@ -71,10 +74,13 @@ class FileContent:
     limits: int = 0  # sum of the answers' limits, in tokens
     without_limit: int = 0  # requests without a limit
     fixed: int = 0  # requests whose answers have exactly the length of their limit
+    too_long: int = 0  # prompts that exceed the context, if both are counted and known
+    first_too_long: str = ""  # line or row, and custom_id, of the first one
     expected: float = 0.0  # tokens of the answers, if they are as long as the queue's mean
     message_bytes: int = 0
     index_bytes: int = 0
     reject_bytes: int = 0
+    models: set[str] = field(default_factory=set)  # names in the bodies, at most _MOST_MODELS
     shared: Shared = field(default_factory=Shared)
 
 
@@ -105,12 +111,14 @@ class Plan:
     memory: RedisBytes
     workers: int
     pace: Pace | None  # rate of the queue's workers in their last minutes with work
+    before: int  # waiting requests of other batches that run before the file's end
+    context: int | None  # longest context of the workers in tokens, if they announce it
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that the file takes at `pace`, if nothing else runs; None if unknown."""
+        """Seconds at `pace` until all that waits before the file and itself end, if known."""
         tokens = self.content.prompt_tokens + self.content.expected
-        return self.pace.seconds(tokens, self.content.requests) if self.pace else None
+        return self.pace.ends(tokens, self.content.requests, self.before) if self.pace else None
 
 
 def plan(
@@ -119,21 +127,23 @@ def plan(
     source: Source,
     counter: CharacterCounter,
     workers: Sequence[Worker] = (),
-    pace: Pace | None = None,
+    outlook: Outlook | None = None,
     report: Callable[[FileContent], None] = lambda content: None,
+    watch: Callable[[Iterator[RawChunk]], Iterator[RawChunk]] = iter,
 ) -> Plan:
     """Read a source to its end, close it, and return its plan.
 
     `counter` counts prompt tokens; `workers` are the announcements of the queue's workers (the
-    states that they write to Redis), `pace` is their rate. `report` is called after each chunk with
-    the counts so far.
+    states that they write to Redis), `outlook` has their rate and what waits. `report` is called
+    after each chunk with the counts so far. `watch` gets the chunks and yields them on.
     """
     usual, cache = mean_answer(workers), kv_tokens(workers)
     lookup = UNKNOWN_CACHE_TOKENS if cache is None else cache
-    reader = _FileReader(settings, submission, counter, usual)
+    context = int(max((number(worker.get("max_model_len")) for worker in workers), default=0))
+    reader = _FileReader(settings, submission, counter, usual, context)
     try:
         content = reader.read(
-            source.chunks(submission.seed, settings.max_line_bytes), lookup, report
+            watch(source.chunks(submission.seed, settings.max_line_bytes)), lookup, report
         )
     finally:
         source.close()
@@ -141,9 +151,12 @@ def plan(
     own = BATCH_BYTES + content.index_bytes + content.bad * RESULT_BYTES // 2 + content.reject_bytes
     waiting = round(content.message_bytes * LIST_FACTOR) + REQUEST_BYTES * content.requests
     results = RESULT_BYTES * content.requests + round(TOKEN_BYTES * content.expected)
+    work = Work(None, submission.tenant, priority_step(submission.priority), content.requests)
+    pace, lists = (outlook.pace, outlook.lists) if outlook else (None, ())
     return Plan(
         content, submission.queue, counter.name, usual, cache, saved, any_order,
-        RedisBytes(own + waiting, own + results), len(workers), pace,
+        RedisBytes(own + waiting, own + results), len(workers), pace, requests_before(lists, work),
+        context or None,
     )  # fmt: skip
 
 
@@ -163,7 +176,11 @@ def saved_tokens(content: FileContent, cache: int | None) -> tuple[int, bool]:
 
 
 class _FileReader:
-    """Reads one file. `usual` is the mean of the queue's answers in tokens, if known."""
+    """Reads one file.
+
+    `usual` is the mean of the queue's answers in tokens, if known; `context` is that of the
+    workers, 0 if unknown.
+    """
 
     def __init__(
         self,
@@ -171,8 +188,10 @@ class _FileReader:
         submission: Submission,
         counter: CharacterCounter,
         usual: float | None,
+        context: int,
     ) -> None:
         self._content = FileContent()
+        self._context = context
         self._counter, self._usual = counter, usual
         self._ids, self._bodies = SeenIds(), SeenIds()
         self._records = Records()
@@ -184,6 +203,8 @@ class _FileReader:
             settings.max_line_bytes,
             self._ids,
             keep_bodies=True,
+            keep_columns=bool(submission.keep),
+            check=Routes(submission.routes, submission.queue).check if submission.routes else None,
         )
 
     def read(
@@ -197,45 +218,53 @@ class _FileReader:
         with closing(self._records):
             with closing(self._ids), closing(self._bodies):  # the order needs their memory
                 for raw in raw_chunks:
-                    self._add_chunk(self._lines.prepare(raw, (0, "")))
+                    of_table = raw.explain is not None
+                    self._add_chunk(self._lines.prepare(raw, (0, "")), of_table=of_table)
                     content.lines = raw.cursor
                     report(content)
             found = prefix_order(self._records, cache)
         content.shared = Shared(found.prompt, found.saved, found.saved_as_is, found.distinct)
         return content
 
-    def _add_chunk(self, chunk: PreparedChunk) -> None:
+    def _add_chunk(self, chunk: PreparedChunk, *, of_table: bool) -> None:
         content = self._content
         content.requests += len(chunk.bodies)
         content.bad += len(chunk.rejects)
         content.without_limit += chunk.without_limit
         content.message_bytes += sum(map(len, chunk.messages))
-        content.index_bytes += len(chunk.index.dump())
+        content.index_bytes += len(chunk.index.dump()) + len(chunk.columns)
         for _, meta in chunk.rejects:
             content.reject_bytes += len(meta)
             if len(content.first_bad) < _FIRST_BAD:
                 content.first_bad.append(orjson.loads(meta)["warmq"]["error"]["message"])
-        self._records.add(*keys_of([text_of(url, raw) for url, raw in chunk.bodies]))
+        models = (model_of(raw) for _, raw in chunk.bodies)
+        self._records.add(*keys_of([text_of(url, raw) for url, raw in chunk.bodies]), models)
         bodies: list[tuple[str, dict[str, Any]]]
         bodies = [(url, orjson.loads(raw)) for url, raw in chunk.bodies]
         prompts = [prompt_of(url, body, self._counter.chat) for url, body in bodies]
         counts = self._counter.count(prompts)
-        for (url, body), prompt, count in zip(bodies, prompts, counts, strict=True):
+        for n, ((url, body), prompt, count) in enumerate(zip(bodies, prompts, counts, strict=True)):
             same = orjson.dumps([url, body], option=orjson.OPT_SORT_KEYS)
             content.duplicates += not self._bodies.add(
                 hashlib.blake2b(same, digest_size=16).hexdigest()
             )
             content.prompt_tokens += count
-            content.estimated += not self._counter.exact(prompt)
+            content.estimated += not (exact := self._counter.exact(prompt))
+            if exact and len(prompt.texts) == 1 and count > self._context > 0:
+                self._add_too_long(chunk.messages[n], "row" if of_table else "line")
+            if isinstance(model := body.get("model"), str) and len(content.models) < _MOST_MODELS:
+                content.models.add(model)
             if url in LIMITS:
                 self._add_answer(url, body)
 
+    def _add_too_long(self, message: bytes, what: str) -> None:
+        if not self._content.too_long:
+            found = orjson.loads(message)["headers"]["warmq"]
+            self._content.first_too_long = f"{what} {found['line']} ({found['custom_id']})"
+        self._content.too_long += 1
+
     def _add_answer(self, url: str, body: dict[str, Any]) -> None:
-        content, mean = self._content, self._usual
-        choices = body.get("n") or 1
-        limit = next((body[name] for name in reversed(LIMITS[url]) if body.get(name)), None)
-        fixed = limit is not None and (body.get("ignore_eos") or body.get("min_tokens") == limit)
-        content.fixed += bool(fixed)
-        content.limits += choices * (limit or 0)
-        usual = limit if fixed or mean is None else min(mean, limit or mean)
-        content.expected += choices * (usual or 0)
+        content, answer = self._content, Answer.of(url, body)
+        content.fixed += answer.fixed
+        content.limits += answer.choices * answer.limit
+        content.expected += answer.tokens(self._usual)

@@ -7,7 +7,7 @@ submit of the file computes the same order, so each can continue an interrupted 
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,8 @@ from contract import naming
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import parse_line
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
 from producer.batch_watch import (
     batch_closed,
@@ -27,8 +28,9 @@ from producer.batch_watch import (
 )
 from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, ExplainError, RawChunk
 from producer.input.seen import SeenIds
+from producer.input.tables.kept import split_kept
 from producer.submit.lines import PreparedChunk
-from producer.submit.order.keys import keys_of, text_of
+from producer.submit.order.keys import keys_of, model_of, text_of
 from producer.submit.order.prefix import OrderChoice, cache_tokens, choose_order
 from producer.submit.order.records import Records, Spool
 from producer.submit.submission import OrderOption
@@ -52,13 +54,19 @@ class PlannedMessages:
     option: OrderOption
     _spool: Spool = field(default_factory=Spool)
     _records: Records = field(default_factory=Records)
+    #: With routes: the number of each message's queue, and the numbers by name.
+    _queues: "array[int]" = field(default_factory=lambda: array("H"))
+    _queue_names: dict[str, int] = field(default_factory=dict)
 
     def keep(self, chunk: PreparedChunk) -> None:
         """Move the messages of a chunk to the temporary file."""
         self._spool.add(chunk.messages)
-        self._records.add(*keys_of([text_of(url, body) for url, body in chunk.bodies]))
+        models = (model_of(body) for _, body in chunk.bodies)
+        self._records.add(*keys_of([text_of(url, body) for url, body in chunk.bodies]), models)
+        names = self._queue_names
+        self._queues.extend(names.setdefault(queue, len(names)) for queue in chunk.queues)
         chunk.announced = len(chunk.messages)
-        chunk.messages, chunk.bodies = [], []
+        chunk.messages, chunk.queues, chunk.bodies = [], [], []
 
     def close(self) -> None:
         self._records.close()
@@ -82,8 +90,8 @@ class PlannedMessages:
         choice = choose_order(self.option, self._records, cache, state.fields.get("plan", ""))
         position = confirmed = pushed = 0
         while position < len(self._spool):
-            messages = self._read(choice, position)
-            answer = self._send(choice, end, position, messages, report)
+            numbers, messages = self._read(choice, position)
+            answer = self._send(choice, end, position, messages, self._queues_of(numbers), report)
             if answer.answer == "ok":
                 position += len(messages)
                 pushed += len(messages)
@@ -101,22 +109,32 @@ class PlannedMessages:
             report(position, "")
         return choice, pushed
 
-    def _read(self, choice: OrderChoice, position: int) -> list[bytes]:
-        """Return the messages at a position of the order, for one call of the script."""
+    def _queues_of(self, numbers: Sequence[int]) -> list[str]:
+        """Return the queues of messages by their numbers; none without routes."""
+        names = list(self._queue_names)
+        return [names[self._queues[number]] for number in numbers] if names else []
+
+    def _read(self, choice: OrderChoice, position: int) -> tuple[list[int], list[bytes]]:
+        """Return messages at a position of the order, for one call of the script.
+
+        They come with their numbers in the file.
+        """
         end = min(position + CHUNK_LINES, len(self._spool))
         numbers = range(position, end) if choice.order is None else choice.order[position:end]
+        taken: list[int] = []
         found: list[bytes] = []
         size = 0
         for number in map(int, numbers):
+            taken.append(number)
             found.append(self._spool.read(number))
             size += len(found[-1])
             if size >= CHUNK_BYTES:
                 break
-        return found
+        return taken, found
 
     def _send(
         self, choice: OrderChoice, end: tuple[int, str], position: int, messages: list[bytes],
-        report: Report,
+        queues: list[str], report: Report,
     ) -> Enqueued:  # fmt: skip
         def enqueue() -> Enqueued:
             return self.store.enqueue_planned(
@@ -128,6 +146,7 @@ class PlannedMessages:
                 messages,
                 high_water=self.settings.high_water,
                 high_water_requests=self.settings.high_water_requests,
+                queues=queues,
             )
 
         return wait_while_full(enqueue, lambda text: report(position, text))
@@ -178,22 +197,24 @@ class PlannedLines:
         self._spool.close()
 
     def _keep(self, raw: RawChunk, seen: SeenIds) -> None:
-        texts = []
+        texts, models = [], []
         for position, (_, line) in enumerate(raw.lines, len(self)):
-            text: list[bytes] = []  # a bad line has none
+            text, model = list[bytes](), ""  # a bad line has none
             try:
-                request = parse_line(line, self._overrides)
-                custom_id, text = request.custom_id, text_of(request.url, request.body)
+                request = parse_line(split_kept(line)[0], self._overrides)
+                custom_id, model = request.custom_id, model_of(request.body)
+                text = text_of(request.url, request.body)
             except RequestRejected as error:
                 custom_id = error.custom_id
             texts.append(text)
+            models.append(model)
             if custom_id is not None and not seen.add(naming.request_id("", custom_id)):
                 self._repeated[position] = None
         self._too_long |= raw.too_long
         self._explain = raw.explain
         self._spool.add(line for _, line in raw.lines)
         self._numbers.extend(number for number, _ in raw.lines)
-        self._records.add(*keys_of(texts))
+        self._records.add(*keys_of(texts), models)
 
     def choose(self, option: OrderOption, cache: int, earlier: str) -> OrderChoice:
         return choose_order(option, self._records, cache, earlier)

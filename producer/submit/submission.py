@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,15 +17,70 @@ from contract.batch import Batch
 from contract.errors import BatchConflict
 from contract.message import MessageWriter
 from contract.redis.batches import BatchStore
+from contract.webhooks import check_url
 from producer.input.options import BadOption, check_name
 from producer.input.seen import SeenIds
+from producer.redis import NotifySecret
 from producer.submit import batch_trace
 
 #: Version number in every digest; it changes if chunk boundaries or messages change.
 _FORMAT = 2
 #: Order in which the lines are queued; `auto` chooses `input` or `prefix` (producer/submit/order).
 OrderOption = Literal["input", "prefix", "auto"]
+#: Most characters that an error shows of an option's value.
+_SHOWN = 60
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_COUNT, _SHARE = re.compile(r"[0-9]{1,12}"), re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
+
+
+def stop_after_text(value: object, name: str) -> str:
+    """Return a limit of failures as a batch has it, for example `100` or `5%`; '' for None.
+
+    Raises BadOption, with the option's `name`, for anything but a number of failed requests or a
+    share in percent, both above 0.
+    """
+    if value is None:
+        return ""
+    text = str(value).strip() if isinstance(value, int | str) else ""
+    if _COUNT.fullmatch(text) and not isinstance(value, bool) and int(text) > 0:
+        return str(int(text))
+    share = _SHARE.fullmatch(text)
+    if share is not None and 0 < float(share[1]) <= 100:
+        return f"{float(share[1]):.6f}".rstrip("0").rstrip(".") + "%"
+    raise BadOption(
+        f"{name} {str(value)[:40]}: give a number of failed requests, for example 100, or a share "
+        "of at most 100%, for example 5%"
+    )
+
+
+def seed_of(options: str) -> str:
+    """Return the digest (hex) before a file's first chunk, for a submission's `options`."""
+    return hashlib.sha256(b"warmq %d\n" % _FORMAT + options.encode()).hexdigest()
+
+
+def _other_options(batch: Batch, now: str) -> BatchConflict:
+    """Return the error that names the options that differ, with the beginnings of their values."""
+    old, new = _named(batch.fields.get("options", "")), _named(now)
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        if (was := old.get(name, "")) != (given := new.get(name, "")):
+            texts = [
+                text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..." for text in (was, given)
+            ]
+            was, given = (text or "not given" for text in texts)
+            found.append(f"{name} differs" if was == given else f"{name} was {was}, now {given}")
+    text = f"batch {batch.id} was submitted with other options: {'; '.join(found)}"
+    return BatchConflict(text, remedy="same_options")
+
+
+def _named(options: str) -> dict[str, str]:
+    """Return the JSON of each option, and of each field that is set for all lines."""
+    given = orjson.loads(options or "{}")
+    fields = {f"set {name}": value for name, value in given.pop("set", {}).items()}
+    return {
+        name: orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+        for name, value in (given | fields).items()
+    }
 
 
 def new_batch_id() -> str:
@@ -37,12 +93,14 @@ class WindowContext:
     """Context of a window, the part of a file that a run submits as one batch.
 
     `digest` covers the file before the window. `seen` has the custom_ids of all windows, as
-    requests of one batch called `name` (producer/run/windows.py).
+    requests of one batch called `name` (producer/run/windows.py). `judged_from` has the failures
+    before the window (contract/lua/failures.lua).
     """
 
     digest: str
     seen: SeenIds
     name: str
+    judged_from: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +118,22 @@ class Submission:
     in_order: bool = False  # run after the tenant's earlier batches with this option
     dedupe: bool = False  # run lines with the same body once, if repeatable (lines.py)
     order: OrderOption = "input"
+    notify: str = ""  # URL of the webhook at the batch's end; '' for none
     parent_traceparent: str = ""  # the caller's trace; '' for none
+    stop_after: str = ""  # failures after which the batch is cancelled: "100", "5%"; '' for never
+    keep_ms: int = 0  # how long results are kept after the batch's end; 0: WARMQ_RESULT_TTL_S
+    keep: tuple[str, ...] = ()  # columns of the table for the output
+    routes: Mapping[str, str] = field(default_factory=dict)  # of a new batch (routes.py)
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
         check_name("batch id", self.batch_id)
         check_name("tenant", self.tenant)
+        if self.notify:
+            try:
+                check_url(self.notify)
+            except ValueError as error:
+                raise BadOption(f"notify: {error}") from None
         if _CONTROL.search(self.queue):
             raise BadOption(f"model {self.model!r}: control characters are not allowed")
 
@@ -102,12 +170,18 @@ class Submission:
             shaping["once"] = True
         if self.order != "input":
             shaping["order"] = self.order
+        if self.stop_after:
+            shaping["stop_after"] = self.stop_after
+        if self.notify:
+            shaping["notify"] = self.notify
+        if self.keep:
+            shaping["keep"] = self.keep
         return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
     def seed(self) -> str:
         """The digest (hex) before the file's first chunk."""
-        return hashlib.sha256(b"warmq %d\n" % _FORMAT + self.options.encode()).hexdigest()
+        return seed_of(self.options)
 
     @property
     def start(self) -> str:
@@ -115,12 +189,23 @@ class Submission:
         return self.window.digest if self.window else self.seed
 
     def create(
-        self, store: BatchStore, input_name: str, *, planned: bool = False, ends: bool = False
+        self,
+        store: BatchStore,
+        input_name: str,
+        *,
+        planned: bool = False,
+        ends: bool = False,
+        over_http: bool = False,
+        columns: Mapping[str, str] | None = None,
+        kept_columns: str = "",
+        delimiter: str = "",
     ) -> Batch:
         """Create the batch, or return the one that an earlier submit has created.
 
         With `planned`, messages are queued after all lines have been read (planned.py). With `ends`
         the batch is created sealed (completely submitted), so that no submit adds lines.
+        `over_http`: a gateway has a record of the batch. `columns`, `kept_columns` (the source's
+        `output_columns`) and `delimiter` are a table's, for a retry that reads it again.
 
         Raises:
             BatchConflict: the batch has other options.
@@ -129,27 +214,45 @@ class Submission:
         fields: dict[str, str | int] = {
             "model": self.model,
             "queue": self.queue,
-            # The name of a file may be any bytes.
-            "input": input_name.encode(errors="replace").decode(),
+            "input": input_name.encode(errors="replace").decode(),  # a name may be any bytes
             "options": self.options,
             "tenant": self.tenant,
             "list": self._new_list,
+            **self._notify_fields(store),
             **batch_trace.new_batch_fields(self.parent_traceparent),
+            **self._end_fields,
         }
-        if self.dedupe:
-            fields["identical"] = 0  # tells the scripts that lines may share a result
-        if planned:
-            fields["planned"] = 0
-        if ends:
-            fields["sealed"] = 1
+        optional: dict[str, tuple[object, str | int]] = {
+            "identical": (self.dedupe, 0),  # tells the scripts that lines may share a result
+            "planned": (planned, 0),
+            "columns": (columns, orjson.dumps(dict(columns or {})).decode()),
+            "kept_columns": (kept_columns, kept_columns),
+            "delimiter": (delimiter, delimiter),
+            "sealed": (ends, 1),
+            "over_http": (over_http, 1),
+            "routes": (self.routes, orjson.dumps(dict(self.routes)).decode()),
+            "queues": (self.routes, ""),  # the scripts add the queues of its messages
+        }
+        fields |= {name: value for name, (given, value) in optional.items() if given}
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
-        theirs = batch.fields.get("options", "")
-        if theirs != self.options:
-            raise BatchConflict(
-                f"batch {batch.id} was submitted with other options: {theirs}, now {self.options}",
-                remedy="same_options",
-            )
+        if batch.fields.get("options", "") != self.options:
+            raise _other_options(batch, self.options)
         return batch
+
+    @property
+    def _end_fields(self) -> dict[str, str]:
+        kept = {"keep_ms": str(self.keep_ms)} if self.keep_ms else {}
+        if not self.stop_after:
+            return kept
+        judged_from = self.window.judged_from if self.window else {}
+        return kept | {"stop_after": self.stop_after, **judged_from}
+
+    def _notify_fields(self, store: BatchStore) -> dict[str, str]:
+        """Return the field of a batch with a webhook; make the secret with which it is signed."""
+        if not self.notify:
+            return {}
+        NotifySecret.using(store).get()
+        return {"notify": self.notify}
 
     @property
     def _new_list(self) -> str:
@@ -158,14 +261,12 @@ class Submission:
         batch = "" if self.in_order else name
         return naming.turn_list(self.queue, self.priority, self.tenant, batch)
 
-    def writer(self, batch: Batch) -> MessageWriter:
-        """Return the writer of the batch's messages."""
+    def writer(self, batch: Batch, queue: str) -> MessageWriter:
+        """Return the writer of the batch's messages for a queue."""
         # All messages of a batch must have the same deadline. The batch's own may be missing: a
         # retry removes it, and may have run while this submit was interrupted.
         created, deadline, trace = int(batch.created), None, batch.fields.get(batch_trace.FIELD, "")
         if self.deadline:
             after = created if self.deadline.startswith("+") else 0
             deadline = (int(self.deadline) + after) / 1000
-        return MessageWriter(
-            batch.id, created, batch.life, self.queue, self.priority, deadline, trace
-        )
+        return MessageWriter(batch.id, created, batch.life, queue, self.priority, deadline, trace)

@@ -17,9 +17,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from contract.batch import Batch
+from contract.errors import BatchConflict
 from contract.index import IndexChunk
 from contract.openai.lines import Request
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 from contract.results import error_of
 from contract.settings import Settings
 from producer.batch_watch import (
@@ -33,10 +35,11 @@ from producer.batch_watch import (
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
 from producer.submit import batch_trace
-from producer.submit.expected import expected
+from producer.submit.expected import Sample, expected, ignore
 from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
+from producer.submit.routes import Routes
 from producer.submit.submission import Submission
-from producer.time_left import pace_of_queue
+from producer.time_left import OutlookReads, Work
 
 if TYPE_CHECKING:  # these load numpy, which takes 0.1 s, and the readers of tables
     from producer.input.source import Source
@@ -55,16 +58,14 @@ _RETRIES = 5
 class Summary:
     """Counts of one submit.
 
-    `lines` is the number of lines read, `size` the bytes of their requests. `found` requests were
-    in the batch before this submit, `queued` were added by it, `without_limit` of the added ones
-    have no max_tokens. `ignored` counts the lines with each ignored field. `waiting` is the reason
-    of a wait for a full Redis. If the batch is planned, `pushed` messages are in the queue, in the
-    order `choice`.
+    `lines` is the number of lines read. `found` requests were in the batch before this submit,
+    `queued` were added by it, `without_limit` of the added ones have no max_tokens. `ignored`
+    counts the lines with each ignored field. `waiting` is the reason of a wait for a full Redis. If
+    the batch is planned, `pushed` messages are in the queue, in the order `choice`.
     """
 
     batch: Batch
     lines: int = 0
-    size: int = 0
     found: int = 0
     queued: int = 0
     rejected: int = 0
@@ -94,8 +95,9 @@ class Submitter:
 
     def __post_init__(self, batch: Batch) -> None:
         self._id, self._list_key = batch.id, batch.fields["list"]
-        self._writer = self.submission.writer(batch)
-        self._summary = Summary(batch)
+        self._writer = self.submission.writer(batch, self.submission.queue)
+        self._routes = Routes.of(batch, self.submission)
+        self._summary, self._sample = Summary(batch), Sample()
         self._end = (0, self.submission.start)
         #: Chunks in flight: the future of (queued, rejected, found), and the reasons of waits.
         self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
@@ -104,6 +106,8 @@ class Submitter:
 
     def run(self, raw_chunks: Iterator[RawChunk]) -> Summary:
         """Queue the requests that are not queued yet, and seal the batch (mark it as complete).
+
+        If so many requests fail meanwhile that the batch is stopped, end its open requests instead.
 
         Raises:
             BatchConflict: a chunk differs from the one that was submitted before.
@@ -120,13 +124,22 @@ class Submitter:
             self._planned = PlannedMessages(
                 self.store, self.settings, summary.batch, self._list_key, self.submission.order
             )
-        with closing(self._planned) if self._planned else nullcontext():
-            self._read(raw_chunks)
-            if self._planned:
-                with batch_trace.step("plan", summary.batch, self.submission.queue):
-                    self._push(self._planned)
-        self.report(summary)
-        self.seal()
+        try:
+            with closing(self._planned) if self._planned else nullcontext():
+                self._read(raw_chunks)
+                if self._planned:
+                    with batch_trace.step("plan", summary.batch, self.submission.queue):
+                        self._push(self._planned)
+            self.report(summary)
+            self.seal()
+        except BatchConflict:  # it may have been stopped because too many requests fail
+            state = self.store.batch(self._id)
+            if state is None or not state.stopped or state.life != summary.batch.life:
+                raise
+            summary.batch = state
+        if summary.batch.stopped:
+            self.store.cancel(summary.batch, summary.batch.fields["reason"])
+            summary.batch = self.store.batch(self._id) or summary.batch
         batch_trace.submitted(
             summary.batch, self.submission.queue, self.submission.parent_traceparent
         )
@@ -149,7 +162,10 @@ class Submitter:
                 window.name if window else "",
                 leaders,
                 keep_bodies=self._planned is not None,
-                check=self.check,
+                check=self._routes.check if self._routes.queues else self.check,
+                keep_columns=bool(self.submission.keep),
+                sample=ignore if window else self._sample.add,
+                routes=self._routes,
             )
             try:
                 for raw in raw_chunks:
@@ -160,7 +176,6 @@ class Submitter:
                         self._queue(sender, lines, raw)
                     self._end = (raw.cursor, raw.digest)
                     summary.lines = raw.cursor
-                    summary.size += raw.size
                     self.report(summary)
                 self._settle(0)
             finally:
@@ -231,6 +246,8 @@ class Submitter:
                 high_water=self.settings.high_water,
                 high_water_requests=self.settings.high_water_requests,
                 announced=chunk.announced,
+                columns=chunk.columns,
+                queues=chunk.queues,
             )
 
         answer = wait_while_full(enqueue, waits.put, self._stop)
@@ -286,12 +303,14 @@ class Submitter:
     def _expected(self, batch: Batch | None) -> bytes:
         """Return the expected tokens and time, which `status` shows; b'' for a run's window."""
         requests = batch.number("valid") if batch is not None else 0
-        if not requests or self.submission.window is not None:
+        if batch is None or not requests or self.submission.window is not None:
             return b""
-        queue = self.submission.queue
-        workers = self.store.workers(queue)
-        pace = pace_of_queue(self.store, queue, workers)
-        return expected(self._summary.size, requests, workers, pace)
+        queues, outlook = batch.queues, None
+        workers = [worker for queue in queues for worker in self.store.workers(queue)]
+        if len(queues) == 1:
+            outlook = OutlookReads.using(self.store).outlook(queues[0], workers)
+        work = Work.of(batch)._replace(left=requests)
+        return expected(self._sample, work, workers, outlook)
 
     def _why_nothing_runs(self, batch: Batch) -> str:
         total = batch.number("total")
@@ -361,7 +380,14 @@ class ResumableSubmit:
         source, submission = self.source, self.submission
         try:
             planned = submission.order != "input" and source.repeatable
-            batch = submission.create(self.store, source.name, planned=planned)
+            batch = submission.create(
+                self.store,
+                source.name,
+                planned=planned,
+                columns=getattr(source, "pairs", None),
+                delimiter=getattr(source, "delimiter", ""),
+                kept_columns=source.output_columns,
+            )
             self._submitter = Submitter(self.store, self.settings, submission, batch, self._report)
             return self._submitter.run(source.chunks(submission.seed, self.settings.max_line_bytes))
         finally:

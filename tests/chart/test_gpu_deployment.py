@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import yaml
 
 from contract.settings import load
@@ -38,6 +39,12 @@ def test_the_worker_runs_the_procfiles_line_with_settings_that_load() -> None:
     assert loaded.engine_args.options == {"max-num-seqs": "256"}
     grace = int(WORKER["stop_grace_period"].removesuffix("s"))
     assert grace > loaded.drain_timeout_s + KILL_GRACE_S + STOP_S
+
+
+@pytest.mark.parametrize("image", ["worker", "worker.cuda", "worker.npu"])
+def test_a_containers_log_has_vllms_log(image: str) -> None:
+    lines = (ROOT / "compose" / f"{image}.Dockerfile").read_text().splitlines()
+    assert any(line.startswith("ENV WARMQ_ENGINE_LOG=- ") for line in lines)
 
 
 def test_the_image_is_installed_from_the_locks_alone() -> None:

@@ -49,7 +49,8 @@ def remote(stack: Stack, vllm_server: VllmServer) -> Iterator[Worker]:
 
 
 def bare(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name not in ("id", "created")}
+    """Return what both engines must answer alike; each has its own name of the model."""
+    return {name: value for name, value in body.items() if name not in ("id", "created", "model")}
 
 
 def is_tie(server: VllmServer, line: dict[str, Any], one: str, other: str) -> bool:

@@ -105,8 +105,9 @@ def adapted(stack: Stack, too_small: Worker, port: int) -> Iterator[Worker]:
     """
     folder = stack.folder
     noisy, silent = make_adapter(folder / "noisy"), make_adapter(folder / "silent", strength=0)
-    args = f"--enable-lora --max-lora-rank 8 --lora-modules noisy={noisy} silent={silent} {CACHED}"
-    with ready(stack, "adapted", args, env=STATS, metrics_port=port) as worker:
+    loras = f"--enable-lora --max-loras 3 --max-lora-rank 8 --lora-modules noisy={noisy}"
+    args = f"{loras} silent={silent} {CACHED}"
+    with ready(stack, "adapted", args, env=STATS, metrics_port=port, engine_log="-") as worker:
         yield worker
 
 

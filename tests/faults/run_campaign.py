@@ -1,6 +1,6 @@
 """The long fault campaigns; `make faults-full` runs them all.
 
-`python tests/faults/run_campaign.py [--real or --front-ends] [--seed N] [--faults 200]`
+`run_campaign.py [--real, --front-ends, --swaps or --sleeps] [--seed N] [--faults 200]`
 `python tests/faults/run_campaign.py --without NX`: workers that lack this guard of the promise.
 Then the campaign must fail, and does not pass if it does not.
 """
@@ -21,6 +21,7 @@ sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 from kit.campaigns.campaign import Campaign  # noqa: E402
 from kit.campaigns.campaign_real import RealCampaign, SharedCampaign  # noqa: E402
 from kit.campaigns.mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
+from kit.campaigns.swap_campaign import SleepCampaign, SwapCampaign  # noqa: E402
 from kit.redis_servers.wrong_clock import steppable_clock  # noqa: E402
 from kit.stacks.stage import Stage, stage  # noqa: E402
 
@@ -36,6 +37,10 @@ def main() -> int:
     parser.add_argument(
         "--front-ends", action="store_true", help="with vLLM and two front ends a worker"
     )
+    parser.add_argument(
+        "--swaps", action="store_true", help="with five models, each fault in a phase of a swap"
+    )
+    parser.add_argument("--sleeps", action="store_true", help="the same, and engines sleep")
     parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
     parser.add_argument("--faults", type=int, help="default 200; 40 with vLLM")
     parser.add_argument("--requests", type=int, help="default 20000; 1000 with vLLM")
@@ -64,6 +69,8 @@ def whole(on: Stage, options: argparse.Namespace) -> int:
         kind, faults, requests = RealCampaign, 40, 1000
     if options.front_ends:
         kind = SharedCampaign
+    if options.swaps or options.sleeps:
+        kind, requests = SleepCampaign if options.sleeps else SwapCampaign, 0
     campaign = kind(on, options.seed, options.faults or faults, options.requests or requests)
     try:
         report = campaign.run()

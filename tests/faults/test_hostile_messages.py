@@ -52,7 +52,10 @@ class DrainThread:
 
     def __init__(self, url: str) -> None:
         self.settings = SimulatedSettings(
-            redis_url=url, engine="simulated", simulated_slots=8, simulated_latency_s=0
+            redis_url=url,
+            engine="simulated",
+            simulated_slots=8,
+            simulated_tests=b'{"latency_s": 0}',
         )
         self.drain: Drain
         self._loop: asyncio.AbstractEventLoop

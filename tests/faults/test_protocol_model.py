@@ -111,6 +111,11 @@ class Protocol(RuleBasedStateMachine):
         self.world.attempt(lambda: self.world.retry(batch, outcomes), fate, spare)
 
     @precondition(there(keys.BATCHES))
+    @rule(batch=BATCH, fate=FATES, spare=SPARE)
+    def run_again(self, batch: str, fate: Fate, spare: int) -> None:
+        self.world.attempt(lambda: self.world.run_again(batch), fate, spare)
+
+    @precondition(there(keys.BATCHES))
     @rule(batch=BATCH, force=SELDOM, fate=FATES, spare=SPARE)
     def delete(self, batch: str, force: bool, fate: Fate, spare: int) -> None:
         self.world.attempt(lambda: self.world.delete(batch, force=force), fate, spare)

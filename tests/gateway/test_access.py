@@ -14,6 +14,7 @@ import pytest
 import redis
 from kit.commands.support import producer_command, producer_env
 from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
@@ -203,7 +204,29 @@ def test_a_port_that_is_taken_ends_the_start_at_once(
     assert not (tmp_path / "files").exists()
 
 
+def test_a_gateway_tells_where_page_and_api_are_and_which_models_are_served(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    with GatewayProcess(redis_server.url, tmp_path) as made:
+        first = made.log_path.read_text().splitlines()
+        made.stop()
+        (tmp_path / "models" / "tiny").mkdir(parents=True)
+        with simulated(redis_server.url, tmp_path / "log", model=tmp_path / "models" / "tiny"):
+            eventually(lambda: " ready in " in (tmp_path / "log").read_text(), 30, "it is ready")
+            made.start()
+    addresses = [f"page     {made.url}/ui", f"API      {made.url}/v1"]
+    none = "workers  none runs; requests wait until `warmq-worker` has started one"
+    assert first[-3:] == [*addresses, none]
+    assert made.log_path.read_text().splitlines()[-3:] == [
+        *addresses, "workers  1 ready; served are: tiny"
+    ]  # fmt: skip
+
+
 def test_a_gateway_ends_whenever_it_is_stopped(redis_server: RedisServer, tmp_path: Path) -> None:
+    with redis_server.client() as client:
+        client.flushall()
     for number in range(3):
         made = GatewayProcess(redis_server.url, tmp_path).start()
         assert made.process is not None

@@ -154,7 +154,7 @@ def test_a_gateway_without_keys_does_not_listen_to_the_network(
     run_producer("keys", "create", redis_url=redis_url)
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert any("running on http://0.0.0.0" in line for line in process.stderr)
+        assert any("API      http://" in line for line in process.stderr)
         process.terminate()
         assert process.wait(20) == 0
 

@@ -105,7 +105,7 @@ def test_what_comes_out_of_a_file_is_what_counts_as_its_size(
 def test_failed_lines_of_a_compressed_file_are_run_again(
     stack: BatchStack, page: httpx.Client
 ) -> None:
-    bad = line(2, max_tokens=-1)
+    bad = line(2, user="simulate:fail")
     batch = stack.client.batches.create(
         input_file_id=sent(stack, gzip.compress(line(1) + b"\n" + bad)),
         endpoint="/v1/chat/completions", completion_window="24h",

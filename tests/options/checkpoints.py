@@ -33,7 +33,7 @@ def copy_model(folder: Path, weights: dict[str, Tensor], **config: Any) -> Path:
     return folder
 
 
-def make_adapter(folder: Path, seed: int = 1, strength: float = 0.15) -> Path:
+def make_adapter(folder: Path, seed: int = 1, strength: float = 0.15, rank: int = RANK) -> Path:
     """Write a LoRA adapter whose values are drawn from a seed; `strength` 0 changes nothing."""
     folder.mkdir(parents=True)
     torch.manual_seed(seed)
@@ -42,12 +42,12 @@ def make_adapter(folder: Path, seed: int = 1, strength: float = 0.15) -> Path:
         if name.endswith(("q_proj.weight", "v_proj.weight")):
             rows, columns = weight.shape
             stem = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{stem}.lora_A.weight"] = torch.randn(RANK, columns) * strength
-            tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, RANK) * strength
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, columns) * strength
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, rank) * strength
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "tiny",
-        "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj", "v_proj"], "bias": "none",
+        "r": rank, "lora_alpha": ALPHA, "target_modules": ["q_proj", "v_proj"], "bias": "none",
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder

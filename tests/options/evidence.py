@@ -149,7 +149,7 @@ class Evidence:
     def _submit(self, row: Row, log: Path) -> list[dict[str, Any]]:
         source = write_jsonl(log.with_suffix(".jsonl"), lines(row.named))
         out = log.with_suffix(".out.jsonl")
-        done = self.stack.producer("submit", source, "--wait", "-o", out)
+        done = self.stack.producer("submit", source, "--wait", "--force", "-o", out)
         if done.returncode:
             raise RuntimeError(f"{row.name}: {done.stderr}")
         return [result["response"]["body"] for result in read_jsonl(out)]

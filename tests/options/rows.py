@@ -35,7 +35,7 @@ SIXTEEN_BITS = "--dtype bfloat16"
 MP = "--distributed-executor-backend mp"
 TWO = {"tensor_parallel_size": 2}
 STAGES = {"pipeline_parallel_size": 2}
-LORA = "--enable-lora --max-lora-rank 8 --lora-modules noisy={lora} silent={zero}"
+LORA = "--enable-lora --max-loras 3 --max-lora-rank 8 --lora-modules noisy={lora} silent={zero}"
 
 
 @dataclass(frozen=True)

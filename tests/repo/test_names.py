@@ -130,3 +130,28 @@ def test_priorities_go_to_kombus_lists() -> None:
     assert [naming.priority_list("q", p) for p in range(10)] == (
         ["q"] * 3 + ["q\x06\x163"] * 3 + ["q\x06\x166"] * 3 + ["q\x06\x169"]
     )
+
+
+def test_every_name_that_a_script_uses_is_defined() -> None:
+    # Redis raises an error for an unknown global variable only when the line runs.
+    known = set(
+        "ARGV KEYS and break cjson collectgarbage do else elseif end error false for function if "
+        "in ipairs local math next nil not or pairs pcall redis repeat return select string table "
+        "then tonumber tostring true type unpack until while".split()
+    )
+    for path in LUA:
+        if path.stem in SHARED:
+            continue
+        code = re.sub(r"^\s*--.*", "", source(path.stem), flags=re.MULTILINE)
+        code = re.sub(r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"", "''", code)
+        code = re.sub(r"--.*", "", code)
+        lists = [
+            *re.findall(r"local ([\w, ]+)", code),
+            *re.findall(r"function ?\w*\(([^)]*)\)", code),
+            *re.findall(r"for ([\w, ]+?) (?:in|=)", code),
+            *re.findall(r"function (\w+)", code),
+            *re.findall(r"[{,]\s*(\w+) =", code),
+        ]
+        defined = {name.strip() for found in lists for name in found.split(",")}
+        used = set(re.findall(r"(?<![.\w:])([A-Za-z_]\w*)\b", code))
+        assert used - defined - known == set(), path.name

@@ -20,6 +20,7 @@ BANNED = frozenset((
 KEPT_FORMS = (
     ("gateway/batches/api/record.py", 'name="told"'),
     ("producer/cli/doctor/work.py", '"others": served'),
+    ("producer/stalls.py", '"others": list(served)'),
 )
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + [
     page for page in sorted((ROOT / "docs").rglob("*.md")) if "evidence" not in page.parts

@@ -17,6 +17,7 @@ STORE = (
     "contract/redis/",
     "gateway/redis/",
     "producer/redis.py",
+    "producer/outage.py",
     "contract/streaming.py",
     "worker/process/broker.py",
     "worker/drain/wakeup.py",

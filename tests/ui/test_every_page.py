@@ -163,9 +163,9 @@ def test_an_empty_gateway_says_on_each_page_what_to_do(
         watched(chrome) as view,
     ):
         for path, command in {
-            "/ui": "celery -A worker.app worker",
+            "/ui": "warmq-worker",
             "/ui/batches": "producer submit",
-            "/ui/workers": "celery -A worker.app worker",
+            "/ui/workers": "warmq-worker",
             "/ui/tenants": "producer tenant set",
             "/ui/dead": "producer dead list",
             "/ui/submit": "producer submit",

@@ -91,11 +91,9 @@ def test_failed_lines_run_again_as_a_batch_of_their_own(chrome: Browser, stack: 
     with watched(chrome) as view:
         page = view.page
         page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
-        failed = page.locator(".failure summary").first
-        failed.click()
-        assert "Retry it" in page.locator("main").inner_text()
-        assert "What is" in page.locator(".failure[open]").inner_text()  # its prompt
-        page.get_by_role("button", name="Retry failed requests").click()
+        assert "Retry it" in page.locator("[data-code]").inner_text()
+        assert page.locator("[data-code] li a").all_inner_texts() == ["request-1", "request-4"]
+        page.get_by_role("button", name="Retry as a new batch: 2").click()
         page.get_by_text("2 requests are queued again.").wait_for()
         made = page.url.rpartition("/")[2].partition("?")[0]
         assert made != batch_id

@@ -98,7 +98,7 @@ def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs
             page.wait_for_url("**/ui/batches/batch_*")
             batch_url = page.url.partition("?")[0]
             page.goto(batch_url)
-            expect(page.locator(".status-completed").first).to_be_visible(timeout=120_000)
+            expect(page.locator(".status-partly").first).to_be_visible(timeout=120_000)
             page.get_by_role("heading", name="Failed requests").wait_for()
             assert "too-long" in page.locator("main").inner_text()
             with page.expect_download() as got:
@@ -111,10 +111,10 @@ def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs
                 for n in range(len(questions))
             ]
             assert all(said)
-            page.get_by_role("button", name="Retry failed requests").click()
+            page.get_by_role("button", name="Retry as a new batch: 1").click()
             page.get_by_text("1 requests are queued again.").wait_for()
             assert page.url.partition("?")[0] != batch_url
-            expect(page.locator(".status-completed").first).to_be_visible(timeout=120_000)
+            expect(page.locator(".status-failed").first).to_be_visible(timeout=120_000)
             watch_and_cancel(page, f"{url}/ui/submit", tmp_path, story)
             for path in ("", "/batches", "/workers", "/tenants", "/dead", "/submit"):
                 page.goto(f"{url}/ui{path}")

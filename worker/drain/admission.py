@@ -39,12 +39,12 @@ class AdmissionLimits:
             # every other step would be only a quarter full.
             look_ahead = max(8, 2 * slots if capacity.one_step else slots // 4)
         limit = slots + look_ahead
-        # One POP refills half the look-ahead: so there are half as many, and no slot stays empty.
+        # One POP refills half the look-ahead: few POPs are needed, and no slot stays empty.
         low_water = max(1, min(look_ahead // 2, limit))
         return cls(slots, limit, low_water, capacity.max_model_len)
 
     @property
-    def slots_of_many(self) -> int:
+    def multi_sequence_slots(self) -> int:
         """Slots that requests of several sequences may take; the rest is for single ones."""
         return multi_sequence_slots(self.slots)
 
@@ -54,7 +54,7 @@ class AdmissionLimits:
         return max(1, self.limit - self.slots)
 
     @property
-    def many_waiting(self) -> int:
+    def multi_sequence_waiting(self) -> int:
         """Requests of several sequences that may wait: a quarter of the look-ahead."""
         return max(1, (self.limit - self.slots) // 4)
 
@@ -93,18 +93,19 @@ class SequenceLimit:
             self._admit()
 
     async def _enter(self, count: int) -> None:
-        turn = (count, asyncio.get_running_loop().create_future())
-        self._waiting.append(turn)
+        entering: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = (count, entering)
+        self._waiting.append(waiting)
         self._admit()
-        if turn[1].done():
+        if entering.done():
             return
         try:
-            await turn[1]
+            await entering
             self._admitted()
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            elif turn[1].done() and not turn[1].cancelled():  # admitted just now
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif entering.done() and not entering.cancelled():  # admitted just now
                 self._inside -= count
             self._admit()
             raise

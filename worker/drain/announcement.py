@@ -23,29 +23,33 @@ _VERSION = version()
 
 def announcement(drain: Drain) -> bytes:
     """Return this worker's state, load and averages as JSON (docs/reference/redis-keys.md)."""
-    supervisor, counts = drain.supervisor, drain.counts
+    supervisor, every = drain.supervisor, (drain.counts, *drain.earlier)
     state, why = drain.lifecycle.state, supervisor.why
-    if drain.lifecycle.stopping and supervisor.failed:
+    if drain.lifecycle.swapping:
+        why = drain.swap_reason
+    elif drain.lifecycle.stopping and supervisor.failed and not drain.models:
         state = State.STOPPED
     return orjson.dumps({
         "state": state.value,
-        **({"why": shown(why, drain.settings)} if why else {}),
+        **({"why": without_secrets(why, drain.settings)} if why else {}),
         "version": _VERSION,
         "protocol": PROTOCOL,
         **({"part_of": part_of} if (part_of := drain.leases.part_of) else {}),
         "queue": drain.leases.queue,
         "model": drain.settings.model,
+        "name": drain.served if drain.models else drain.settings.model_name,
         "served": drain.served,
         **({"adapters": adapters} if (adapters := drain.adapters) else {}),
+        **{name: value for name, value in drain.models.items() if value},
         "in_flight": len(drain.in_flight),
         "limit": drain.limits.limit,
         "done": {  # totals since the start: two announcements give a rate
-            "completed": counts.completed,
-            "other": counts.ended - counts.completed,
-            "prompt_tokens": counts.prompt_tokens,
-            "completion_tokens": counts.completion_tokens,
+            "completed": sum(counts.completed for counts in every),
+            "other": sum(counts.ended - counts.completed for counts in every),
+            "prompt_tokens": sum(counts.prompt_tokens for counts in every),
+            "completion_tokens": sum(counts.completion_tokens for counts in every),
             "cached_tokens": supervisor.cached_prompt_tokens(),
-            "handed_back": counts.handed_back,
+            "handed_back": sum(counts.handed_back for counts in every),
         },
         "deaths": supervisor.deaths,
         **_engine(drain),
@@ -69,7 +73,7 @@ def _engine(drain: Drain) -> dict[str, object]:
     }
 
 
-def shown(why: str, settings: WorkerSettings) -> str:
+def without_secrets(why: str, settings: WorkerSettings) -> str:
     """Return a reason's first line, shortened and without the settings' secrets."""
     line = next(iter(why.strip().splitlines()), "")
     for secret in _secrets(settings):

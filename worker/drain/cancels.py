@@ -64,26 +64,29 @@ class Cancels:
             if message is not None:
                 pinged = False
                 if message["type"] == "message":
-                    self._act_on(message["channel"].decode(), message["data"])
+                    await self._act_on(message["channel"].decode(), message["data"])
             elif pinged:
                 raise ConnectionError("no answer to a PING")
             else:
                 pinged = True
                 await pubsub.ping()
 
-    def _act_on(self, channel: str, data: bytes) -> None:
+    async def _act_on(self, channel: str, data: bytes) -> None:
         try:
             if channel == naming.LISTEN_CHANNEL:
                 self._text.subscribe(orjson.loads(data))
             elif channel == keys.BATCH_CANCEL_CHANNEL:
-                batch = data.decode()
-                of_batch = [r for r in self._in_flight if r.delivery.batch == batch]
-                self._in_flight.abort(of_batch, "cancelled")
+                await self._cancel_batch(data.decode())
             else:
                 self._in_flight.abort(self._running({*map(str, orjson.loads(data))}), "cancelled")
         # Anybody may publish any bytes, also deeply nested JSON: no worker may end because of them.
         except (ValueError, TypeError, KeyError, RecursionError):
             log.warning("ignored a message on %s", channel, extra={"action": "bad_message"})
+
+    async def _cancel_batch(self, batch: str) -> None:
+        if of_batch := [r for r in self._in_flight if r.delivery.batch == batch]:
+            (reason,) = await self._leases.cancelled([batch])
+            self._in_flight.abort(of_batch, "cancelled", reason)
 
     def _running(self, request_ids: set[str]) -> Iterator[Running]:
         return (r for r in self._in_flight if r.delivery.request_id in request_ids)
@@ -93,3 +96,9 @@ class Cancels:
         flags = await self._leases.ended([r.delivery for r in running])
         ended = [r for r, flag in zip(running, flags, strict=True) if flag]
         self._in_flight.abort(ended, "cancelled")
+        batches = sorted({r.delivery.batch for r in running} - {""})
+        reasons = await self._leases.cancelled(batches)
+        for batch, reason in zip(batches, reasons, strict=True):
+            if reason:
+                of_batch = (r for r in running if r.delivery.batch == batch)
+                self._in_flight.abort(of_batch, "cancelled", reason)

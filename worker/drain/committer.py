@@ -11,14 +11,15 @@ from worker.drain.leases import Leases
 LINGER_S = 0.008
 #: Fewest endings of one engine step that are committed without waiting for more.
 STEP_GROUP = 8
-#: Most endings of one DONE; the engine computes the next while Redis writes (docs/decisions/0009).
+#: Most endings of one DONE. While Redis writes them, the engine computes (docs/decisions/0009).
 GROUP = 64
-#: Bytes of results after which a group is complete: Redis serves no other client meanwhile.
+#: Bytes of results after which a group is complete, because Redis serves no other client while it
+#: writes a group.
 GROUP_BYTES = 4 * 2**20
 
 
 class Committer:
-    """Collects and commits endings, and calls `committed` with each group that is in Redis."""
+    """Collects and commits endings; calls `committed` with each group once it is in Redis."""
 
     def __init__(
         self,

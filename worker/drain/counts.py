@@ -1,17 +1,19 @@
 """Counts one drain's requests and tokens, and averages the recent ones."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from worker.drain.events import Committed, Events, HandedBack, Leased
 
 #: Number of recent answers over which mean lengths are taken.
 ANSWERS = 1000
-#: Seconds of work after which a second counts half in the share of time with full slots.
+#: Half-life of the share of time with full slots, in seconds of work.
 HALF_LIFE_S = 600.0
 
 
 class Counts:
-    """Totals since the worker started; only completed requests' tokens count."""
+    """Totals since the worker started. Only completed requests have tokens."""
 
     def __init__(self, events: Events) -> None:
         self.popped = self.handed_back = 0
@@ -25,6 +27,11 @@ class Counts:
     def ended(self) -> int:
         """Requests that have a result, of any outcome."""
         return self.completed + self.failed + self.cancelled + self.expired
+
+    def add(self, more: Counts) -> None:
+        """Add other totals to these."""
+        for name, number in vars(more).items():
+            setattr(self, name, getattr(self, name) + number)
 
     def as_json(self) -> dict[str, Any]:
         """Return the totals as `celery inspect stats` shows them."""
@@ -49,7 +56,8 @@ class Averages:
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self._before = (0, 0, 0)
+        # What an earlier drain of the model has counted is not recent.
+        self._before = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
         # Decaying sums: answers, their tokens, their prompts' tokens.
         self._sums = [0.0] * 3
         self._full_s = self._busy_s = 0.0

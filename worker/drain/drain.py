@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from contract.errors import EngineDead, RequestFailed
 from worker.drain import events
@@ -14,7 +15,7 @@ from worker.drain.counts import Averages, Counts
 from worker.drain.endings import Ending, failed, log_extra
 from worker.drain.event_log import log_events
 from worker.drain.events import Events, Outage
-from worker.drain.in_flight import ABORTS, InFlight, Running
+from worker.drain.in_flight import InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
 from worker.drain.scripts import ERRORS
@@ -42,8 +43,10 @@ class Drain:
         self.leases = leases
         self.events = Events()
         self.counts = Counts(self.events)
-        log_events(self.events, leases.queue)
-        self.lifecycle = Lifecycle(settings.drain_timeout_s, leases.scripts.give_up_in)
+        log_events(self.events, leases.queue, settings.see_engine_log)
+        self.lifecycle = Lifecycle(
+            settings.drain_timeout_s, leases.scripts.give_up_in, settings.swap_drain_s
+        )
         self.supervisor = Supervisor(
             make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events
         )
@@ -52,14 +55,18 @@ class Drain:
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases.wait_for_message)
         self.limits = AdmissionLimits()  # none before the engine is ready
-        self._sequences = SequenceLimit(lambda: self.limits.slots_of_many, self.wakeup.poke)
+        self._sequences = SequenceLimit(lambda: self.limits.multi_sequence_slots, self.wakeup.poke)
         #: The requests in flight that wait for the preparation of earlier ones.
         self.preparing = PreparingRequests(self.wakeup.poke)
         self._serving = Serving(
             self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes
         )
-        #: The names of the engine's LoRA adapters.
-        self.adapters: tuple[str, ...] = ()
+        #: The fields that a worker with WARMQ_MODELS announces more, among them `models`.
+        self.models: Mapping[str, Any] = {}
+        #: The totals of this process's drains of its other models.
+        self.earlier: list[Counts] = []
+        #: The reason of a swap that has begun.
+        self.swap_reason = ""
         self._crashed: list[Running] = []
         # A slot is refilled when its result is in Redis, so a killed worker loses at most the work
         # in its slots and look-ahead. Answers of the same length end in the same step: once
@@ -77,15 +84,24 @@ class Drain:
     def served(self) -> str:
         """The model's name in metrics and announcements; '' while it is unknown."""
         settings, capacity = self.settings, self.supervisor.capacity
-        known = capacity.model if capacity else settings.model
+        known = settings.model_name
+        if capacity is not None and capacity.model != settings.model:
+            known = capacity.model  # the one that its server lists
         return settings.served_model_name or known or ""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the engine's LoRA adapters, also of those that are not loaded now."""
+        if (capacity := self.supervisor.capacity) is None:
+            return ()
+        return (*capacity.adapters, *(capacity.on_demand() if capacity.on_demand else ()))
 
     def set_limits(self) -> None:
         """Set the limits and the served names from the engine that has started."""
         capacity = self.supervisor.engine_capacity
         self.limits = AdmissionLimits.of(capacity, self.settings)
-        self.adapters = tuple(capacity.adapters)
-        if name := self.settings.served_model_name:
+        name = self.settings.served_model_name
+        if name and capacity.on_demand is None:  # else the engine knows which adapters there are
             self._serving.names = (name, *capacity.adapters)
 
     async def pop(
@@ -93,11 +109,11 @@ class Drain:
     ) -> Popped | None:
         """Lease up to k requests; None if Redis does not answer."""
         limits = self.limits
-        many = max(0, limits.many_waiting - self._sequences.waiting)
+        most_multi = max(0, limits.multi_sequence_waiting - self._sequences.waiting)
         busy = self.preparing.busy_tenants(limits.preparing_each)
         try:
             popped = await self.leases.pop(
-                k, limits.slots, lists, max_bytes, many, limits.context, busy
+                k, limits.slots, lists, max_bytes, most_multi, limits.context, busy
             )
         except ERRORS as error:
             self.outage.lost(error)
@@ -142,8 +158,8 @@ class Drain:
                 self.events.publish(events.EngineDied(str(error)))
             self._crash(running, inside=error.inside)
         except asyncio.CancelledError:
-            if running.abort in ABORTS:
-                self._fail(running, ABORTS[running.abort], running.abort, running.abort)
+            if running.error:
+                self._fail(running, running.error, running.abort, running.abort)
             elif running.abort == "died":
                 self._crash(running, inside=True)
             elif not running.abort:
@@ -244,12 +260,24 @@ class Drain:
         if not self.lifecycle.stopping:
             self.events.publish(events.Stopping(len(self.in_flight), self.settings.drain_timeout_s))
         self.begin_stop()
+        self.lifecycle.no_swap()
+
+    def go_on_from(self, before: Counts) -> None:
+        """Add the totals of an earlier drain of the same model in this process."""
+        self.counts.add(before)
+        self.averages = Averages(self.counts)
+
+    def swap(self, reason: str) -> None:
+        """Take no more requests, so that the worker can load another model; `reason` is shown."""
+        self.lifecycle.swapping, self.swap_reason = True, reason
+        self.begin_stop()
 
     def hurry(self) -> None:
         """Hand all requests back now."""
         if not self.lifecycle.hurrying:
             self.events.publish(events.Stopping(len(self.in_flight), 0))
         self.begin_stop()
+        self.lifecycle.no_swap()
         self.lifecycle.hurry()
 
     def begin_stop(self) -> None:

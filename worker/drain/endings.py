@@ -24,8 +24,8 @@ MAX_TOKENS = 2**40
 class Ending:
     """How one delivery ended.
 
-    An empty `outcome` only drops the lease. `keep`: the message stays for a retry. `times` is the
-    result's timing.
+    An empty `outcome` only drops the lease. `keep`: the message stays for a retry. `cut`: the
+    answer ended at its limit of tokens. `times` is the result's timing.
     """
 
     delivery: Delivery
@@ -35,6 +35,7 @@ class Ending:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     times: Mapping[str, float | int] = field(default_factory=dict)
+    cut: bool = False
 
 
 def done_arguments(endings: Sequence[Ending]) -> list[Any]:
@@ -49,7 +50,8 @@ def done_arguments(endings: Sequence[Ending]) -> list[Any]:
             prompt, completion = (min(max(0, n), MAX_TOKENS) for n in (prompt, completion))
         life = d.life if d.batch else d.keep_ms or ""
         args += (
-            d.lease, d.request_id, d.batch, life, outcome, int(e.keep), prompt, completion, e.meta
+            d.lease, d.request_id, d.batch, life, outcome, "cut" if e.cut else int(e.keep), prompt,
+            completion, e.meta,
         )  # fmt: skip
     return args
 

@@ -18,7 +18,6 @@ class Line(NamedTuple):
 
 
 LINES: dict[type[Event], Line] = {
-    events.EngineDied: Line(logging.ERROR, "engine_dead", "engine died: %s"),
     events.Swept: Line(
         logging.WARNING, "swept", "%d requests of a dead worker go back to the queue"
     ),
@@ -31,8 +30,12 @@ LINES: dict[type[Event], Line] = {
 }
 
 
-def log_events(published: Events, queue: str) -> None:
+def log_events(published: Events, queue: str, see_engine_log: str) -> None:
     """Log the events that an operator wants to know, from now on."""
+
+    def died(event: events.EngineDied) -> None:
+        text = "engine died: %s%s"
+        log.error(text, *event, see_engine_log, extra={"action": "engine_dead"})
 
     def ready(event: events.EngineReady) -> None:
         capacity = event.capacity
@@ -45,6 +48,7 @@ def log_events(published: Events, queue: str) -> None:
     for kind in LINES:
         published.subscribe(kind, _log)
     published.subscribe(events.EngineReady, ready)
+    published.subscribe(events.EngineDied, died)
     published.subscribe(events.LeasesLost, _log_lost)
     published.subscribe(events.Stopping, _log_stopping)
 

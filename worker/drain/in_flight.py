@@ -5,13 +5,13 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from contract.batch import BY_USER
 from contract.message import Delivery
 from worker.drain.leases import lease_number
 
-#: The reasons of aborts that end a request, with the text of its error. After other aborts the
-#: request has no ending here: `released` and `died` hand it back, and after `lost` another worker
-#: has its lease.
-ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before its deadline"}
+#: The errors of requests that an abort ends, by the abort's reason. Other aborts end no request:
+#: after `released` and `died` it is handed back, and after `lost` its lease has expired.
+_ERRORS = {"cancelled": BY_USER, "expired": "not finished before its deadline"}
 
 
 @dataclass(slots=True, eq=False)
@@ -19,10 +19,11 @@ class Running:
     """One request in flight.
 
     `engine_id` is the request's id in the engine. `task` runs the request; `timer` aborts it at its
-    deadline. `abort` is the reason why the task was cancelled. `died`: the engine died with the
-    request inside. `since` is the time.monotonic() at which the task began. `plain`: a listener
-    wants the request's text while it runs, and that text is the answer word for word. `text_seen`:
-    a listener has got some of the text.
+    deadline. `abort` is the reason why the task was cancelled; `error` is the text of the error
+    with which the request then ends, '' if it does not end. `died`: the engine died with the
+    request inside. `since` is the time.monotonic() at which the task began. `streams_answer`: a
+    listener wants the request's text while it runs, and that text is the answer word for word.
+    `text_seen`: a listener has got some of the text.
     """
 
     delivery: Delivery
@@ -30,10 +31,11 @@ class Running:
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     abort: str = ""
+    error: str = ""
     ended: bool = False
     died: bool = False
     since: float = 0.0
-    plain: bool = False
+    streams_answer: bool = False
     text_seen: bool = False
 
 
@@ -47,7 +49,7 @@ class InFlight:
         self._by_lease: dict[str, Running] = {}
         #: The latest delivery of each request.
         self._by_request: dict[str, Running] = {}
-        #: Leases replaced by that of a later delivery, until Redis has dropped them.
+        #: Leases whose request has a later delivery, until Redis has dropped them.
         self._replaced: set[str] = set()
         #: Bytes of all messages in flight, as stored in Redis.
         self.size = 0
@@ -101,7 +103,7 @@ class InFlight:
             running.timer.cancel()  # it would keep the request in memory until its deadline
 
     def same_request(self, delivery: Delivery) -> Running | None:
-        """Return the request in flight of an earlier delivery of this request, or None."""
+        """Return the request in flight if this delivery repeats it, or None."""
         running = self.unended(delivery.request_id)
         return running if running and running.delivery.same_request(delivery) else None
 
@@ -126,11 +128,14 @@ class InFlight:
         """Return the tasks that still run."""
         return [r.task for r in self._by_lease.values() if r.task and not r.task.done()]
 
-    def abort(self, which: Iterable[Running], why: str) -> None:
-        """Abort requests; `why` is cancelled, expired, released, lost or died."""
+    def abort(self, which: Iterable[Running], why: str, error: str = "") -> None:
+        """Abort requests; `why` is cancelled, expired, released, lost or died.
+
+        Requests that end have `error` as their error's text, by default that of `why`.
+        """
         for running in which:
             if running.task is not None and not running.ended and not running.abort:
-                running.abort = why
+                running.abort, running.error = why, error or _ERRORS.get(why, "")
                 # In the loop's next iteration: a task cancelled before its first step would end
                 # without making an ending.
                 asyncio.get_running_loop().call_soon(running.task.cancel)

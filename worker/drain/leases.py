@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract import naming
+from contract.batch import BY_USER
 from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
@@ -78,11 +79,11 @@ class Leases:
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        many: int = 0, context: int = 0, without: Sequence[str] = (),
+        most_multi: int = 0, context: int = 0, excluded: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
-        """Lease up to k requests, of which at most `many` have several sequences.
+        """Lease up to k requests, of which at most `most_multi` have several sequences.
 
-        None is of a tenant in `without`. `context` is the model's context length in tokens, 0 if
+        None is of a tenant in `excluded`. `context` is the model's context length in tokens, 0 if
         it is unknown; it limits the estimated cost of a request. The caller must add the deliveries
         to its own leases before it awaits anything else: `renew` hands back leases that its caller
         does not name. Raises StoreUnavailable if Redis does not answer.
@@ -94,8 +95,8 @@ class Leases:
         try:
             reply = await self.scripts.run(
                 "pop", self.worker_id, self.queue, k, min(POP_BYTES, max_bytes), s.lease_ms,
-                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, context,
-                "".join(f"{tenant}\6" for tenant in without), *(lists or ()),
+                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, most_multi, context,
+                "".join(f"{tenant}\6" for tenant in excluded), *(lists or ()),
             )  # fmt: skip
             self._highest = max(self._highest, reply[4])
             self._turn = reply[5], reply[6]
@@ -237,6 +238,17 @@ class Leases:
         await self._arrivals.close()
         await self._client.aclose()
 
+    async def cancelled(self, batches: Sequence[str]) -> list[str]:
+        """Return for each batch the reason why it is cancelled, '' if it is not."""
+        pipe = self._client.pipeline(transaction=False)
+        for batch in batches:
+            pipe.hmget(keys.batch_key(batch), "cancelling", "stopped", "reason")
+        found = await pipe.execute() if batches else []
+        return [
+            (reason.decode(errors="replace") if stopped and reason else BY_USER) if flag else ""
+            for flag, stopped, reason in found
+        ]
+
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Return for each request whether it has its result.
 
@@ -305,6 +317,10 @@ class Leases:
         """Add to the history of the current minute (worker/lua/ring.lua)."""
         await self.scripts.run("ring", self.queue, self.part_of or self.worker_id, *numbers)
 
+    async def note_machine(self, report: bytes, ttl_ms: int) -> None:
+        """Write this worker's memory and last log lines, which expire after `ttl_ms`."""
+        await self._client.set(keys.machine_key(self.worker_id), report, px=ttl_ms)
+
     # -- batches that have ended ----------------------------------------------------
 
     async def batches_to_end(self, count: int) -> list[str]:
@@ -314,6 +330,15 @@ class Leases:
     async def life_of(self, batch_id: str) -> bytes:
         """Return a batch's `life`, a random text made at its creation; b'' if it is gone."""
         return await self._client.hget(keys.batch_key(batch_id), "life") or b""
+
+    async def batch_fields(self, batch_id: str) -> dict[str, str]:
+        """Return the fields of a batch's hash; {} if it is gone."""
+        found = await self._client.hgetall(keys.batch_key(batch_id))
+        return {name.decode(): value.decode(errors="replace") for name, value in found.items()}
+
+    async def webhook_secret(self) -> str:
+        """Return the secret that signs webhooks of batches; '' if no batch has one."""
+        return (await self._client.get(keys.NOTIFY_SIGNING) or b"").decode()
 
     async def index_chunks(self, batch_id: str, start: int, count: int) -> list[bytes]:
         """Return up to `count` chunks of a batch's index, as bytes of contract/index.py."""

@@ -21,7 +21,7 @@ ABORT_S = 2.0
 HURRY_S = 5.0
 #: Seconds that cancelled tasks get to end.
 CANCEL_S = 1.0
-#: Seconds of a stop after its two settings: the sum of HURRY_S, SHUTDOWN_S (supervisor.py), several
+#: Seconds of a stop after its two settings: the sum of HURRY_S, SHUTDOWN_S (keeper.py), several
 #: CANCEL_S, and the time in which Celery closes connections to a Redis that does not answer.
 STOP_S = 25.0
 #: The file descriptor of stderr.
@@ -33,6 +33,7 @@ class State(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    SWAPPING = "swapping"
     DEGRADED = "degraded"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -42,15 +43,23 @@ class Lifecycle:
     """The state of one worker, and the two steps of its stop, which is final.
 
     In the first step running requests may finish. The second, a hurried stop, begins after
-    WARMQ_DRAIN_TIMEOUT_S at the latest: requests are handed back.
+    WARMQ_DRAIN_TIMEOUT_S at the latest, in a swap after WARMQ_SWAP_DRAIN_S: requests are handed
+    back.
     """
 
-    def __init__(self, drain_timeout_s: float, give_up_in: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        drain_timeout_s: float,
+        give_up_in: Callable[[float], None],
+        swap_drain_s: float = 0.0,
+    ) -> None:
         """Prepare; `give_up_in` gets the seconds after which writes to Redis are not retried."""
         self.state = State.STARTING
+        #: Whether the stop is that of a swap: the process goes on with another model.
+        self.swapping = False
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
-        self._drain_timeout_s = drain_timeout_s
+        self._drain_timeout_s, self._swap_drain_s = drain_timeout_s, swap_drain_s
         self._give_up_in = give_up_in
 
     @property
@@ -74,12 +83,23 @@ class Lifecycle:
             self.state = State.DEGRADED
 
     def stop(self) -> None:
-        """Begin the stop; the first call starts the time of WARMQ_DRAIN_TIMEOUT_S."""
+        """Begin the stop; the first call starts the time in which requests may finish."""
         if not self.stopping:
             self._asked.set()
+            self.state = State.SWAPPING if self.swapping else State.DRAINING
+            self._hurry_in(self._swap_drain_s if self.swapping else self._drain_timeout_s)
+
+    def _hurry_in(self, seconds: float) -> None:
+        self._give_up_in(seconds + HURRY_S)
+        asyncio.get_running_loop().call_later(seconds, self.hurry)
+
+    def no_swap(self) -> None:
+        """Note that the process ends with this stop, although it began as that of a swap."""
+        if self.swapping:
+            self.swapping = False
             self.state = State.DRAINING
-            self._give_up_in(self._drain_timeout_s + HURRY_S)
-            asyncio.get_running_loop().call_later(self._drain_timeout_s, self.hurry)
+            if not self.hurrying:
+                self._hurry_in(self._drain_timeout_s)
 
     def hurry(self) -> None:
         """Stop without waiting for running requests."""

@@ -174,7 +174,8 @@ async def _leave(drain: Drain) -> None:
     try:
         await drain.leases.renew(drain.in_flight.leases())
         await drain.leases.drop_suspects_lock()
-        if drain.supervisor.failed:  # producers that wait can read the reason for some seconds
+        # Producers that wait can read the reason for some seconds; a swap goes on announcing soon.
+        if drain.supervisor.failed or drain.lifecycle.swapping:
             await drain.leases.sweep(announcement(drain))
         else:
             await drain.leases.leave()

@@ -34,8 +34,8 @@ class Progress:
         self._drain = drain
         self._logged_at = -math.inf
         self._was_empty = True
-        #: The start of the next line's time, and the totals then. None once a line about the empty
-        #: queue was logged.
+        #: The start of the time that the next line covers, and the totals then. None after a line
+        #: about the empty queue.
         self._mark: tuple[float, Counts] | None = None
         self._ended_at = 0.0
         drain.events.subscribe(Leased, self._leased)
@@ -102,17 +102,20 @@ class History:
         self._busy_s = self._slots_s = 0.0
 
     async def run(self) -> None:
-        """Sample and write until cancelled."""
+        """Sample and write until cancelled, and then once more."""
         loop = asyncio.get_running_loop()
         sampled = written = loop.time()
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            now = loop.time()
-            self.sample(now - sampled)
-            sampled = now
-            if now - written >= WRITE_S:
-                written = now
-                await self.write()
+        try:
+            while True:
+                await asyncio.sleep(SAMPLE_S)
+                now = loop.time()
+                self.sample(now - sampled)
+                sampled = now
+                if now - written >= WRITE_S:
+                    written = now
+                    await self.write()
+        finally:
+            await self.write()
 
     def sample(self, seconds: float) -> None:
         """Count the slots in use for each of the `seconds` since the last sample."""

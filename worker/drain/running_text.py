@@ -42,9 +42,10 @@ Key = tuple[str, str]  # request id, listener
 class _Published:
     """The text of one request that one listener has got, by choice (`texts`).
 
-    `attempt` is the delivery's whose text it is; 0: none yet. `until` (time.monotonic()) is when a
-    subscription ends whose request does not run here. `raw` listeners also get text that is not the
-    answer word for word, because parts of it may become tool calls or reasoning.
+    `attempt` is the number of the delivery that the text is from; 0: no text yet. `until`
+    (time.monotonic()) is when the subscription ends if its request does not run here. A listener
+    with `raw` also gets text that is not the answer word for word, because parts of it may become
+    tool calls or reasoning.
     """
 
     until: float = 0.0
@@ -77,6 +78,7 @@ class RunningText:
         self._fresh: set[Key] = set()
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        #: The time.monotonic() before which a tick publishes first texts only.
         self._not_before = 0.0
         self._polls = False
         self._logged = ""
@@ -187,7 +189,7 @@ class RunningText:
                 if running is None:
                     if before.until < now:
                         self._forget(key)
-                elif before.raw or (running.plain and not (parsed and _is_chat(running))):
+                elif before.raw or (running.streams_answer and not (parsed and _is_chat(running))):
                     texts = self._drain.supervisor.engine.text_so_far(running.engine_id)
                     yield _news_of(key, before, running, texts)
         except EngineDead:  # the engine is being rebuilt
@@ -199,7 +201,7 @@ def _is_chat(running: Running) -> bool:
 
 
 def _news_of(key: Key, before: _Published, running: Running, texts: Sequence[str]) -> _News:
-    """Return the new text of a request; all its text if that does not continue the published."""
+    """Return the new text of a request; all of it if it does not continue the published text."""
     attempt = running.delivery.attempt
     known = before.texts if before.attempt == attempt else {}
     after = _Published(before.until, before.raw, attempt, dict(known))

@@ -17,7 +17,7 @@ ERRORS = (StoreUnavailable, OSError)
 #: The lowest proto-max-bulk-len that Redis can have: a value of this many bytes is never too large.
 ALWAYS_TAKEN_BYTES = 2**20
 #: Redis's default of proto-max-bulk-len, for workers whose user may not call CONFIG GET.
-USUALLY_TAKEN_BYTES = 512 * 2**20
+DEFAULT_TAKEN_BYTES = 512 * 2**20
 #: The number of broken connections after which a large write counts as refused, if Redis answers
 #: a PING after each.
 BROKEN_TIMES = 3
@@ -64,11 +64,11 @@ class Scripts:
         )
 
     async def until_done(self, name: str, *args: Any) -> Any:
-        """Run a script, and retry it while Redis is unreachable.
+        """Run a script, and retry it until Redis has run it.
 
         Raises:
             StoreRefused: Redis would refuse the script at any time.
-            StoreUnavailable: Redis is unreachable, and `give_up_in` has set the end of retries.
+            StoreUnavailable: Redis has not run it by the time set with `give_up_in`.
         """
         delay, broken, level = 0.05, 0, logging.WARNING
         while True:
@@ -84,7 +84,7 @@ class Scripts:
                         "Redis is unreachable while stopping; leased requests return to the queue "
                         f"when their leases end. {error}"
                     ) from error
-                text = "Redis refused %s, trying again: %s"
+                text = "Redis did not run %s, trying again: %s"
                 log.log(level, text, name, error, extra={"action": "redis_retry"})
                 level = logging.DEBUG  # only the first try logs a warning
                 await asyncio.sleep(delay)
@@ -101,8 +101,8 @@ class Scripts:
         try:
             config = await self._client.config_get("proto-max-bulk-len")
         except ERRORS:  # the Redis user of docs/how-to/security.md may not call CONFIG GET
-            return USUALLY_TAKEN_BYTES
-        return int(config.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
+            return DEFAULT_TAKEN_BYTES
+        return int(config.get("proto-max-bulk-len", DEFAULT_TAKEN_BYTES))
 
 
 def _large(args: Sequence[Any]) -> bool:

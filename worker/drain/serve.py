@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contract.errors import RequestFailed, RequestRejected
 from contract.message import Delivery, inflate, read_body
 from contract.openai.amounts import sequences_of
-from contract.openai.body import text_is_answer
+from contract.openai.body import prompt_beginning, text_is_answer
 from contract.openai.lines import check_body, infer_url
-from contract.results import success_meta
+from contract.results import is_cut, is_last_cut, success_meta
 from worker.drain.admission import LARGE_BYTES, LargeMessages, SequenceLimit
 from worker.drain.endings import Ending, failed
 from worker.drain.events import Events, Started
@@ -86,7 +86,7 @@ class Serving:
                 await self._unpack(delivery, preparation)
             request = read_request(delivery, self.names)
             if delivery.listener:
-                running.plain = text_is_answer(request.url, request.body)
+                running.streams_answer = text_is_answer(request.url, request.body)
             if self._events.subscribers(Started):
                 self._events.publish(Started(delivery))
             if (count := sequences_of(request.body)) == 1:  # faster: a single sequence never waits
@@ -97,13 +97,17 @@ class Serving:
         except (RequestRejected, RequestFailed) as error:
             return failed(delivery, error, timing=timing_of(running, popped_at))
         timing = timing_of(running, popped_at)
+        prompt = prompt_beginning(request.body) if delivery.batch else ""
+        # The same for a single choice, and faster.
+        cut = is_last_cut if count == 1 else is_cut
         return Ending(
             delivery,
             "completed",
-            success_meta(delivery, completion.body, timing),
+            success_meta(delivery, completion.body, timing, prompt),
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             times=timing,
+            cut=completion.completion_tokens > 0 and cut(completion.body),
         )
 
     async def _unpack(self, delivery: Delivery, preparation: Preparation) -> None:
@@ -113,4 +117,4 @@ class Serving:
                 await self._large.wait()
             if delivery.headers.get("compression"):
                 await asyncio.to_thread(inflate, delivery, self._max_bytes)
-                await self._large.wait()
+                await self._large.wait()  # a small message may have a large body

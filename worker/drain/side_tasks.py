@@ -9,6 +9,7 @@ from worker.drain.cancels import Cancels
 from worker.drain.drain import Drain
 from worker.drain.events import LeasesLost
 from worker.drain.heartbeat import beat
+from worker.drain.notifier import notify
 from worker.drain.progress import History, Progress
 from worker.drain.running_text import RunningText
 from worker.drain.scripts import ERRORS
@@ -34,6 +35,7 @@ class SideTasks:
             Watchdog(self._drain).run(),
             Progress(self._drain).run(),
             History(self._drain).run(),
+            notify(self._drain),
             self.cancels.run(),
             self.text.run(),
         ]

@@ -5,27 +5,21 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
 
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
+from worker.drain.keeper import EngineKeeper, kill_engine
 from worker.drain.lifecycle import Lifecycle
 from worker.engine import Capacity, CountsCachedTokens, Engine, ReportsWaiting
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: Seconds before the second try to rebuild an engine; each further pause is twice as long.
 REBUILD_BACKOFF_S = 1.0
 #: Seconds after its start from which the death of an engine without requests does not count.
 IDLE_S = 300.0
-#: Seconds between two kills of an engine that is still being built when the worker stops.
-KILL_EVERY_S = 0.5
-#: Seconds that an engine's shutdown may take in addition to the `grace_s` of its processes.
-SHUTDOWN_S = 8.0
 
 
 class EngineShare:
@@ -74,11 +68,7 @@ class EngineShare:
 
 
 class Supervisor:
-    """Has the engine, and the one thread that builds it.
-
-    The thread lives until the process ends, because the kernel ends the engine's processes when the
-    thread ends that created them (PR_SET_PDEATHSIG, worker/engine/parent_death.py).
-    """
+    """Has the engine of one drain; its keeper has the thread that builds it."""
 
     def __init__(
         self,
@@ -89,6 +79,7 @@ class Supervisor:
         events: Events,
     ) -> None:
         self.peers = EngineShare()
+        self.keeper = EngineKeeper()
         self.capacity: Capacity | None = None
         self.deaths = 0
         #: Seconds from SIGTERM to SIGKILL for the processes of the latest engine.
@@ -106,8 +97,6 @@ class Supervisor:
         self._cached: Callable[[], int] | None = None
         self._cached_before = 0
         self._building: Engine | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._stuck = False
         #: The present step of a start, and the reason why the latest start or rebuild failed; ''
         #: without a start or failure.
         self._doing = self._failure = ""
@@ -153,11 +142,6 @@ class Supervisor:
         """Return how many prompt tokens were in prefix caches, 0 if the engine has no count."""
         return self._cached_before + (self._cached() if self._cached else 0)
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        if self._stuck:
-            raise EngineDead("the shutdown of the previous engine has not ended")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
     async def start(self) -> Capacity:
         """Build and start the engine; an error is not retried, since settings stay wrong."""
         began = time.monotonic()
@@ -182,18 +166,37 @@ class Supervisor:
         return capacity
 
     async def _started(self) -> tuple[Engine, Capacity]:
+        keeper = self.keeper
+        if (kept := await self._woken()) is not None:
+            return kept
         self._doing = "preparing the engine"
-        self._building = engine = await self._in_thread(self._make)
+        self._building = engine = await keeper.in_thread(self._make)
         self.grace_s = engine.grace_s
         try:
             self._doing = "loading the model"
-            await self._in_thread(engine.build)
+            keeper.before_build(engine)
+            await keeper.in_thread(engine.build)
             self._doing = "starting the engine"
-            return engine, await engine.start()
+            capacity = await engine.start()
+            await keeper.after_start(engine)
+            return engine, capacity
         except Exception:
             self._building = None
-            await self._shut_down(engine)  # a half-built engine must release the device
+            await keeper.shut_down(engine)  # a half-built engine must release the device
             raise
+
+    async def _woken(self) -> tuple[Engine, Capacity] | None:
+        """Return the engine that the keeper has kept, if it is ready again."""
+        if (kept := self.keeper.take()) is None:
+            return None
+        self._doing = "waking the engine"
+        self._building = engine = kept[0]
+        self.grace_s = engine.grace_s
+        if await self.keeper.wake(engine):
+            return kept
+        self._building = None
+        await self.keeper.shut_down(engine)
+        return None
 
     def _fail(self, why: str) -> EngineDead:
         """Keep a reason for announcements, and return it as an error."""
@@ -213,8 +216,8 @@ class Supervisor:
         engine, self._engine = self._engine, None
         await self.peers.end(died=True)
         if engine is not None:
-            await self._shut_down(engine)
-        if self._stuck:
+            await self.keeper.shut_down(engine)
+        if self.keeper.stuck:
             raise self._fail("the dead engine's shutdown does not end, so none can be built")
         if in_use or time.monotonic() - self._ready_at < IDLE_S:
             self._fruitless += 1
@@ -249,47 +252,27 @@ class Supervisor:
     def kill(self) -> None:
         """Kill an engine that hangs; its requests fail with EngineDead."""
         if self._engine is not None:
-            _kill(self._engine)
+            kill_engine(self._engine)
 
     async def stop(self) -> None:
         """Shut the engine down, also while it is being built; errors are logged.
 
-        This takes at most `grace_s` + SHUTDOWN_S seconds, with peers some seconds more.
+        This takes at most `grace_s` + SHUTDOWN_S seconds, with peers some seconds more. Before a
+        swap the keeper may keep the engine.
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
         await self.peers.end(died=False)
-        if not self._stuck:  # also without an engine: an earlier shutdown may still run
-            await self._shut_down(engine, kill=building is not None)
+        if building is None and await self._kept(engine):
+            engine = None
+        if not self.keeper.stuck:  # also without an engine: an earlier shutdown may still run
+            await self.keeper.shut_down(engine, self.grace_s, kill=building is not None)
         self._lifecycle.stopped()
 
-    async def _shut_down(self, engine: Engine | None, *, kill: bool = False) -> None:
-        """Shut an engine down; log errors, since the rest of the stop must follow."""
-        deadline = time.monotonic() + self.grace_s + SHUTDOWN_S
-        ending = asyncio.create_task(self._in_thread(engine.shutdown if engine else _nothing))
-        ending.add_done_callback(_log_failure)
-        while not ending.done() and (left_s := deadline - time.monotonic()) > 0:
-            if kill and engine is not None:
-                _kill(engine)  # repeatedly, because the engine may just start another process
-            await asyncio.wait([ending], timeout=min(left_s, KILL_EVERY_S))
-        if not ending.done():
-            self._stuck = True
-            text = "the engine's shutdown has not ended after %g s; its processes end with this one"
-            log.error(text, self.grace_s + SHUTDOWN_S, extra={"action": "shutdown_hangs"})
-
-
-def _log_failure(ending: asyncio.Task[None]) -> None:
-    if not ending.cancelled() and (error := ending.exception()):
-        text, extra = "the engine's shutdown failed: %s", {"action": "shutdown_failed"}
-        log.error(text, error, exc_info=error, extra=extra)
-
-
-def _nothing() -> None:
-    """Do nothing: wait in the engine's thread for earlier calls to end."""
-
-
-def _kill(engine: Engine) -> None:
-    try:
-        engine.kill()
-    except Exception:  # the caller, the stop or the watchdog, must go on
-        log.exception("the engine could not be killed", extra={"action": "kill_failed"})
+    async def _kept(self, engine: Engine | None) -> bool:
+        """Return whether the keeper has kept the engine, for a later drain of its model."""
+        if engine is None or engine.dead() or not self._lifecycle.swapping:
+            return False
+        return await self.keeper.keep(
+            engine, self.engine_capacity, lambda: self._lifecycle.swapping
+        )

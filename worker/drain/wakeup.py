@@ -19,8 +19,9 @@ REDIS_PAUSE_S = 0.25
 POLL_S = 0.25
 #: Seconds of polling until CLIENT TRACKING is tried again: the user's ACL or the server may change.
 POLLING_S = 60.0
-#: Calls in a row that may return for a key that was there before. Later ones pause for POLL_S
-#: first, so that a caller does not use a whole core while messages stay in the queue.
+#: Calls of `Arrivals.wait` in a row that may return immediately because a key existed already.
+#: Later ones pause for POLL_S first, so that a caller does not use a whole core while messages stay
+#: in the queue.
 QUICK_CALLS = 3
 
 
@@ -73,7 +74,7 @@ class Arrivals:
         self._connection: Any = None
         self._polls_until = 0.0
         self._warned = False
-        self._in_vain = 0
+        self._quick_calls = 0
 
     async def wait(self, timeout_s: float) -> bool:
         """Return True once a key exists, False if none exists after `timeout_s`.
@@ -81,7 +82,7 @@ class Arrivals:
         Raises:
             StoreUnavailable: Redis does not answer; the next call connects again.
         """
-        if self._in_vain >= QUICK_CALLS:
+        if self._quick_calls >= QUICK_CALLS:
             await asyncio.sleep(POLL_S)
         try:
             if time.monotonic() < self._polls_until or not await self._track():
@@ -90,7 +91,7 @@ class Arrivals:
             pushed = await self._connection.can_read()  # a push since the last call
             # EXISTS finds keys that were there before; a push reports keys written after EXISTS.
             found = await self._any()
-            self._in_vain = self._in_vain + 1 if found and not pushed else 0
+            self._quick_calls = self._quick_calls + 1 if found and not pushed else 0
             if found:
                 return True
             # Returns after a push or `timeout_s`; the EXISTS after it also tests the connection.

@@ -15,7 +15,8 @@ class Capacity:
 
     `max_num_seqs` is the number of sequences that run at once, in all data-parallel replicas.
     `max_model_len` and `kv_tokens` (the size of the KV cache) are in tokens. `adapters` are names
-    that the `model` of a request may have in addition to `model`. `inspect stats` shows `details`.
+    that the `model` of a request may have in addition to `model`; `on_demand` returns those of
+    adapters that are loaded when a request names one. `inspect stats` shows `details`.
     `prefix_caching`: prompts share the KV cache of equal prefixes (None: unknown). `parses_chats`:
     a parser removes the reasoning from a chat's answer, which so differs from `text_so_far`.
     `one_step`: each request takes one step of the engine, for example an embedding, so that all
@@ -26,6 +27,7 @@ class Capacity:
     max_model_len: int
     model: str
     adapters: tuple[str, ...] = ()
+    on_demand: Callable[[], Sequence[str]] | None = None
     details: dict[str, Any] = field(default_factory=dict)
     kv_tokens: int | None = None
     prefix_caching: bool | None = None
@@ -129,6 +131,26 @@ class Attachable(Protocol):
 
         Returns the number of these requests in the first data-parallel replica.
         """
+
+
+@runtime_checkable
+class CanSleep(Protocol):
+    """An engine that can free its device's memory while its processes live on.
+
+    `sleep` and `wake_up` are called while the engine has no request.
+    """
+
+    async def sleep(self) -> None:
+        """Free the device's memory. The engine runs no request until `wake_up`."""
+
+    async def wake_up(self) -> None:
+        """Take the device's memory again, so that requests can run."""
+
+    def device_used(self) -> int | None:
+        """Return the bytes of the device's memory that are in use; None if it cannot be read."""
+
+    async def answer_fixed_question(self) -> str:
+        """Run a short request, always the same, and return what answers of it have in common."""
 
 
 @runtime_checkable

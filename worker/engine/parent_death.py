@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import spawn, util
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from typing import Any
 #: The variable that the worker sets for its engine processes: seconds between SIGTERM and SIGKILL
 #: after the worker's death. Users do not set it. Without it the processes get SIGKILL immediately.
 ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
+#: The variable with the path of the file for the output of engine processes; the worker sets it.
+ENGINE_LOG = "WARMQ_ENGINE_LOG"
 #: The number of this option of prctl(2), from <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 #: The folder that contains the package `worker`.
@@ -79,12 +81,25 @@ def end_engine_with_parent(parent: int) -> None:
     if _Engine.tied == os.getpid():
         return
     _Engine.tied = os.getpid()
+    _redirect_output()
     grace = os.environ.get(ASK_FIRST_ENV)
     if grace is not None:
         args = (parent, float(grace))
         threading.Thread(target=_kill_after_parent, args=args, daemon=True).start()
     _tie_children()
     end_with_parent(parent, signal.SIGKILL if grace is None else signal.SIGTERM)
+
+
+def _redirect_output() -> None:
+    """Send this process's stdout and stderr to the engine's log, if there is one."""
+    path = os.environ.get(ENGINE_LOG, "-")
+    if path == "-":
+        return
+    with suppress(OSError):  # the folder was removed, or the disk is full
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
 
 
 def _kill_after_parent(parent: int, grace_s: float) -> None:

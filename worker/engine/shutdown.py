@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from worker.engine.parent_death import children_end_with_thread
@@ -52,9 +52,8 @@ def children_shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_children(grace_s: float) -> None:
-    """Send this process's children SIGTERM now, and SIGKILL after `grace_s` seconds."""
-    children = multiprocessing.active_children()
+def end_children(children: Sequence[BaseProcess], grace_s: float) -> None:
+    """Send child processes SIGTERM now, and SIGKILL after `grace_s` seconds."""
     for child in children:
         child.terminate()
 

@@ -1,6 +1,6 @@
 """Defines EngineSpec: the settings and functions that an engine's package exports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,21 @@ class Preflight:
     """
 
     rows: dict[str, str] = field(default_factory=dict)
-    found: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """How an engine can sleep between the stays of its model (worker.engine.CanSleep).
+
+    `settings` are those with which it can. Asleep it has about `host_bytes` of the machine's memory
+    and at most `device_bytes` of its devices'. `why` describes both for the log.
+    """
+
+    settings: WorkerSettings
+    host_bytes: int
+    device_bytes: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +40,9 @@ class EngineSpec:
 
     A function may be given as "module:name"; it is imported when it is needed.
 
-    `make` gets the settings and returns an engine, which the caller has to build. It runs in the
-    engine's own thread, and is the first to import the engine's library. It raises SettingsError
-    for settings with which the engine cannot work.
+    `make` gets the settings and returns an engine, not built yet. It runs in the engine's own
+    thread, and is the first to import the engine's library. It raises SettingsError for settings
+    with which the engine cannot work.
 
     `python -m worker.check` calls `check`, which imports no library and starts nothing. If `check`
     finds nothing fatal, the tool calls `rehearse`: it runs the code of a start, but loads no model,
@@ -37,9 +51,15 @@ class EngineSpec:
     engine's `shutdown`.
 
     `attach` is for engines that other processes can use (worker.engine.Attachable). It gets the
-    settings and a client of a running engine, and returns an engine (to build) that runs requests
-    in the running one. `front_ends` returns the default number of processes that send requests to
-    the engine.
+    settings and a client of a running engine, and returns an engine, not built yet, that runs
+    requests in the running one. `front_ends` returns the default number of processes that send
+    requests to the engine.
+
+    `sleep` gets the settings and the number of other models that may sleep on the same devices. It
+    returns how the engine can sleep, or the reason why it cannot.
+
+    `together` gets the settings of several models, and returns whether their engines can run at the
+    same time in this process, and why.
     """
 
     settings: type[WorkerSettings]
@@ -48,6 +68,13 @@ class EngineSpec:
     rehearse: Callable[[Any, Preflight], None] | str | None = None
     attach: Callable[[Any, dict[str, Any]], Engine] | str | None = None
     front_ends: Callable[[Any], int] = lambda settings: 1
+    together: Callable[[Sequence[Any]], tuple[bool, str]] = lambda settings: (
+        False,
+        f"the engine {settings[0].engine} is loaded once",
+    )
+    sleep: Callable[[Any, int], Sleep | str] = lambda settings, more: (
+        f"the engine {settings.engine} does not sleep"
+    )
 
 
 def answer_limit(most: int, source: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:

@@ -4,12 +4,13 @@ import json
 import math
 import os
 import shlex
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from contract.settings import Seconds, SettingsError
+from contract.settings import Seconds, SettingsError, Text
+from worker.engine.engine_log import IN_WORKERS_LOG, choose
 from worker.settings import WorkerSettings
 
 #: vLLM's variable for the seconds between two log lines of statistics (`vllm serve`: 10).
@@ -79,6 +80,16 @@ class VllmSettings(WorkerSettings):
     engine_args: EngineArgs = Field(
         EngineArgs(), description="vLLM's own command line options, in vLLM's spelling"
     )
+    adapters: Text | None = Field(
+        None,
+        description="folder of LoRA adapters: a line whose `model` is the name of a folder in it "
+        "gets that adapter, which is loaded then; needs --enable-lora",
+    )
+    engine_log: Text | None = Field(
+        None,
+        description="file for vLLM's log; `-`: the worker's own log. Default: next to the worker's "
+        "log, as worker.engine.log for worker.log; `-` with WARMQ_LOG_FORMAT=json",
+    )
     kill_grace_s: Seconds | None = Field(
         None,
         ge=0,
@@ -95,6 +106,26 @@ class VllmSettings(WorkerSettings):
     rbln_timeout_s: Seconds = Field(
         60, gt=0, description="RBLN: the runtime's own time limit on one step"
     )
+
+    @model_validator(mode="after")
+    def _one_process_loads_adapters(self) -> Self:
+        if self.adapters and (self.front_ends or 1) > 1:
+            raise ValueError(
+                "WARMQ_FRONT_ENDS: with WARMQ_ADAPTERS one process feeds the engine; unset it"
+            )
+        return self
+
+    def with_engine_log(self, workers_log: str | None) -> Self:
+        """Return these settings with the path of the engine's log; raise SettingsError."""
+        return self.model_copy(
+            update={"engine_log": choose(self.engine_log, self.log_format, workers_log)}
+        )
+
+    @property
+    def see_engine_log(self) -> str:
+        """The end of an error's text, with the path of vLLM's log; '' if there is no such file."""
+        path = self.engine_log
+        return f"; vLLM's log is {path}" if path not in (None, IN_WORKERS_LOG) else ""
 
 
 def statistics_every_s() -> float | None:

@@ -1,16 +1,15 @@
--- DONE: end leases and commit their results, many at a time; each request all or nothing. A success may be
--- committed by anyone, any other ending only by the lease's holder. `keep` = 1 keeps the message for
--- `producer retry`.
--- ARGV: worker, ttl_ms, then for each: lease id, request id, batch, life (of a request without a
---   batch: for how long its result is kept, in ms; '': for ttl_ms),
---   outcome ('' commits nothing, 'ignored' ends without a result), keep, prompt tokens,
---   completion tokens, meta
+-- DONE: end leases and commit their results. A worker that has lost a lease can still commit a success, but
+-- no other ending.
+-- ARGV: worker, ttl_ms, then for each lease: lease id, request id, batch, life (without a batch: for how many
+--   ms the result is kept; '': ttl_ms), outcome ('': the request has no ending yet; 'ignored': it ends without
+--   a result), keep ('1': keep the message for RETRY; 'cut': the answer ended at its max_tokens; else 0),
+--   prompt tokens, completion tokens, meta
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,sequences,returns,deaths},
---   celery-task-meta-<id>, warmq:batch:<id>*, warmq:turns:*
+--   turns, endings
 -- Returns: the number of results that were written.
 local worker_hash, ttl_ms = worker_key(ARGV[1]), tonumber(ARGV[2])
 local written, given, leases, messages, ids, alone_ids = 0, {}, {}, {}, {}, {}
-unblock()
+allow_when_full()
 local any_counts = redis.call('EXISTS', 'warmq:returns', 'warmq:deaths') > 0
 
 for i = 3, #ARGV, 9 do given[#given + 1] = ARGV[i] end
@@ -23,9 +22,9 @@ local function keep(lease, record, id, batch, outcome)
   note_ended(batch, id, outcome, leased.size, leased.home)
 end
 
--- The cost of a request: the tokens that its engine reported. Without a report: an answer by its size, a
--- request that its author must change a little, any other ending its lease's charge. Without an outcome the
--- request runs on, under another lease.
+-- Returns the tokens that a request has used: those that its engine reported; else for an answer an estimate by
+-- its size, for a rejected request REJECTION, for any other ending the lease's estimate, and nothing without an
+-- outcome: the request runs under another lease.
 local function cost_of_ending(outcome, kept, reported, cost, size)
   if reported > 0 then return math.min(reported, MOST_COST) end
   if outcome == '' then return 0 end
@@ -38,7 +37,7 @@ local function finish(n)
   local i, lease, owned, record = 9 * n - 6, given[n], ends[n], records[n]
   local id, batch, life, outcome = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local prompt, completion = tonumber(ARGV[i + 6]) or 0, tonumber(ARGV[i + 7]) or 0
-  if owned and tonumber(owned) >= 0 then -- else its turn has ended with its return to the queue
+  if owned and tonumber(owned) >= 0 then -- else the charge ended when the message began to return
     if record then
       local home, cost, size = charge_of(record)
       local reported = prompt + completion
@@ -50,7 +49,10 @@ local function finish(n)
     local keep_ms = batch == '' and kept_ms(life, ttl_ms) or ttl_ms
     local wrote = outcome ~= 'ignored'
       and commit(id, ARGV[i + 8], outcome, batch, life, keep_ms, prompt, completion)
-    if wrote then written = written + 1 end
+    if wrote then
+      written = written + 1
+      if ARGV[i + 5] == 'cut' and batch ~= '' then add(batch_state(batch), 'cut', 1) end
+    end
     if owned and batch ~= '' and batch_alive(batch, life) then
       if wrote then
         if ARGV[i + 5] == '1' then keep(lease, record, id, batch, outcome) end
@@ -60,7 +62,7 @@ local function finish(n)
         if noted and home == '' then keep(lease, record, id, batch, noted) end
       end
     end
-    if any_counts then ids[#ids + 1], alone_ids[#alone_ids + 1] = id, alone(id) end
+    if any_counts then ids[#ids + 1], alone_ids[#alone_ids + 1] = id, alone_field(id) end
   end
   leases[n], messages[n] = lease, leased_key(lease)
 end
@@ -79,6 +81,6 @@ call_many('HDEL', 'warmq:returns', ids)
 call_many('HDEL', 'warmq:deaths', ids)
 call_many('HDEL', 'warmq:deaths', alone_ids)
 apply_to_batches(now_ms())
-apply_turns()
+apply_charges()
 if not finished then error(problem, 0) end
 return written

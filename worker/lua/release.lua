@@ -1,13 +1,14 @@
--- RELEASE: hand unfinished deliveries back to the head of their own lists.
--- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, died 0|1), newest first
--- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,sequences,returns,deaths,
---   dead,lease_seq}, warmq:attempts:<id>, the lists of waiting messages, <queue>:suspects*, warmq:turns:*, and what commit()
---   touches for a culprit
--- Returns: {handed back, left}; left is 1 if messages have yet to be moved: call it again,
+-- RELEASE: hand deliveries back to the head of their own lists; those of requests with max_deaths deaths to the
+-- suspects.
+-- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, 1 if its engine died with it inside, else 0),
+--   newest first
+-- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:dead:<n>, warmq:{leases,sequences,returns,deaths,
+--   dead,lease_seq}, warmq:attempts:<id>, the lists of waiting messages, <queue>:suspects*, turns, endings
+-- Returns: {number of deliveries handed back, left}; left is 1 if messages have yet to be moved: call again
 --   without pairs.
 local worker, max_deaths, ttl_ms, date = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now, leases = now_ms(), {}
-unblock()
+allow_when_full()
 for i = 5, #ARGV, 2 do
   local record = redis.call('HGET', worker_key(worker), ARGV[i])
   local expiry = redis.call('ZSCORE', LEASES, ARGV[i])
@@ -19,5 +20,5 @@ for i = 5, #ARGV, 2 do
 end
 if #leases > 0 then hand_back(worker, leases, max_deaths, now, date, ttl_ms) end
 apply_to_batches(now)
-apply_turns()
+apply_charges()
 return { #leases, move_back() }

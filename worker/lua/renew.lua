@@ -1,10 +1,11 @@
--- RENEW: prolong the leases that this worker names.
+-- RENEW: extend the leases that a worker names.
 -- ARGV: worker, lease_ms, lease ids...
 -- Touches: warmq:leases, warmq:worker:<worker>
--- Returns: {lost ids, unnamed ids}: lost are no longer ours; unnamed are ours in Redis
---   although the worker did not name them (a POP whose reply was lost, or is on its way).
+-- Returns: {ids of named leases that the worker no longer has, ids of unnamed leases that it has}. The reply of
+--   the POP that took an unnamed lease was lost, or is on its way.
 local worker_hash, expiry = worker_key(ARGV[1]), now_ms() + tonumber(ARGV[2])
-unblock()
+allow_when_full()
+-- Whether a lease exists and its message is not returning to the queue (a negative score).
 local function held(lease)
   local score = redis.call('ZSCORE', LEASES, lease)
   return score and tonumber(score) >= 0

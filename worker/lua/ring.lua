@@ -1,10 +1,11 @@
--- RING: add a worker's latest numbers to this minute of its queue's last day, and of its own last hour.
--- Both are rings: a minute's field is used again after a day (an hour), so that they stay small.
--- ARGV: queue, worker, then numbers: requests answered, requests ended otherwise, prompt tokens,
---   tokens written, prompt tokens from the prefix cache, seconds of slots in use, seconds of slots
+-- RING: add a worker's counts since its last call to the current minute, in two histories: the queue's last
+-- day and the worker's last hour. The field of a minute is used again after a day (an hour), so that the
+-- hashes stay small.
+-- ARGV: queue, worker, then counts: requests answered, requests ended otherwise, prompt tokens,
+--   tokens written, prompt tokens from the prefix cache, slot-seconds in use, slot-seconds in all
 -- Touches: warmq:ring:<queue>, warmq:ring-of:<worker>
--- Returns: the minute, since 1970
-unblock()
+-- Returns: the number of the minute, counted from 1970
+allow_when_full()
 local DAY, HOUR = 1440, 60
 local minute = math.floor(now_ms() / 60000)
 

@@ -1,13 +1,13 @@
 -- SUSPECTS LOCK: let one worker at a time run the suspects of a queue.
 -- ARGV: suspects' list key, worker, ttl_ms; ttl_ms 0 gives the lock back
 -- Touches: <queue>:suspects:lock, <queue>:suspects:group
--- Returns: 1 if the worker has the lock, or had it; else 0.
+-- Returns: 1 if the worker has the lock, or has given it back; else 0.
 local lock, worker, ttl_ms = ARGV[1] .. ':lock', ARGV[2], tonumber(ARGV[3])
-unblock()
+allow_when_full()
 local holder = redis.call('GET', lock)
 if ttl_ms == 0 then
   if holder ~= worker then return 0 end
-  -- With none left the next suspects are halved anew.
+  -- Without suspects the group's size is forgotten: the next group is half of the suspects.
   if redis.call('EXISTS', ARGV[1]) == 0 then redis.call('DEL', ARGV[1] .. ':group') end
   redis.call('DEL', lock)
   return 1

@@ -1,16 +1,16 @@
--- SWEEP: put expired leases back, counted. After a gap between sweeps longer than a third of the lease
--- (Redis was down, paused, failed over, or nobody swept) it waits one whole lease, so that living workers
--- renew first. Only the oldest `slots` leases of a worker can have been inside its engine (engines admit in
--- order), so only those count a death; and none of a worker that has just renewed another lease: it lives,
--- and never had these (the reply of their POP was lost). It also announces the sweeping worker, forgets
--- silent workers after a minute and entries that outlived their subject, gives tenants whose cap was raised
--- their turns again, and ends sequences in flight that no lease has.
--- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON), queue
--- Touches: warmq:{sweep,workers,batches,revoked,dead}, warmq:dead:<n> and what RELEASE touches
--- Returns: how many leases were put back; -1 while holding.
+-- SWEEP: return the messages of expired leases to the queue. If the last sweep was more than a third of a lease
+-- ago (Redis was down, paused or failed over, or no worker swept), it first waits lease_ms, so that living
+-- workers renew. It counts a death for a worker's oldest leases only, as many as its engine has slots: engines
+-- admit in order, so no other request was inside. It counts none if the worker has renewed another lease: the
+-- worker lives, and lost the reply of the POP that took these. It also writes the worker's announcement, removes
+-- announcements after a minute and records of deleted or expired things, gives tenants turns whose cap is no
+-- longer reached, and ends sequences in flight that no lease has.
+-- ARGV: lease_ms, max_deaths, ttl_ms, date, most leases to return, worker, announcement (JSON), queue
+-- Touches: warmq:{sweep,workers,batches,revoked,dead}, and what RELEASE touches
+-- Returns: how many leases were returned; -1 while it waits.
 local lease_ms, max_deaths, ttl_ms, date = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local limit, now = tonumber(ARGV[5]), now_ms()
-unblock()
+allow_when_full()
 local announced = redis.call('HGETALL', 'warmq:workers')
 for i = 1, #announced, 2 do
   local at = tonumber(string.match(announced[i + 1], '^(%d+)'))
@@ -19,7 +19,12 @@ for i = 1, #announced, 2 do
 end
 redis.call('HSET', 'warmq:workers', ARGV[6], now .. '\0' .. ARGV[7])
 for _, batch in ipairs(redis.call('ZRANDMEMBER', 'warmq:batches', 20)) do
-  if redis.call('EXISTS', batch_key(batch)) == 0 then redis.call('ZREM', 'warmq:batches', batch) end
+  if redis.call('EXISTS', batch_key(batch)) == 0 then
+    redis.call('ZREM', 'warmq:batches', batch)
+    redis.call('UNLINK', batch_key(batch) .. ':columns') -- 0.2.0 gives it no expiry
+  else
+    note_missed_webhook(batch) -- RETIRE does it too, but a worker of 0.2.0 may have retired the batch
+  end
 end
 local letters = redis.call('HRANDFIELD', 'warmq:dead', 20, 'WITHVALUES')
 for i = 1, #letters, 2 do
@@ -28,7 +33,7 @@ for i = 1, #letters, 2 do
   if gone or batch == '' and now - tonumber(at) > ttl_ms then forget_letter(letters[i]) end
 end
 redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
-end_left_charges()
+end_leftover_charges()
 for _, capped in ipairs(redis.call('SRANDMEMBER', turns_key(ARGV[8]) .. ':capped', 100)) do
   local tenant = string.match(capped, '^%d\6(.*)$') or ''
   if cap_left_of(ARGV[8], tenant) > 0 then uncap(ARGV[8], tenant) end
@@ -38,8 +43,8 @@ local state = redis.call('HMGET', 'warmq:sweep', 'last', 'hold')
 local last, hold = tonumber(state[1] or 0), tonumber(state[2] or 0)
 local stepped = last - now > lease_ms / 3
 if stepped then
-  -- Redis' clock has stepped back: leases keep the time they had left, and those that ended meanwhile have
-  -- ended. Leases renewed since are the ones nearer to now.
+  -- Redis's clock has stepped back. Leases from before the step keep the time that they had left; they are the
+  -- ones that expire nearer to the old time than to the new one.
   for _, lease in ipairs(redis.call('ZRANGEBYSCORE', LEASES, (now + last) / 2, '+inf')) do
     redis.call('ZINCRBY', LEASES, now - last, lease)
   end
@@ -48,7 +53,7 @@ if now - last > lease_ms / 3 or stepped then hold = now + lease_ms end
 redis.call('HSET', 'warmq:sweep', 'last', now, 'hold', hold)
 if hold > now then return -1 end
 
--- The leases of a worker, expired or not, the newest first; and whether the worker lives.
+-- Returns the leases of a worker, expired or not, the newest first; and whether the worker lives.
 local function leases_of(worker)
   local all, alive = {}, false
   local ids = redis.call('HKEYS', worker_key(worker))
@@ -64,8 +69,8 @@ local function leases_of(worker)
   return all, alive
 end
 
--- Hands back `most` of a worker's expired leases, the newest first, and the rest at the next calls; those
--- that count a death all in one.
+-- Hands back a worker's expired leases, the newest first; returns their number. It hands back `most` of them and
+-- leaves the rest to later calls, but all that count a death in one call: they decide the suspects' group.
 local function sweep_worker(worker, most)
   local back, left, died = {}, {}, false
   local all, alive = leases_of(worker)
@@ -81,7 +86,8 @@ local function sweep_worker(worker, most)
       left[#left + 1] = leased
     end
   end
-  -- Requests that were not in the engine keep that mark when the ones before them are gone.
+  -- The rest was not inside the engine. Their records get 0 slots, so that later calls count no death either:
+  -- by then they are the worker's oldest leases.
   for _, leased in ipairs(died and left or {}) do
     redis.call('HSET', worker_key(worker), leased.lease, (string.gsub(leased.record, '^%d+', '0')))
   end
@@ -102,6 +108,6 @@ for worker in pairs(workers) do
   if count < limit then count = count + sweep_worker(worker, limit - count) end
 end
 apply_to_batches(now)
-apply_turns()
+apply_charges()
 move_back()
 return count

@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from celery import bootsteps, signals
+from celery.utils.nodenames import node_format
 from celery.worker import state as celery_state
 
 from contract.errors import StoreUnavailable
@@ -21,19 +22,23 @@ from contract.results import OUTCOMES
 from contract.settings import SettingsError
 from contract.version import version
 from worker.drain import heartbeat
-from worker.drain.announcement import shown
+from worker.drain.announcement import without_secrets
 from worker.drain.drain import Drain
 from worker.drain.leases import Leases
 from worker.drain.lifecycle import STOP_S, ExitTimer, State
 from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
+from worker.models.config import models_of
+from worker.models.stays import Stays
 from worker.process.front_ends import FrontEnds
 from worker.process.loop_watch import LoopWatch
+from worker.process.machine_report import RecentLines, report_machine
+from worker.settings import WorkerSettings
 from worker.telemetry.metrics import metrics_page
-from worker.telemetry.reports import counts_of, report_of, summed
+from worker.telemetry.reports import Report, counts_of, report_of, report_of_part, summed
 from worker.telemetry.task_events import TaskEvent, TaskEvents
-from worker.telemetry.traces import traces
+from worker.telemetry.traces import trace_requests, traces
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,14 +78,19 @@ class EngineStep(bootsteps.StartStopStep):
                 "start the worker with --pool=solo, as `warmq-worker` does: one engine, one process"
             )
         try:
-            whole = load_settings()
+            whole = load_settings().with_engine_log(_log_file(worker))
             heartbeat.write_starting(whole.heartbeat_file)
-            count = front_ends_of(whole)
+            self._models = models_of(whole)
+            count = 1 if self._models else front_ends_of(whole)
         except SettingsError as error:
             sys.exit(str(error))
-        self.worker_id = f"{worker.hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        self._name = worker.hostname
+        self.worker_id = _worker_id(self._name)
         self.front_ends = FrontEnds(self.worker_id, count)
         self.settings = self.front_ends.settings(whole.model_copy(update={"front_ends": count}))
+        self._stays: Stays | None = None
+        #: The drains of models that are loaded in addition to that of `drain`.
+        self._companions: list[tuple[Drain, SideTasks]] = []
         self.drain: Drain | None = None
         self.side_tasks: SideTasks | None = None
         self._task_events: TaskEvents | None = None
@@ -131,16 +141,22 @@ class EngineStep(bootsteps.StartStopStep):
             return None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
+    def drains(self) -> list[tuple[Drain, SideTasks]]:
+        """Return this process's drains and their side tasks; one for each loaded model."""
+        if self.drain is None or self.side_tasks is None:
+            return []
+        return [(self.drain, self.side_tasks), *self._companions]
+
     def in_flight(self) -> int:
         """Return the number of requests in flight in all front ends."""
         mine = len(self.drain.in_flight) if self.drain else 0
-        return mine + summed(self.front_ends.reports(), "in_flight")
+        return mine + summed(self._reports(), "in_flight")
 
     def ended(self) -> int:
         """Return how many requests have ended in this worker since it started."""
-        counted = [each["counts"] for each in self.front_ends.reports()]
+        counted = [each["counts"] for each in self._reports()]
         if self.drain is not None:
-            counted.append(self.drain.counts.as_json())
+            counted += [each.as_json() for each in (self.drain.counts, *self.drain.earlier)]
         return sum(summed(counted, outcome) for outcome in OUTCOMES)
 
     def watch(self, on: bool) -> None:
@@ -161,12 +177,15 @@ class EngineStep(bootsteps.StartStopStep):
         """Call `stop` or `hurry` of the drain, and limit the time until the process ends."""
         if self._loop is None or self.drain is None:
             return
+        if self._stays is not None:
+            self._stays.stop()
         if self._loop_watch is not None:
             self._loop_watch.stop_asked()
         finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
         self._exit_timer.within(finish_s + self.drain.supervisor.grace_s + STOP_S)
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(getattr(self.drain, name))
+            for drain in (self.drain, *(one for one, _ in self._companions)):
+                self._loop.call_soon_threadsafe(getattr(drain, name))
 
     def _stats(self) -> dict[str, Any]:
         """Return state, capacity and requests in flight of all front ends, as JSON values."""
@@ -174,10 +193,10 @@ class EngineStep(bootsteps.StartStopStep):
         if drain is None:
             return {"state": State.STARTING.value}
         capacity = drain.supervisor.capacity
-        reports = [report_of(drain), *front_ends.reports()]
+        reports = [report_of(drain), *self._reports()]
         return {
             "state": drain.lifecycle.state.value,
-            "why": shown(drain.supervisor.why, settings),
+            "why": without_secrets(drain.supervisor.why, settings),
             "version": version(),
             "queue": settings.queue_to_drain,
             "engine": settings.engine,
@@ -202,12 +221,30 @@ class EngineStep(bootsteps.StartStopStep):
             asyncio.run(self._run())
         except BaseException as error:  # a process without a drain must end
             self._failed = True
-            _log_fatal(error)
+            _log_fatal(error, self.settings.see_engine_log)
             self._leave(worker)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        settings = self.settings
+        try:
+            with traces(self.settings):
+                if self._models:
+                    self._stays = Stays(
+                        self._models, self.worker_id, self._run_drain, self._run_companion
+                    )
+                    await self._stays.run()
+                else:
+                    await self._run_drain(self.settings)
+        finally:
+            self._exit_timer.within(LEAVE_S)  # a task or thread that hangs may keep the loop alive
+
+    async def _run_drain(
+        self, settings: WorkerSettings, begin: Callable[[Drain], None] = lambda _: None
+    ) -> None:
+        """Run one drain until it has stopped; `begin` is called with it before it starts."""
+        if self.drain is not None:  # the drain of another model has ended
+            self.front_ends = FrontEnds(self.worker_id, 1)
+        self.settings = settings
         leases = Leases(settings, self.worker_id)
         self.drain = drain = Drain(settings, leases, lambda: make_engine(settings))
         drain.supervisor.peers = self.front_ends
@@ -216,17 +253,45 @@ class EngineStep(bootsteps.StartStopStep):
         self._task_events.switch(self._watched)
         self.front_ends.watch(self._watched)
         self.side_tasks = SideTasks(drain)
+        trace_requests(drain)
+        begin(drain)
         self._begun.set()
         try:
             with (
                 LoopWatch(drain) as self._loop_watch,
-                traces(drain),
-                metrics_page(drain, self.front_ends.reports),
+                metrics_page(drain, self._reports),
+                RecentLines() as recent,
             ):
-                await run_drain(drain, [*self.side_tasks.tasks(), self.front_ends.run()])
+                tasks = [*self.side_tasks.tasks(), report_machine(drain, recent)]
+                await run_drain(drain, [*tasks, self.front_ends.run()])
         finally:
-            self._exit_timer.within(LEAVE_S)  # a task or thread that hangs may keep the loop alive
             await leases.close()
+
+    async def _run_companion(
+        self, settings: WorkerSettings, begin: Callable[[Drain], None]
+    ) -> None:
+        """Run the drain of a model that is loaded while another one is, as `_run_drain` does.
+
+        It has an id of its own in Redis. Its reports are part of this worker's.
+        """
+        unset = {"heartbeat_file": None, "metrics_port": None}
+        settings = settings.model_copy(update=unset)
+        leases = Leases(settings, _worker_id(self._name))
+        drain = Drain(settings, leases, lambda: make_engine(settings))
+        trace_requests(drain)
+        begin(drain)
+        part = drain, SideTasks(drain)
+        self._companions.append(part)
+        try:
+            await run_drain(drain, part[1].tasks())
+        finally:
+            self._companions.remove(part)
+            await leases.close()
+
+    def _reports(self) -> list[Report]:
+        """Return the reports of further front ends, and of models loaded with the main one."""
+        more = [report_of_part(drain) for drain, _ in list(self._companions)]
+        return [*self.front_ends.reports(), *more]
 
     def _leave(self, worker: Any) -> None:
         """Make the process exit with EXIT_FATAL, through Celery's loop if that already runs."""
@@ -241,11 +306,22 @@ class EngineStep(bootsteps.StartStopStep):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _log_fatal(error: BaseException) -> None:
+def _worker_id(name: str) -> str:
+    return f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+
+
+def _log_file(worker: Any) -> str | None:
+    """Return the path of Celery's --logfile; None for stderr."""
+    file = getattr(worker, "logfile", None)
+    return node_format(file, worker.hostname) if isinstance(file, str) and file else None
+
+
+def _log_fatal(error: BaseException, more: str) -> None:
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            _log_fatal(inner)
+            _log_fatal(inner, more)
         return
     # These two errors' messages are complete; any other error needs its traceback.
     trace = None if isinstance(error, SettingsError | StoreUnavailable) else error
-    log.critical("the drain ended: %s", error, exc_info=trace, extra={"action": "fatal"})
+    text = "the drain ended: %s%s"
+    log.critical(text, error, more, exc_info=trace, extra={"action": "fatal"})

@@ -36,7 +36,7 @@ logging.getLogger("kombu.transport.redis").addFilter(
     lambda record: not str(record.msg).startswith("maybe_refresh_binding_expiry")
 )
 
-#: Seconds of the first and of the longest pause between two connections.
+#: Seconds of the first and of the longest pause between two attempts to connect.
 FIRST_S, LONGEST_S = 0.25, 2.0
 #: Seconds that a connection must last to reset the number of failed ones.
 GOOD_S = 5.0
@@ -74,6 +74,7 @@ class ControlConsumer(Consumer):
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Drop the connection as Celery does, without its two log lines."""
+        # The logger of `connection` stays off until `_good`, for the attempts to connect.
         connection.logger.disabled = consumer.logger.disabled = True
         try:
             super().on_connection_error_after_connected(exc)
@@ -82,7 +83,7 @@ class ControlConsumer(Consumer):
         self._lost(exc)
 
     def on_ready(self) -> None:
-        """Start the GOOD_S of this connection."""
+        """Begin to count GOOD_S for this connection."""
         super().on_ready()
         self._good_at = self.timer.call_after(GOOD_S, self._good)
 
@@ -94,7 +95,7 @@ class ControlConsumer(Consumer):
             return
         self._warned = True
         log.warning(
-            "control commands are not answered: %s; requests are", error,
+            "control commands are not answered (%s); requests still run", error,
             extra={"action": "control_lost"},
         )  # fmt: skip
 
@@ -116,8 +117,8 @@ IN_GROUP = 200
 class Dispatcher(EventDispatcher):
     """Celery's event dispatcher, whose heartbeats have the requests in flight as `active`.
 
-    One message has up to IN_GROUP events, not 24 as Celery's: an event then costs 4 us of CPU time
-    instead of 8.
+    One message has up to IN_GROUP events, where Celery's has 24: an event then costs 4 us of CPU
+    time instead of 8.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -144,7 +145,7 @@ class TaskEventsStep(bootsteps.StartStopStep):
         self._timer = consumer.timer.call_repeatedly(EVERY_S, self._send, (consumer,))
 
     def stop(self, consumer: Any) -> None:
-        """Stop the timer; events that are not sent are sent over the next connection."""
+        """Stop the timer; remaining events are sent over the next connection."""
         if self._timer is not None:
             consumer.timer.cancel(self._timer)
             self._timer = None
@@ -170,7 +171,7 @@ def active(state: Any, **_: Any) -> list[dict[str, Any]]:
     step = current()
     if step.drain is None:
         return []
-    mine = [as_task(running, os.getpid()) for running in step.drain.in_flight]
+    mine = [as_task(one, os.getpid()) for drain, _ in step.drains() for one in drain.in_flight]
     rest = step.run_on_loop(step.front_ends.active(), REPLY_S) or []
     return [{**each, "hostname": state.hostname} for each in (*mine, *rest)]
 
@@ -184,9 +185,10 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     ids = [task_id] if isinstance(task_id, str) else list(task_id)
     celery_state.revoked.update(ids)  # `inspect revoked` lists them
     step = current()
-    if step.side_tasks is not None:
+    if parts := step.drains():
         step.front_ends.revoke(ids)
-        step.run_on_loop(step.side_tasks.cancels.revoke(ids), REPLY_S)
+        for _drain, side_tasks in parts:
+            step.run_on_loop(side_tasks.cancels.revoke(ids), REPLY_S)
     return {"ok": f"tasks {ids} flagged as revoked"}
 
 

@@ -39,7 +39,7 @@ from worker.process.front_ends import opened
 from worker.process.loop_watch import LoopWatch
 from worker.telemetry.reports import EventTotals, as_task, report_of
 from worker.telemetry.task_events import REQUESTS_PER_S, TaskEvents
-from worker.telemetry.traces import traces
+from worker.telemetry.traces import trace_requests, traces
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class FrontEndProcess:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         tasks = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
-            with LoopWatch(self.drain), traces(self.drain):
+            with LoopWatch(self.drain), traces(self.drain.settings):
+                trace_requests(self.drain)
                 await run_drain(self.drain, tasks)
         finally:
             if self._ready.is_set():

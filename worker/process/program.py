@@ -156,6 +156,8 @@ def banner(settings: WorkerSettings, name: str) -> str:
         "queue": settings.queue_to_drain,
         "Redis": masked(settings.redis_url.get_secret_value()),
     }
+    if settings.see_engine_log:
+        rows["log"] = f"this one{settings.see_engine_log} (WARMQ_ENGINE_LOG=- puts it here)"
     if os.geteuid() == 0:
         rows["user"] = "root; an ordinary user is enough"
     lines = [f"warmq {version()}", *(f"  {key:<8}{value}" for key, value in rows.items())]

@@ -102,6 +102,7 @@ class WorkerMetrics(Collector):
             family = HistogramMetricFamily(f"warmq_{name}_seconds", text)
             yield self._family(family, samples(took["counts"], took["total"], {}))
         yield from self._scripts(reports)
+        yield from self._loads()
 
     def _family(self, family: Metric, values: Samples) -> Metric:
         labels = {"queue": self._drain.settings.queue_to_drain, "model": self._drain.served}
@@ -122,6 +123,31 @@ class WorkerMetrics(Collector):
         yield "in_flight", "Requests that the worker holds", summed(reports, "in_flight")
         yield "oldest_in_flight_seconds", "How long the oldest request has been held", oldest_s
         yield "engine_start_seconds", "How long the latest engine took to start", start_s
+
+    def _loads(self) -> Iterator[Metric]:
+        """Yield how often each of several models was loaded, and which engines cannot sleep."""
+        queues, loads = self._drain.models.get("models", {}), self._drain.models.get("loads", {})
+        of = {model: {"model": model, "queue": queues[model]} for model in sorted(loads)}
+        if not of:
+            return
+        counts: Samples = [
+            ("_total", labels | {"outcome": outcome}, float(loads[model][outcome]))
+            for model, labels in of.items() for outcome in ("loaded", "failed")
+        ]  # fmt: skip
+        took: Samples = [
+            ("_total", labels, float(loads[model]["seconds"])) for model, labels in of.items()
+        ]
+        bad = self._drain.models.get("sleep_failed", {})
+        text = "1 if the model's engine does not sleep between stays, because that has failed"
+        yield self._family(
+            GaugeMetricFamily("warmq_model_sleep_failed", text),
+            [("", labels, float(model in bad)) for model, labels in of.items()],
+        )
+        for name, text, values in (
+            ("warmq_model_loads", "Models that this worker has loaded, or could not load", counts),
+            ("warmq_model_load_seconds", "Time until a model was loaded, swaps included", took),
+        ):
+            yield self._family(CounterMetricFamily(name, text), values)
 
     def _scripts(self, reports: Sequence[Report]) -> Iterator[Metric]:
         calls, seconds = Counter[str](), Counter[str]()

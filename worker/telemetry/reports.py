@@ -102,6 +102,11 @@ def report_of(drain: Drain, totals: EventTotals | None = None) -> Report:
     return report if totals is None else report | {"seen": totals.as_json()}
 
 
+def report_of_part(drain: Drain) -> Report:
+    """Return the report of a drain in a process with another one, which reports the scripts."""
+    return report_of(drain) | {"redis_errors": 0, "scripts": {}}
+
+
 def as_task(running: Running, process: int) -> dict[str, Any]:
     """Return a request in flight as `celery inspect active` lists it, without `hostname`."""
     delivery = running.delivery

@@ -7,8 +7,7 @@ with a link to the batch's span, because no tool can show a million children of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import orjson
@@ -24,11 +23,13 @@ from contract.traces import (
     now,
     read_context,
     root_context,
+    tracer,
     tracing,
 )
 from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
+from worker.settings import WorkerSettings
 
 #: The outcomes of requests whose spans are recorded even if they are not sampled.
 FAILURES = ("failed", "expired")
@@ -89,6 +90,7 @@ class Traces:
             begun = self._open.pop(delivery.lease, None)
             died = delivery.lease in event.died
             if begun or died:
+                # The start of an unsampled request was not noted.
                 begun = begun or (_context(self._tracer, delivery), ended)
                 error = "engine_died" if died else ""
                 self._record(delivery, begun, ended, {"warmq.outcome": "handed_back"}, error)
@@ -108,7 +110,7 @@ class Traces:
         attributes: dict[str, Value],
         error: str,
     ) -> None:
-        asked_by = _named(delivery)
+        cause = _context_in_message(delivery)
         of_batch = bool(delivery.batch)
         self._tracer.record(
             Span(
@@ -116,9 +118,9 @@ class Traces:
                 "consumer",
                 *begun,
                 ended,
-                None if of_batch else asked_by,
+                None if of_batch else cause,
                 self._attributes(delivery) | attributes,
-                [asked_by] if asked_by is not None and of_batch else [],
+                [cause] if cause is not None and of_batch else [],
                 error,
             )
         )
@@ -143,16 +145,17 @@ class Traces:
 
 
 def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
-    asked_by = _named(delivery)
-    if asked_by is not None and not delivery.batch:
-        return asked_by.child()
+    cause = _context_in_message(delivery)
+    if cause is not None and not delivery.batch:
+        return cause.child()
     # If the batch's span is not sampled, the spans of its requests are not, either.
-    sampled = tracer.samples(delivery.request_id) and (asked_by is None or asked_by.sampled)
-    # The same name for all attempts at a request: their spans are in one trace.
+    sampled = tracer.samples(delivery.request_id) and (cause is None or cause.sampled)
+    # The same name for all attempts at a request: their spans are in one trace. `life` tells a
+    # batch from a deleted one of the same name.
     return root_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
 
 
-def _named(delivery: Delivery) -> SpanContext | None:
+def _context_in_message(delivery: Delivery) -> SpanContext | None:
     """Return the span context in the message: the caller's, or that of the batch."""
     headers = delivery.headers
     return read_context(headers.get("traceparent"), headers.get("tracestate"))
@@ -186,14 +189,18 @@ def _error(ending: Ending) -> str:
     return str(error.get("code") or ending.outcome)
 
 
-@contextmanager
-def traces(drain: Drain) -> Iterator[None]:
-    """Record spans of a drain's requests while in the context, if WARMQ_TRACES is set.
+def traces(settings: WorkerSettings) -> AbstractContextManager[Tracer | None]:
+    """Export spans of this process while in the context, if WARMQ_TRACES is set.
+
+    A process may enter it once, because OpenTelemetry's tracer provider can be set once.
 
     Raises:
         SettingsError: OpenTelemetry's packages are missing, or its environment variables are wrong.
     """
-    with tracing(drain.settings.traces, "warmq-worker") as tracer:
-        if tracer is not None:
-            Traces(drain, tracer)
-        yield
+    return tracing(settings.traces, "warmq-worker")
+
+
+def trace_requests(drain: Drain) -> None:
+    """Record spans of a drain's requests, if this process exports spans."""
+    if (found := tracer()) is not None:
+        Traces(drain, found)

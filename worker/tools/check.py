@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -20,6 +21,8 @@ from worker.engine.catalogue import find_engine, load_settings, rehearse
 from worker.engine.spec import Preflight, answer_limit
 from worker.machine import devices
 from worker.machine.finding import Finding, Refused
+from worker.models.config import Model, models_of
+from worker.models.residence import with_residences
 from worker.settings import WorkerSettings
 from worker.tools.command import CONTEXT, problem_lines, run, version_option
 
@@ -34,16 +37,20 @@ def check_engine(settings: WorkerSettings) -> Preflight:
 
 def try_start(settings: WorkerSettings, seen: Preflight) -> None:
     """Add the problems that only a start finds. Takes seconds to import the engine's library."""
-    logging.getLogger("worker").setLevel(logging.ERROR)  # `seen` has its warnings already
+    logger = logging.getLogger("worker")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # `seen` has its warnings already
     if sys.stderr.isatty():
         click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
     try:
         rehearse(settings, seen)
     except Refused as error:
-        seen.found += error.found
+        seen.findings += error.found
     except SettingsError as error:
         remedy = "Correct it: a worker would refuse to start with the same text"
-        seen.found += [Finding(line, remedy) for line in error.message.splitlines()]
+        seen.findings += [Finding(line, remedy) for line in error.message.splitlines()]
+    finally:
+        logger.setLevel(level)
 
 
 def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
@@ -57,7 +64,35 @@ def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
         seen.rows["Redis"] = masked(url)
     except StoreUnavailable as error:
         seen.rows["Redis"] = masked(url) + ": unreachable"
-        seen.found.append(Finding(str(error), "Start Redis, or set WARMQ_REDIS_URL"))
+        seen.findings.append(Finding(str(error), "Start Redis, or set WARMQ_REDIS_URL"))
+
+
+def check_models(models: Mapping[str, Model]) -> Preflight:
+    """Return the rows and problems of all models; those that all have are shown once."""
+    models, residences = with_residences(models)
+    each = {name: check_worker(model.settings) for name, model in models.items()}
+    seen = Preflight()
+    for name, one in each.items():
+        for row, text in one.rows.items():
+            shared = all(other.rows.get(row) == text for other in each.values())
+            seen.rows[row if shared else f"{name}: {row}"] = text
+        seen.rows[f"{name}: residence"] = str(residences[name])
+        for finding in one.findings:
+            if all(finding in other.findings for other in each.values()):
+                seen.findings += [] if finding in seen.findings else [finding]
+            else:
+                problem = f"model {name!r}: {finding.problem}"
+                seen.findings.append(replace(finding, problem=problem))
+    return seen
+
+
+def check_worker(settings: WorkerSettings) -> Preflight:
+    """Return the rows and problems of a worker with one model."""
+    seen = check_engine(settings)
+    if not any(finding.fatal for finding in seen.findings):
+        try_start(settings, seen)
+    check_redis(settings, seen)
+    return seen
 
 
 def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
@@ -86,12 +121,10 @@ def command() -> int:
       2  the command line or the settings themselves are wrong
     """
     settings = load_settings()
-    seen = check_engine(settings)
-    if not any(finding.fatal for finding in seen.found):
-        try_start(settings, seen)
-    check_redis(settings, seen)
-    click.echo(report(seen.rows, seen.found))
-    return 1 if any(finding.fatal for finding in seen.found) else 0
+    models = models_of(settings)
+    seen = check_models(models) if models else check_worker(settings)
+    click.echo(report(seen.rows, seen.findings))
+    return 1 if any(finding.fatal for finding in seen.findings) else 0
 
 
 main = partial(run, command)

@@ -23,13 +23,13 @@ from gateway.batches.anthropic.protocol import (
     PREFIX,
     WINDOW_S,
     Deleted,
+    FailureCounts,
     MessageBatch,
     MessageBatchList,
-    Split,
-    count,
+    count_failures,
+    failures_in,
     message_batch,
     results,
-    split_in,
 )
 from gateway.batches.api.batches import DEFAULT_PRIORITY
 from gateway.batches.api.record import (
@@ -86,6 +86,7 @@ def create(
         services.limits.give_back(batch_id)
         raise
     now = int(services.clock.now())
+    # A larger number is served later: max() keeps to the caller's highest priority.
     record = BatchRecord(
         id=batch_id, tenant=caller.tenant, key_id=caller.key_id, api="anthropic",
         endpoint=ENDPOINT, input_file_id=file.id, completion_window="24h", created_at=now,
@@ -93,7 +94,9 @@ def create(
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=RequestCounts(total=total),
     )  # fmt: skip
     # The entry in the list comes first: a batch that runs must be listed.
-    services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
+    services.objects.create(
+        _KIND, caller.tenant, batch_id, now, b"null"
+    )  # no counts before its end
     start_batch(services, record)
     return find(services, caller, batch_id)
 
@@ -113,15 +116,15 @@ def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatc
     After its end it has the counts of its failures. They are stored, because the error file may be
     long and expires.
     """
-    split = Split()
+    failures = FailureCounts()
     if record.status in ENDED:
         stored = services.objects.get(_KIND, record.tenant, record.id)
-        known = split_in(stored) if stored is not None else None
-        split = known or count(services, record)
+        known = failures_in(stored) if stored is not None else None
+        failures = known or count_failures(services, record)
         if known is None and stored is not None:
-            new, end = _encode(split), end_of_record(record)
+            new, end = _encode(failures), end_of_record(record)
             services.objects.replace(_KIND, record.tenant, stored, new, record.created_at, end)
-    return message_batch(record, split, base_url)
+    return message_batch(record, failures, base_url)
 
 
 def _page(
@@ -168,7 +171,10 @@ def _answer(request: Request, value: Any) -> Response:
 
 
 def _base_url(request: Request) -> str:
-    """Return this gateway's base URL as the caller reaches it; only the caller gets it."""
+    """Return this gateway's base URL as the caller reaches it.
+
+    Only the caller gets it, so that a forged Host harms nobody else.
+    """
     secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     return f"{'https' if secure else 'http'}://{request.url.netloc}"
 
@@ -180,8 +186,9 @@ async def _create(request: Request) -> Response:
     length = request.headers.get("content-length", "")
     await asyncio.to_thread(gateway.limits.check_records, owner)
     if length.isdecimal():
-        check_length(int(length))
-        await asyncio.to_thread(gateway.limits.check_bytes, owner, int(length), int(length))
+        size = int(length)
+        check_length(size)
+        await asyncio.to_thread(gateway.limits.check_bytes, owner, size=size, body=size)
     async with gateway.store.writing(file_id) as writer:
         lines = RequestLines(writer, gateway.settings.max_line_bytes)
         async for piece in request.stream():

@@ -25,8 +25,9 @@ MAX_LEVELS, MAX_FIELDS = 1000, 100
 _BLANK = re.compile(rb"[ \t\n\r]*+")
 _SCALAR = re.compile(rb"[^ \t\n\r,{}\[\]]*+")
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-#: Matches everything before the next bracket, complete strings included.
-_PLAIN = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+#: Matches everything before the next bracket, complete strings included. An atomic group, because
+#: a possessive `)*+` also takes an incomplete string with Python 3.11.2, which is Debian 12's.
+_PLAIN = re.compile(rb'(?>(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*)', re.DOTALL)
 _OBJECT, _OBJECT_END, _ARRAY, _ARRAY_END, _QUOTE, _COMMA, _COLON = b'{}[]",:'
 
 #: A generator of the parser; it yields when it needs more bytes.

@@ -26,7 +26,7 @@ ENDPOINT = "/v1/messages"
 PREFIX = "msgbatch_"
 
 
-class Split(Struct, omit_defaults=True):
+class FailureCounts(Struct, omit_defaults=True):
     """Counts of an ended batch's requests without an answer, by result type."""
 
     errored: int = 0
@@ -75,13 +75,13 @@ class Deleted(Struct, kw_only=True):
     type: Literal["message_batch_deleted"] = "message_batch_deleted"
 
 
-def message_batch(record: BatchRecord, split: Split, base_url: str) -> MessageBatch:
+def message_batch(record: BatchRecord, failures: FailureCounts, base_url: str) -> MessageBatch:
     """Return a batch as Anthropic's API shows it, with URLs that begin with `base_url`."""
     ended, at = record.status in ENDED, record.changed_at
     if ended:
         counts = RequestCounts(
-            succeeded=record.counts.completed, errored=split.errored, canceled=split.canceled,
-            expired=split.expired,
+            succeeded=record.counts.completed, errored=failures.errored, canceled=failures.canceled,
+            expired=failures.expired,
         )  # fmt: skip
     else:
         counts = RequestCounts(processing=record.counts.total)
@@ -104,11 +104,11 @@ def _time(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-_split: msgspec.json.Decoder[Split | None] = msgspec.json.Decoder(Split | None)
+_failures: msgspec.json.Decoder[FailureCounts | None] = msgspec.json.Decoder(FailureCounts | None)
 
 
-def split_in(stored: Stored) -> Split | None:
-    return _split.decode(stored.document)
+def failures_in(stored: Stored) -> FailureCounts | None:
+    return _failures.decode(stored.document)
 
 
 class _Response(Struct):
@@ -152,17 +152,17 @@ def _kind_of(line: _Line) -> str:
     return "succeeded"
 
 
-def count(services: Services, record: BatchRecord) -> Split:
+def count_failures(services: Services, record: BatchRecord) -> FailureCounts:
     """Count the requests without an answer by reading the error file."""
     if record.status == "failed":  # the whole file was refused
-        return Split(errored=record.counts.total)
+        return FailureCounts(errored=record.counts.total)
     if not record.counts.failed:
-        return Split()
-    split = Split()
+        return FailureCounts()
+    failures = FailureCounts()
     for raw in _lines(services, record.tenant, record.error_file_id):
         kind = _kind_of(_line(raw))
-        setattr(split, kind, getattr(split, kind) + 1)
-    return split
+        setattr(failures, kind, getattr(failures, kind) + 1)
+    return failures
 
 
 def _result(raw: bytes) -> bytes:

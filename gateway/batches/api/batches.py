@@ -9,7 +9,14 @@ from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
 from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown
-from gateway.batches.api.record import ENDED, BatchRecord, request_cancel, reserve, start_batch
+from gateway.batches.api.record import (
+    ENDED,
+    STOP_AFTER,
+    BatchRecord,
+    request_cancel,
+    reserve,
+    start_batch,
+)
 from gateway.files.files import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
@@ -17,7 +24,9 @@ from gateway.http.json_api import id_of, new_id, read
 from gateway.http.services import Services
 from gateway.redis.batch_views import BatchView, BatchViews
 from gateway.served_models import ServedModels
+from producer.input.options import BadOption
 from producer.queue_workers import count_versions, describe_workers, older_workers
+from producer.submit.submission import stop_after_text
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
@@ -38,7 +47,7 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
 
 def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
     """Return one of the caller's batches, as read from Redis; raise ApiError (404) if none."""
-    view = BatchViews.using(services.batches).get(caller.tenant, batch_id)
+    view = BatchViews.using(services.batches).get(caller.only_tenant, batch_id)
     if view is None:
         raise not_found("batch", batch_id)
     return view
@@ -60,7 +69,7 @@ def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool
 
 
 def page(services: Services, caller: Caller, after: str, limit: int) -> BatchList:
-    found = BatchViews.using(services.batches).page(caller.tenant, after=after, limit=limit)
+    found = BatchViews.using(services.batches).page(caller.only_tenant, after=after, limit=limit)
     if found is None:
         raise not_found("batch", after)
     data = [batch for view in found.batches if (batch := shown(view)) is not None]
@@ -128,6 +137,7 @@ def checked(
     priority = _priority(caller, asked.priority)
     file = _file_of(services, caller, asked.input_file_id)
     _check_workers(services, caller)
+    _check_stop_after(asked.metadata or {})
     now, kept = int(services.clock.now()), asked.output_expires_after
     record = BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
@@ -146,6 +156,14 @@ def checked(
         priority=priority,
     )
     return record, file.bytes
+
+
+def _check_stop_after(metadata: dict[str, str]) -> None:
+    """Raise ApiError (400) for a limit of failures that cannot be read."""
+    try:
+        stop_after_text(metadata.get(STOP_AFTER), f"metadata.{STOP_AFTER}")
+    except BadOption as error:
+        raise invalid(error.message, f"metadata.{STOP_AFTER}") from None
 
 
 def _priority(caller: Caller, asked: int | None) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from contract.batch import Batch as QueueBatch
+from contract.failures import CodeFailures, failures_of
+from contract.redis.failures import FailedCode
 from gateway.batches.api.record import (
     ENDED,
     BatchError,
@@ -78,8 +80,19 @@ class BatchUsage(Struct, kw_only=True):
     total_tokens: int
 
 
+class CodeCount(Struct, kw_only=True):
+    """How many lines failed with one error code; '' if it is not known."""
+
+    code: str
+    count: int
+
+
 class Batch(Struct, kw_only=True):
-    """A batch. Unknown fields are null, except `model`, which is left out."""
+    """A batch. Unknown fields are null, except `model`, which is left out.
+
+    `failures` (by error code, the most frequent first) and `cut` (answers that ended at their
+    token limit) are warmq's; they are left out where there are none.
+    """
 
     id: str
     object: Literal["batch"] = "batch"
@@ -103,6 +116,8 @@ class Batch(Struct, kw_only=True):
     request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
     usage: BatchUsage
     metadata: dict[str, str] | None = None
+    failures: list[CodeCount] | UnsetType = UNSET
+    cut: int | UnsetType = UNSET
 
 
 class BatchList(Struct, kw_only=True):
@@ -149,7 +164,7 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
         id=record.id,
         endpoint=record.endpoint,
         model=record.model or msgspec.UNSET,
-        errors=BatchErrors(data=record.problems) if record.status == "failed" else None,
+        errors=_errors(record.problems if record.status == "failed" else None, record.stopped),
         input_file_id=record.input_file_id,
         completion_window=record.completion_window,
         status=record.status,
@@ -160,10 +175,18 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
         request_counts=_counts(record.counts, [] if ended else parts),
         usage=_usage(record.usage or _usage_of(parts)),
         metadata=record.metadata,
+        **(_failed(record.failures, record.cut) if ended else _failed_of(parts)),
     )
     for status in record.changed_at.keys() - {"validating"}:
         setattr(shown, f"{status}_at", record.changed_at[status])
     return shown
+
+
+def _errors(problems: list[BatchError] | None, stopped: str) -> BatchErrors | None:
+    """Return the reasons why a batch failed, or was cancelled without its user; else None."""
+    if stopped:
+        problems = [*(problems or []), BatchError("too_many_failures", stopped)]
+    return None if problems is None else BatchErrors(data=problems)
 
 
 def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts:
@@ -174,6 +197,16 @@ def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts
     return RequestCounts(
         max(counts.total, total), max(counts.completed, completed), max(counts.failed, failed)
     )
+
+
+def _failed_of(parts: Sequence[QueueBatch]) -> dict[str, Any]:
+    return _failed(failures_of(parts), sum(part.number("cut") for part in parts))
+
+
+def _failed(codes: Sequence[CodeFailures | FailedCode], cut: int) -> dict[str, Any]:
+    """Return the fields `failures` and `cut`, without those that have nothing."""
+    counts = [CodeCount(code=one.code, count=one.count) for one in codes]
+    return ({"failures": counts} if counts else {}) | ({"cut": cut} if cut else {})
 
 
 def _usage_of(parts: Sequence[QueueBatch]) -> Usage:
@@ -214,6 +247,8 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
         request_counts=counts,
         usage=_usage(_usage_of([batch])),
         metadata={"submitted_by": "producer submit", "input": batch.fields.get("input", "")[:512]},
+        errors=_errors(None, batch.fields["reason"] if batch.stopped else ""),
+        **_failed_of([batch]),
     )
     if model := batch.fields.get("model"):
         shown.model = model

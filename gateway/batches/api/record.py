@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from contract.redis.failures import FailedCode
 from contract.redis.objects import Kind, Stored
 from gateway.files.files import Files
 from gateway.http.caller import Caller
@@ -23,6 +24,8 @@ Status = Literal[
     "cancelled",
 ]  # fmt: skip
 ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancelled"))
+#: The key of a batch's metadata with the failures after which it is cancelled: `100` or `5%`.
+STOP_AFTER = "stop_after_failures"
 #: Seconds for which a record is kept after its batch's end: the longest life of OpenAI's files.
 KEPT_S = 30 * 86_400
 #: Milliseconds after which a new batch is due although its gateway died: before it made the batch
@@ -97,10 +100,13 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceparent: str = ""  # of the request that created the batch, if it is traced
     model: str = ""  # set if all lines name the same model
     problems: list[BatchError] = []
+    stopped: str = ""  # why it was cancelled, if too many of its requests failed
     parts: list[BatchPart] = []  # empty until the file is validated
     counts: RequestCounts = msgspec.field(default_factory=RequestCounts)  # final once ended
     usage: Usage | None = None  # final once ended
     expected_s: float | None = None  # the planned duration, set at the end
+    failures: list[FailedCode] = []  # set at the end, as are:
+    cut: int = 0  # answers with finish_reason `length`
     output_file_id: str | None = None
     error_file_id: str | None = None
 

@@ -21,7 +21,7 @@ import orjson
 
 from contract.openai.lines import MAX_CUSTOM_ID
 from gateway.batches.api.record import BatchError
-from producer.input.reader import Input, InputUnreadable
+from producer.input.reader import Input, InputUnreadable, NotJsonLines
 from producer.input.seen import SeenIds
 
 #: Most problems of a file that are reported.
@@ -155,7 +155,7 @@ def _read(
     """Read a file once; `is_new` returns whether no earlier line had a custom_id."""
     summary = InputSummary()
     problems = summary.problems
-    with closing(Input(str(path), watch=report)) as source:
+    with closing(Input(str(path), watch=report, name="FILE")) as source:
         try:
             for chunk in source.chunks(None, max_line_bytes):
                 for number, line in chunk.lines:
@@ -180,7 +180,7 @@ def _read(
                 if len(problems) >= MOST_PROBLEMS or len(summary.bytes_of) > MOST_MODELS:
                     break
         except InputUnreadable as error:
-            problems.append(BatchError("invalid_file", error.message))
+            problems.append(_problem_of_file(error))
     if not summary.requests and not problems:
         message = "the file has no requests; write one JSON object on each line"
         problems.append(BatchError("empty_file", message))
@@ -189,6 +189,12 @@ def _read(
         problems.insert(0, BatchError("too_many_models", message, "body.model"))
     del problems[MOST_PROBLEMS:]
     return summary
+
+
+def _problem_of_file(error: InputUnreadable) -> BatchError:
+    if isinstance(error, NotJsonLines):
+        return BatchError("invalid_json_line", error.message, None, 1)
+    return BatchError("invalid_file", error.message)
 
 
 def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from contract.batch import Batch
+from contract.batch import BY_USER, Batch
 from contract.errors import BatchConflict
+from contract.redis.failures import FailureReads
 from gateway.batches.api.record import (
     ENDED,
     BatchError,
@@ -139,6 +140,7 @@ class Phases:
             self._queue_rest(batch, ending)
             states = _note_deleted(batch)
             ending = ending or bool(batch.record.problems)
+        ending = _note_stopped(batch, states) or ending
         if not ending and not _ended(states):
             raise Later(wait_ms(batch.services, batch.record.created_at))
         if ending:
@@ -218,6 +220,14 @@ def _note_deleted(batch: ClaimedBatch) -> list[Batch | None]:
     return states
 
 
+def _note_stopped(batch: ClaimedBatch, states: list[Batch | None]) -> bool:
+    """Cancel the batch if too many requests of a queue batch failed; return whether they did."""
+    stopped = [state.fields["reason"] for state in states if state is not None and state.stopped]
+    if stopped and not batch.record.stopped:
+        batch.write("cancelling", stopped=stopped[0])
+    return bool(stopped)
+
+
 def _end_parts(batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | None]:
     """End the queue batches that have not ended.
 
@@ -236,7 +246,10 @@ def _end_parts(batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | 
             continue
         part_state = state or create_part(batch.services, record, part, ends=True)
         if not part_state.finished:
-            (store.cancel if cancelling else store.expire)(part_state)
+            if cancelling:
+                store.cancel(part_state, record.stopped or BY_USER)
+            else:
+                store.expire(part_state)
     return _states(batch)
 
 
@@ -267,7 +280,9 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
         raise Later(WAIT_MS) from None
     expected_s = max(filter(None, (state.expected_s for state in states)), default=None)
     status = _final_status(record, states, written["counts"].total - queued)
-    batch.write(status, **written, expected_s=expected_s)
+    failures = FailureReads.using(services.batches).first(states)
+    cut = sum(state.number("cut") for state in states)
+    batch.write(status, **written, expected_s=expected_s, failures=failures, cut=cut)
     for state in states:
         mark_collected(services.batches, state)
 

@@ -11,9 +11,10 @@ import time
 
 log = logging.getLogger(__name__)
 
-#: Seconds before the first restart, most seconds before a later one (each wait is twice the last),
-#: and seconds that a process must have run for the first wait to apply again.
-_FIRST_WAIT_S, _LONGEST_WAIT_S, _LIVED_S = 0.2, 10.0, 30.0
+#: Seconds before the first restart. Each further wait is twice as long, up to _LONGEST_WAIT_S.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+#: Seconds that a process must have run for _FIRST_WAIT_S to apply again.
+_LIVED_S = 30.0
 #: Seconds that the batch runner gets to release its batches.
 _GRACE_S = 10.0
 
@@ -21,8 +22,8 @@ _GRACE_S = 10.0
 class RunnerProcess:
     """Runs the process `python -m gateway.batches.runner`.
 
-    The kernel signals that process when the thread that started it ends. So this class uses one
-    thread that lives as long as the gateway.
+    That process asks the kernel for a signal when the thread that started it ends
+    (PR_SET_PDEATHSIG). So this class uses one thread that lives as long as the gateway.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -11,13 +11,14 @@ import msgspec
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import Request
-from gateway.batches.api.record import BatchError, BatchPart, BatchRecord
+from gateway.batches.api.record import STOP_AFTER, BatchError, BatchPart, BatchRecord
 from gateway.batches.runner.input_file import Body, model_of, with_model
 from gateway.http.services import Services
 from gateway.served_models import ServedModels
 from producer.input.decompression import ReadHook
+from producer.input.options import BadOption
 from producer.input.reader import Input, RawChunk
-from producer.submit.submission import Submission
+from producer.submit.submission import Submission, stop_after_text
 from producer.submit.submit import Submitter, Summary
 
 _decode = msgspec.json.Decoder(Body).decode
@@ -132,6 +133,9 @@ class PartLines:
 
 
 def _submission(record: BatchRecord, part: BatchPart) -> Submission:
+    stop_after = ""
+    with suppress(BadOption):  # an earlier version took any text
+        stop_after = stop_after_text((record.metadata or {}).get(STOP_AFTER), STOP_AFTER)
     return Submission(
         part.batch_id,
         part.queue,
@@ -142,6 +146,7 @@ def _submission(record: BatchRecord, part: BatchPart) -> Submission:
         dedupe=record.once,
         order=record.order,
         parent_traceparent=record.traceparent,
+        stop_after=stop_after,
     )
 
 
@@ -151,7 +156,7 @@ def create_part(
     """Create or find a queue batch; with `ends` it is created only to be ended."""
     planned = record.order != "input"
     return _submission(record, part).create(
-        services.batches, record.input_file_id, planned=planned, ends=ends
+        services.batches, record.input_file_id, planned=planned, ends=ends, over_http=True
     )
 
 

@@ -120,7 +120,8 @@ class BatchRunner:
         found = set[str]()
         for record in asked:
             parts = [states[part.batch_id] for part in record.parts]
-            if all(p and p.sealed for p in parts) and not all(p and p.finished for p in parts):
+            all_run = all(p and p.sealed and not p.stopped for p in parts)
+            if all_run and not all(p and p.finished for p in parts):
                 found.add(record.id)
         return found
 

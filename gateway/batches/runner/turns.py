@@ -1,4 +1,4 @@
-"""Decides which batch a thread takes next: tenants take turns, and none gets all threads."""
+"""Decides which batch a thread takes next, so that no tenant gets all threads."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ class Turns:
             self._running += Counter()  # removes tenants without a thread
 
     def crowded(self) -> bool:
+        """Return whether any batch waits for a thread."""
         with self._lock:
             return bool(self._waiting)
 

@@ -1,6 +1,8 @@
 // @ts-check
 // The stream of events of an open page. Each event replaces texts in place, so that nothing jumps.
 
+import { note } from "./parts.js";
+
 /** Names of statuses in the viewer's language. */
 const words = JSON.parse(document.body.dataset.words ?? "{}");
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -41,16 +43,20 @@ const field = (root, name, text) => root.querySelectorAll(`[data-f="${name}"]`).
 
 /** @param {any} state */
 function fleet(state) {
-  field(document, "out_s", number(state.out_s));
-  field(document, "in_s", number(state.in_s));
-  field(document, "requests_s", number(state.requests_s));
+  if (state.out_s !== null) { // until then the page has the rates of the last minute
+    field(document, "out_s", number(state.out_s));
+    field(document, "in_s", number(state.in_s));
+    field(document, "requests_s", number(state.requests_s));
+    field(document, "cached", percent(state.cached));
+  }
   field(document, "slots", `${number(state.running)} / ${number(state.slots)}`);
-  field(document, "cached", percent(state.cached));
   field(document, "waiting", number(state.waiting));
   field(document, "workers", number(state.workers));
   for (const worker of state.each) {
     for (const place of document.querySelectorAll(`[data-worker="${CSS.escape(worker.id)}"]`)) {
+      put(place.querySelector('[data-w="model"]'), worker.model);
       put(place.querySelector('[data-w="fill"]'), `${number(worker.running)} / ${number(worker.slots)}`);
+      if (worker.out_s !== null) put(place.querySelector('[data-w="out_s"]'), number(worker.out_s));
       place.querySelector('[data-w="bar"]')?.setAttribute("width", String(worker.slots ? Math.round((1000 * worker.running) / worker.slots) : 0));
     }
   }
@@ -70,10 +76,11 @@ function batch(row) {
     is("tokens_out", number(row.tokens_out));
     is("cached_share", percent(row.cached_share));
     const shown = place.querySelector('[data-b="status"] .status');
-    if (shown && !shown.classList.contains(`status-${row.status}`)) {
+    const tone = row.tone || row.status;
+    if (shown && !shown.classList.contains(`status-${tone}`)) {
       // The page of a batch that has ended has more on it.
       if (row.ended) return void setTimeout(() => location.reload(), 300);
-      shown.className = `status status-${row.status}`;
+      shown.className = `status status-${tone}`;
       put(shown, words[row.status] ?? row.status);
     }
   }
@@ -112,7 +119,7 @@ export function live(address) {
     source.addEventListener("out", () => location.assign("/ui/login"));
     const events = /** @type {[string, (state: any) => void][]} */ ([["fleet", fleet], ["batch", batch], ["text", text]]);
     for (const [name, act] of events) {
-      source.addEventListener(name, (event) => { show(true); act(JSON.parse(event.data)); });
+      source.addEventListener(name, (event) => { show(true); note(); act(JSON.parse(event.data)); });
     }
   };
   // A hidden page has no stream: it opens one again when it is shown.

@@ -1,13 +1,8 @@
 // On every page: times in the viewer's zone, confirmation of writes, and the live stream.
 import { live } from "./live.js";
+import { keepParts, localTimes } from "./parts.js";
 
-// As the server writes them, in every language, so that no width changes.
-const form = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
-const short = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-for (const time of document.querySelectorAll("time[datetime]")) {
-  time.title = `${time.dateTime} (UTC)`;
-  time.textContent = ("short" in time.dataset ? short : form).format(new Date(time.dateTime));
-}
+localTimes(document);
 
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
@@ -19,6 +14,24 @@ for (const all of document.querySelectorAll("input[data-all]")) {
     for (const one of document.querySelectorAll(`input[name="${all.dataset.all}"]`)) one.checked = all.checked;
   });
 }
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("[data-copy]");
+  if (!button) return;
+  const text = button.dataset.copy;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // without https there is no clipboard for scripts: the id is selected, to be copied by hand
+    const field = document.createElement("input");
+    field.value = text;
+    button.after(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  button.classList.add("copied");
+  setTimeout(() => button.classList.remove("copied"), 1500);
+});
 
 const drop = document.getElementById("drop");
 if (drop) {
@@ -32,4 +45,7 @@ if (drop) {
 }
 
 const stream = document.body.dataset.stream;
-if (stream) live(stream);
+if (stream) {
+  live(stream);
+  keepParts();
+}

@@ -1,32 +1,54 @@
 """`producer list`, `status`, `cancel`, `retry` and `delete`."""
 
-import click
+from collections.abc import Collection, Iterator, Mapping
 
+import click
+import msgspec
+
+from contract.batch import Batch
 from contract.errors import BatchConflict
+from contract.failures import failures_text
+from contract.redis.announcements import is_alive
+from contract.redis.failures import FailureReads
 from producer.cli import options, show
 from producer.cli.context import Context, hint, pass_context
 from producer.cli.progress import counted, tell
-from producer.queue_workers import QueueWorkers
+from producer.model_states import model_states
+from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
-from producer.time_left import batch_seconds_left, pace_of_queue
+from producer.run.listed import listed
+from producer.stalls import Stall, StallReads, model_of
+from producer.submit.run_again import open_again, program_input, run_cut_again
+from producer.time_left import OutlookReads
+from producer.webhook_state import WebhookReads
 
-_request = click.option("--request", "custom_id", metavar="CUSTOM_ID", help="Only this request.")
+_request = click.option(
+    "--request", "custom_id", metavar="CUSTOM_ID", help="Take only this request."
+)
 
 
 @click.command("list")
 @options.as_json
 @pass_context
 def list_batches(context: Context, *, as_json: bool) -> None:
-    """List all batches, newest first."""
+    """List all batches, newest first.
+
+    The windows of a run are one row. If workers have several models, the last column
+    has the batch's model, and whether it is loaded.
+    """
     batches = context.store.batches()
     if as_json:
         show.put_json([show.batch_json(batch) for batch in batches])
         return
-    rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED")]
-    for batch in batches:
-        done = f"{batch.terminal}/{batch.number('total')}"
-        created = str(show.iso_time(batch.created))[:19]
-        rows.append((batch.id, batch.status, done, str(batch.number("failed")), created))
+    alive = [worker for worker in context.store.announcements() if is_alive(worker)]
+    states = {one.queue: f"{one.model} ({one.text})" for one in model_states(alive, {})}
+    rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED", *(["MODEL"] if states else []))]
+    for one in listed(batches):
+        created = str(show.iso_time(one.batches[-1].created))[:19]
+        done = f"{one.done}/{one.total}"
+        queue = one.newest.fields.get("queue", "")
+        model = [states.get(queue, model_of(queue, context.settings.queue))] if states else []
+        rows.append((one.id, one.status, done, str(one.failed), created, *model))
     show.columns(rows)
 
 
@@ -41,14 +63,26 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     if custom_id is not None:
         state = show.request_state(store, batch, custom_id)
         show.put_json(state) if as_json else show.request_table(state)
-    elif as_json:
-        show.put_json(show.batch_json(batch))
-    elif batch.finished:
-        show.batch_table(batch)
+        return
+    failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
+    webhook = WebhookReads.using(store).state(batch)
+    if not batch.finished:
+        reads = StallReads.using(store)
+        stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+    if as_json:
+        more = {
+            "failures": msgspec.to_builtins(failures),
+            "stalls": list(map(show.stall_json, stalls)),
+            "webhook": show.webhook_json(webhook),
+        }
+        show.put_json(show.batch_json(batch) | more)
+        return
+    if batch.finished:
+        show.batch_table(batch, webhook=webhook)
     else:
-        queue = batch.fields.get("queue", "")
-        left_s = batch_seconds_left(batch, pace_of_queue(store, queue, store.workers(queue)))
-        show.batch_table(batch, QueueWorkers(store, queue).text(), left_s)
+        left_s = OutlookReads.using(store).batch_seconds_left(batch)
+        show.batch_table(batch, BatchWorkers(store).text(batch), left_s, stalls, webhook)
+    show.failure_lines(failures)
 
 
 @click.command("cancel")
@@ -73,19 +107,51 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
 
 @click.command("retry")
 @options.batch_id
+@click.argument("file", metavar="[FILE]", required=False)
 @click.option(
     "--include",
     default="",
     metavar="LIST",
     help="Retry requests with these outcomes too: cancelled,expired.",
 )
+@click.option(
+    "--cut",
+    is_flag=True,
+    help="Instead, run requests again whose answers ended at max_tokens.",
+)
+@options.pairs
+@options.mapped
 @options.as_json
 @pass_context
-def retry(context: Context, *, batch_id: str, include: str, as_json: bool) -> None:
-    """Run a batch's failed requests again. Bad lines stay as they are.
+def retry(
+    context: Context,
+    *,
+    batch_id: str,
+    file: str | None,
+    include: str,
+    cut: bool,
+    pairs: tuple[str, ...],
+    mapped: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run a batch's failed requests again. FILE is only for --cut. Bad lines stay as they are.
 
     A deadline that has passed no longer applies to retried requests.
+
+    With --cut, requests run again whose answers ended at max_tokens (finish_reason
+    length); --set max_tokens=4096 gives them more. Their lines are read again from the
+    file that was submitted; FILE and --map are only needed if it is elsewhere now.
     """
+    if cut:
+        if include:
+            raise click.UsageError("give --cut or --include, not both")
+        _retry_cut(context, batch_id, file, pairs, mapped, as_json)
+        return
+    if file or pairs or mapped:
+        raise click.UsageError(
+            "FILE, --set and --map go with --cut; corrected rows are a batch of their own: "
+            "`producer submit` a file with only these (docs/how-to/label-a-table.md, step 4)"
+        )
     wanted = [word.strip() for word in include.split(",") if word.strip()]
     if set(wanted) - {"cancelled", "expired"}:
         raise click.UsageError("--include takes cancelled, expired, or both with a comma")
@@ -94,10 +160,62 @@ def retry(context: Context, *, batch_id: str, include: str, as_json: bool) -> No
     with hint(f"`producer retry {batch_id}` again goes on"):
         count = store.retry(batch, outcomes)
     _print_changed(batch_id, "queued again", count, as_json)
-    if left := store.retryable(batch, outcomes):
-        tell(
-            f"{batch_id}: {counted(left, 'request')} stay as they ended: their messages are gone, "
-            "or they have ended again already; submit what is missing as a new batch"
+    for text in _left_texts(context.batch(batch_id), store.retryable(batch), outcomes, count):
+        tell(f"{batch_id}: {text}")
+
+
+def _retry_cut(
+    context: Context,
+    /,
+    batch_id: str,
+    file: str | None,
+    pairs: tuple[str, ...],
+    mapped: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run requests with a cut answer again, from the batch's input."""
+    store, batch, overrides = context.store, context.batch(batch_id), options.parse_overrides(pairs)
+    columns = options.parse_map(mapped)
+    name = file or batch.fields.get("input", "")
+    if name == "-":
+        raise click.UsageError(
+            f"{batch_id} was submitted from standard input: name the file that has its lines"
+        )
+    if not file and (what := program_input(batch)):
+        raise click.UsageError(
+            f"{batch_id} came from {what} of a program: submit it there again with the same "
+            "batch_id, then call retry_cut"
+        )
+    again = f"`producer retry {batch_id} --cut` again goes on"
+    other = f"name the file that was submitted: `producer retry {batch_id} FILE --cut`"
+    with hint(again, fix_input=other):
+        source = open_again(batch, name, columns)
+        limit = context.settings.max_line_bytes
+        count, left = run_cut_again(store, batch, source, overrides, limit)
+    _print_changed(batch_id, "queued again", count, as_json)
+    if left:
+        tell(f"{batch_id}: {left}")
+    if not count:
+        tell(f"{batch_id}: no answer so far ended at max_tokens")
+
+
+def _left_texts(
+    batch: Batch, retryable: Mapping[str, int], outcomes: Collection[str], count: int
+) -> Iterator[str]:
+    """Yield a text about each kind of ended request that a retry leaves as it is."""
+    if left := sum(retryable.get(name, 0) for name in outcomes):
+        yield (
+            f"{counted(left, 'request')} stay as they ended: their messages are gone, or they have "
+            "ended again already; submit what is missing as a new batch"
+        )
+    for name in ("cancelled", "expired"):
+        if name not in outcomes and batch.number(name):
+            yield f"{batch.number(name):,} are {name}: --include {name}"
+    wrong = batch.number("failed") - retryable.get("failed", 0)
+    if not count and wrong > 0:
+        yield (
+            f"{wrong:,} failed lines are wrong themselves, so that they would fail again "
+            f"({failures_text(batch)}): correct them, and submit them as a new batch"
         )
 
 

@@ -14,7 +14,7 @@ from producer.cli.show import columns, put_json, put_json_list
 #: Rows of the list whose columns are aligned.
 PAGE = 500
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
-_every = click.option("--all", "every", is_flag=True, help="All dead letters.")
+_every = click.option("--all", "every", is_flag=True, help="Take all dead letters.")
 
 
 @click.group("dead")

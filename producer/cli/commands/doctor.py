@@ -37,7 +37,7 @@ _REFUSED = re.compile(r"run the '([^']+)' command")
 
 
 @click.command("doctor")
-@click.option("--worker", is_flag=True, help="Check the rights that a worker needs in Redis too.")
+@click.option("--worker", is_flag=True, help="Also check the rights that a worker needs in Redis.")
 @options.as_json
 def command(*, worker: bool, as_json: bool) -> Exit:
     """Check Redis, workers, queues, disk and settings, and name what stops the work.
@@ -187,5 +187,4 @@ class _RedisChecks:
             yield finding
 
     def _work(self) -> Iterator[Finding]:
-        queue = self._settings.queue
-        return work.check_work(self._store, queue, restricted=self._restricted)
+        return work.check_work(self._store, self._settings, restricted=self._restricted)

@@ -1,21 +1,27 @@
 """`producer plan`."""
 
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from contract.errors import StoreUnavailable
 from contract.naming import queue_name
+from contract.redis.announced_models import models_of
+from contract.redis.announcements import is_alive
+from contract.redis.waiting import WaitingReads
 from producer.cli import options, show
 from producer.cli.context import Context, Exit, open_input, pass_context
-from producer.cli.options import parse_overrides
+from producer.cli.options import fields_of_all_lines
 from producer.cli.progress import Meter, counted, tell
 from producer.cli.show import size_text
+from producer.model_states import PlannedSwaps, planned_swaps
 from producer.queue_workers import clock_text
 from producer.submit.plan import FileContent, Plan, plan
 from producer.submit.prompt_tokens import CharacterCounter, choose_counter
+from producer.submit.routes import routed
 from producer.submit.submission import Submission
-from producer.time_left import Pace, pace_of_queue
+from producer.time_left import Outlook, OutlookReads
 
 
 @click.command("plan")
@@ -23,7 +29,11 @@ from producer.time_left import Pace, pace_of_queue
 @options.model
 @options.priority
 @options.pairs
+@options.choice
+@options.schema
 @options.mapped
+@options.keep
+@options.delimiter
 @click.option(
     "--tokenizer",
     metavar="DIR|NAME",
@@ -31,7 +41,7 @@ from producer.time_left import Pace, pace_of_queue
     help="Count tokens with this model's tokenizer. Default: that of the workers' model, if its "
     "folder is on this machine.",
 )
-@click.option("--estimate", is_flag=True, help="Count 4 characters as a token: faster.")
+@click.option("--estimate", is_flag=True, help="Count 4 characters as a token, which is faster.")
 @options.as_json
 @pass_context
 def command(
@@ -41,7 +51,11 @@ def command(
     model: str,
     priority: int,
     pairs: tuple[str, ...],
+    choice: str | None,
+    schema: str | None,
     mapped: tuple[str, ...],
+    keep: tuple[str, ...],
+    delimiter: str,
     tokenizer: str,
     estimate: bool,
     as_json: bool,
@@ -57,10 +71,13 @@ def command(
         raise click.UsageError("--tokenizer and --estimate exclude each other: give one")
     settings = context.settings
     queue = queue_name(model or None, settings.queue)
-    submission = Submission("plan", queue, priority, model, parse_overrides(pairs))
+    fields = fields_of_all_lines(pairs, choice, schema, model)
+    submission = Submission("plan", queue, priority, model, fields, keep=keep)
     submission.check()
-    source = open_input(file, mapped, submission.overrides)
-    workers, pace = _workers(context, queue)
+    source = open_input(file, mapped, submission.overrides, submission.keep, delimiter)
+    workers, outlook = known_workers(context, queue)
+    with suppress(StoreUnavailable):  # known_workers prints it
+        submission = routed(submission, context.store, settings.queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
     counter = CharacterCounter() if estimate else choose_counter(tokenizer, models)
     with Meter(file, source.size) as meter:
@@ -69,24 +86,38 @@ def command(
             if meter.due():
                 meter.update(source.position, f"{content.lines} lines read")
 
-        found = plan(settings, submission, source, counter, workers, pace, report)
-    show.put_json(plan_json(file, found)) if as_json else plan_table(file, found)
+        found = plan(settings, submission, source, counter, workers, outlook, report)
+    swaps = known_swaps(context, found)
+    show.put_json(plan_json(file, found, swaps)) if as_json else plan_table(file, found, swaps)
     if not found.content.requests:
         return Exit.BAD_INPUT
     return Exit.SOME_FAILED if found.content.bad else Exit.ALL_WELL
 
 
-def _workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Pace | None]:
-    """Return the announcements (states) and pace of the queue's workers; none without Redis."""
+def known_workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Outlook | None]:
+    """Return the announcements of the queue's workers and its outlook; none without Redis."""
     try:
         found = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
-        return found, pace_of_queue(context.store, queue, found)
+        return found, OutlookReads.using(context.store).outlook(queue, found)
     except StoreUnavailable as error:
         tell(f"without the workers: {error.message}")
         return [], None
 
 
-def plan_json(file: str, found: Plan) -> dict[str, Any]:
+def known_swaps(context: Context, found: Plan) -> PlannedSwaps | None:
+    """Return the swaps that a file needs; None without workers of several models or Redis."""
+    base = context.settings.queue
+    queues = {found.queue, *(queue_name(model, base) for model in found.content.models)}
+    try:
+        alive = [worker for worker in context.store.announcements() if is_alive(worker)]
+        names = sorted({queue for worker in alive for queue in models_of(worker).values()})
+        waiting = WaitingReads.using(context.store).waiting_totals(names) if names else {}
+    except StoreUnavailable:  # known_workers prints it
+        return None
+    return planned_swaps(alive, queues, waiting)
+
+
+def plan_json(file: str, found: Plan, swaps: PlannedSwaps | None = None) -> dict[str, Any]:
     """Return the JSON object of a plan."""
     content, shared, seconds = found.content, found.content.shared, found.seconds
     return {
@@ -128,23 +159,36 @@ def plan_json(file: str, found: Plan) -> dict[str, Any]:
         "workers": found.workers,
         "duration": None if found.pace is None or seconds is None else {
             "seconds": round(seconds, 1), "tokens_per_s": round(found.pace.tokens_per_s, 1),
+            "requests_before": found.before,
         },
+        **({} if swaps is None else {"swaps": _swaps_json(swaps)}),
     }  # fmt: skip
 
 
-def plan_table(file: str, found: Plan) -> None:
+def _swaps_json(swaps: PlannedSwaps) -> dict[str, Any]:
+    return {
+        "count": len(swaps.models),
+        "seconds": None if swaps.seconds is None else round(swaps.seconds, 1),
+        "models": [one.model for one in swaps.models],
+        "unloadable": [one.model for one in swaps.unloadable],
+    }
+
+
+def plan_table(file: str, found: Plan, swaps: PlannedSwaps | None = None) -> None:
     """Print a plan as text."""
     content = found.content
     show.put_rows({
         "file": file,
         "queue": found.queue,
-        "requests": _requests(content),
+        "requests": requests_text(content),
         "tokens in": _tokens_in(found),
+        "too long": _too_long(found),
         "tokens out": _tokens_out(found),
         "shared": _shared(found),
         "redis": f"{size_text(found.memory.most)} at most: {size_text(found.memory.waiting)} while "
         f"all wait, {size_text(found.memory.finished)} with all results",
-        "time": _time(found),
+        "time": time_text(found),
+        "swaps": swaps and _swaps_text(swaps),
     })  # fmt: skip
     for error in content.first_bad:
         click.echo(show.printable(f"bad: {error}"))
@@ -152,7 +196,8 @@ def plan_table(file: str, found: Plan) -> None:
         click.echo(f"bad: {content.bad - len(content.first_bad):,} more")
 
 
-def _requests(content: FileContent) -> str:
+def requests_text(content: FileContent) -> str:
+    """Return a text with the numbers of requests, duplicates and bad lines."""
     text = f"{content.requests:,}"
     if content.duplicates:
         text += f", {content.duplicates:,} of them identical to an earlier one"
@@ -170,13 +215,25 @@ def _tokens_in(found: Plan) -> str:
     return text
 
 
+def _too_long(found: Plan) -> str | None:
+    """Return a text about the prompts that no worker can read; None without any."""
+    content = found.content
+    if not content.too_long or not found.context:
+        return None
+    one = content.too_long == 1
+    prompts = f"{content.too_long:,} {'prompt exceeds' if one else 'prompts exceed'}"
+    first = "" if one else "the first is "
+    return f"{prompts} the workers' {found.context:,} tokens: {first}{content.first_too_long}"
+
+
 def _tokens_out(found: Plan) -> str:
     content = found.content
     if content.fixed == content.requests:
         return f"{content.limits:,}, as the lines ask for"
     parts = [f"at most {content.limits:,}"] if content.limits else []
     if content.without_limit:
-        parts.append(f"{counted(content.without_limit, 'line')} without limit")
+        lines = counted(content.without_limit, "line")
+        parts.append(f"{lines} without max_tokens (the workers' WARMQ_DEFAULT_MAX_TOKENS applies)")
     text = " and ".join(parts)
     if found.mean_answer is None:
         reason = "no running worker has reported it"
@@ -191,16 +248,28 @@ def _shared(found: Plan) -> str:
     share = found.content.shared.share
     if share < 0.005:
         return "no prompts have a common beginning"
-    text = f"{share:.0%} of the prompts repeat the beginning of an earlier one"
+    text = f"{share:.0%} of the prompt tokens are in beginnings that an earlier prompt has, too"
     if found.kv_tokens is None:
         return f"{text}; no worker with a prefix cache is known"
     text += f": {found.saved_tokens:,} tokens need not be computed"
     if found.any_order:
-        return f"{text}, in any order"
+        return f"{text}, whatever order the requests run in"
     return (
         f"{text} with --order prefix, {_saved_as_is(found):,} in the file's order; the KV cache "
         f"has {found.kv_tokens:,} tokens"
     )
+
+
+def _swaps_text(swaps: PlannedSwaps) -> str:
+    """Return a text with the models that must be loaded, and those that cannot be."""
+    names = [f"{one.model} ({one.waiting:,} wait)" if one.waiting else one.model
+             for one in swaps.models]  # fmt: skip
+    text = f"{len(names)} at least, to load {', '.join(names)}" if names else "none is needed"
+    if names and swaps.seconds is not None:
+        text += f": about {clock_text(swaps.seconds)}, in addition to the time"
+    for one in swaps.unloadable:
+        text += f"; {one.model} cannot be loaded, its requests wait: {one.why}"
+    return text
 
 
 def _saved_as_is(found: Plan) -> int:
@@ -209,7 +278,8 @@ def _saved_as_is(found: Plan) -> int:
     return round(found.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
 
 
-def _time(found: Plan) -> str:
+def time_text(found: Plan) -> str:
+    """Return a text with the time that the file takes, and on what it is based."""
     if not found.workers:
         return f"not known: no worker of queue {found.queue} is known"
     workers = counted(found.workers, "worker")
@@ -217,4 +287,11 @@ def _time(found: Plan) -> str:
         reason = "none has recorded work in the last day (it is recorded after 10 s)"
         return f"not known: {workers}, but {reason}"
     rate = f"{found.pace.tokens_per_s:,.0f} tokens/s, read and written"
-    return f"{clock_text(found.seconds)} on {workers}, at the {rate}, of their last minutes of work"
+    rough = f"rough, from {counted(found.pace.requests or 0, 'request')}: "
+    text = rough * found.pace.rough
+    text += (
+        f"{clock_text(found.seconds)} on {workers}, at the {rate}, of their last minutes of work"
+    )
+    if found.before:
+        text += f", with {counted(found.before, 'request')} of other batches before"
+    return text

@@ -3,10 +3,9 @@
 import click
 
 from contract.errors import BatchConflict
-from producer.cli import options
+from producer.cli import options, show
 from producer.cli.collect import check_outputs, check_replaced, collect
 from producer.cli.context import Context, Exit, hint, pass_context
-from producer.cli.show import put_json, written_json
 
 
 @click.command("results")
@@ -23,6 +22,7 @@ from producer.cli.show import put_json, written_json
 )
 @click.option("--follow", is_flag=True, help="Wait for missing results.")
 @click.option("--partial", is_flag=True, help="Collect the results so far of an unfinished batch.")
+@options.wait_redis
 @options.as_json
 @pass_context
 def command(
@@ -35,6 +35,7 @@ def command(
     order: str,
     follow: bool,
     partial: bool,
+    wait_redis: float,
     as_json: bool,
 ) -> Exit:
     """Collect a batch's results, as OpenAI batch output lines.
@@ -43,12 +44,15 @@ def command(
     collection of the batch, unless you give --force. A finished batch gives exactly
     one line for each request; if it is deleted, submitted again or retried meanwhile,
     the exit status is 2 and no file appears. OUT and ERR may be objects in a bucket
-    (s3://, gs://, az://), and tables (.parquet).
+    (s3://, gs://, az://). If OUT is a table (.parquet, .csv), it has all rows, with
+    their status, and failed requests go into another file only with --errors.
 
     With --json, the names of the files and the numbers of results are printed on
     stdout, or on stderr if the results themselves go to stdout.
     """
     check_outputs(output, errors, force=force)
+    if follow:
+        context.wait_for_redis(wait_redis)
     store, batch = context.store, context.batch(batch_id)
     if not force:
         check_replaced(output, errors, batch_id, batch.written)
@@ -61,8 +65,9 @@ def command(
         completed, failed, errors_file = collect(
             store, batch, order, output, errors, follow=follow, partial=partial, force=force
         )
+    show.tell_cut(store.batch(batch_id) or batch)
     if as_json:
         document = {"id": batch_id, "object": "warmq.results"}
-        document |= written_json(output, errors_file, completed, failed)
-        put_json(document, err=output in (None, "-"))
+        document |= show.written_json(output, errors_file, completed, failed)
+        show.put_json(document, err=output in (None, "-"))
     return Exit.SOME_FAILED if failed else Exit.ALL_WELL

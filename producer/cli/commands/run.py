@@ -1,29 +1,35 @@
 """`producer run`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
+from contract.settings import Settings, load
+from producer.batch_watch import BatchChanged, WritesLost
 from producer.cli import options
-from producer.cli.collect import check_outputs
+from producer.cli.collect import check_outputs, tell_renamed
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.show import put_json, written_json
+from producer.cli.show import cut_text, put_json, written_json
 from producer.cli.submitting import (
+    check_workers,
     ignored_text,
     make_submission,
     order_text,
     submission_options,
-    tell_if_unserved,
 )
+from producer.collect.columns import OutputColumns
 from producer.collect.outputs import error_file_of
 from producer.input.bucket import is_url
 from producer.input.files import check_writable
 from producer.input.source import Source
-from producer.queue_workers import refuse_older_workers
 from producer.run.export import Export, needs_export
 from producer.run.journal import Journal, RunProgress
+from producer.run.local import local_model, local_services
+from producer.run.stopping import RunStopped
 from producer.run.windows import Run
 from producer.submit.submission import Submission
 
@@ -39,8 +45,15 @@ from producer.submit.submission import Submission
     show_default=True,
     help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
 )
+@click.option(
+    "--local",
+    is_flag=True,
+    help="Start a private Redis and a worker, and end them with the run; --model is then the "
+    "model's folder or hub name.",
+)
 @options.mapped
 @submission_options
+@options.wait_redis
 @options.as_json
 @pass_context
 def command(
@@ -51,22 +64,24 @@ def command(
     output: str,
     errors: str | None,
     window: int,
+    local: bool,
     mapped: tuple[str, ...],
+    wait_redis: float,
     as_json: bool,
     **shaping: Any,
 ) -> Exit:
     """Answer FILE into OUT, window by window, in the order of FILE.
 
-    FILE may be larger than Redis's memory: Redis has two windows at a time, each a
-    part of FILE, and smaller windows if it is full. OUT grows as windows end. With
-    --order prefix, FILE is read to its end first, and OUT is sorted into FILE's order
-    at the end. After an interruption, a crash or a full disk, the same command
-    continues where OUT ends; OUT.progress records that place. FILE, OUT and ERR must
-    be different files; an existing OUT or ERR that `run` did not write is refused.
+    FILE may be larger than Redis's memory: Redis has two windows at a time, each a part of FILE,
+    and smaller windows if it is full. OUT grows as windows end. With --order prefix, FILE is read
+    to its end first, and OUT is sorted into FILE's order at the end. After an interruption, a crash
+    or a full disk, the same command continues where OUT ends; OUT.progress records that place.
+    FILE, OUT and ERR must differ; an existing OUT or ERR that `run` did not write is refused.
 
-    FILE may be a table; see `producer submit`. OUT and ERR may be in a bucket, or end
-    with .parquet: then a file OUT.lines grows instead (for a bucket, in this folder),
-    and OUT appears at the end.
+    With --local, nothing else needs to run; WARMQ_ENGINE_ARGS and the like are read as usual. FILE
+    may be a table; see `producer submit`. OUT and ERR may be in a bucket, or end with .parquet or
+    .csv: then a file OUT.lines grows instead (for a bucket, in this folder), and OUT appears at the
+    end. A table has all rows, with their status.
     """
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run continues where they end")
@@ -74,19 +89,31 @@ def command(
         check_writable(Path(output))
     export = Export(output, errors or error_file_of(output))
     exported = needs_export(output, export.errors)
-    files = export.line_files if exported else (Path(output), Path(export.errors))
+    files = export.line_files if exported else (Path(output), Path(export.errors or ""))
     check_outputs(output, errors, file, Journal(files[0]).path)
-    submission = make_submission(context.settings, "run", shaping)
-    source = open_input(file, mapped, submission.overrides)
-    done = export.already_written(source, submission.seed) if exported else None
+    context.wait_for_redis(wait_redis)
+    chosen = shaping | ({"model": local_model()} if local else {})
+    submission = make_submission(context.settings, "run", chosen)
+    source = open_input(file, mapped, submission.overrides, submission.keep, shaping["delimiter"])
+    done, cut = (export.already_written(source, submission.seed) if exported else None), 0
     if done is None:
-        refuse_older_workers(context.store, submission.queue)
-        tell_if_unserved(context.store, context.settings.queue, submission.model)
-        done = _run(context, submission, source, output, files, window)
+        try:
+            with _local(context, shaping["model"]) if local else nullcontext():
+                done, cut = _run(context, submission, source, output, files, window, local=local)
+        except RunStopped as stop:
+            tell(f"{output}: {stop.message}; the same command goes on where it stopped")
+            return Exit.SOME_FAILED
         if exported:
-            with hint("the same command writes it again; nothing runs twice"):
-                export.write(submission.seed)
-    return _print_result(output, export.errors, done, as_json)
+            _export(export, submission, source)
+    return _print_result(output, export.errors, done, cut, as_json)
+
+
+@contextmanager
+def _local(context: Context, model: str) -> Iterator[None]:
+    """Let the context use a private Redis, for which a worker with this model runs."""
+    with local_services(model, context.settings.queue, tell) as url:
+        context.settings = load(Settings, redis_url=url)
+        yield
 
 
 def _run(
@@ -97,8 +124,11 @@ def _run(
     output: str,
     files: tuple[Path, Path],
     window: int,
-) -> RunProgress:
-    """Run the input with a progress line; return the run's progress at its end."""
+    *,
+    local: bool,
+) -> tuple[RunProgress, int]:
+    """Run the input with a progress line; return its progress at the end, and cut answers."""
+    submission = check_workers(context.store, context.settings, submission)
     start_anew = Journal(files[0]).start_anew
     again = "the same command goes on where it stopped"
     fix_input = f"a run cannot go on with another file: fix this one, and {start_anew}"
@@ -113,22 +143,44 @@ def _run(
             else:
                 meter.update(source.position, text, source.size, force=not waiting)
 
-        run = Run(context.store, context.settings, submission, window, report)
-        try:
-            done = run.run(source, *files)
-        finally:
-            source.close()
+        while True:
+            run = Run(context.store, context.settings, submission, window, report, local=local)
+            outages = context.outages
+            try:
+                done = run.run(source, *files)
+                break
+            except BatchChanged as error:
+                # A failover loses the last writes: the run goes on where its output ends.
+                lost = isinstance(error, WritesLost) or context.outages > outages
+                if not (lost and source.repeatable):
+                    raise
+                tell(f"{output}: {error.message}; goes on where the output ends")
+            finally:
+                source.close()
+            source = source.reopen()
     if run.choice:
         tell(f"{output}: {order_text(run.choice)}")
     if run.ignored:
         tell(f"{output}: {ignored_text(run.ignored)}")
-    return done
+    return done, run.cut
 
 
-def _print_result(output: str, errors: str, done: RunProgress, as_json: bool) -> Exit:
+def _export(export: Export, submission: Submission, source: Source) -> None:
+    """Write the lines of a complete run to a bucket or a table."""
+    with hint("the same command writes it again; nothing runs twice"):
+        columns = OutputColumns(source.output_columns, submission.overrides)
+        tell_renamed(columns, export.output, export.errors)
+        export.write(submission.seed, columns)
+
+
+def _print_result(
+    output: str, errors: str | None, done: RunProgress, cut: int, as_json: bool
+) -> Exit:
     """Print the numbers of results; return the exit status."""
     already = "was complete already, " if done.complete else ""
     tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.failed} failed")
+    if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):
+        tell(f"{output}: {text}")
     if as_json:
         document = {"object": "warmq.run", "lines_read": done.line}
         put_json(document | written_json(output, errors, done.completed, done.failed))

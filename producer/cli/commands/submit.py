@@ -14,14 +14,14 @@ from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, p
 from producer.cli.options import parse_deadline
 from producer.cli.progress import Meter, tell
 from producer.cli.submitting import (
+    check_workers,
     make_submission,
     queued_text,
     submission_options,
-    tell_if_unserved,
 )
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
-from producer.queue_workers import QueueWorkers, refuse_older_workers
+from producer.queue_workers import QueueWorkers, unserved_text
 from producer.submit.submission import OrderOption, new_batch_id
 from producer.submit.submit import ResumableSubmit, Summary
 
@@ -35,12 +35,19 @@ from producer.submit.submit import ResumableSubmit, Summary
     "--deadline",
     metavar="D",
     help="When unfinished requests expire: 90s, 2h, 3d from the batch's creation, or a "
-    "time with its zone, for example 2026-11-21T08:00:00+01:00.",
+    "time with its time zone, for example 2026-11-21T08:00:00+01:00.",
 )
-@click.option("--wait", is_flag=True, help="Follow the batch to its end (-o and --errors do too).")
+@click.option(
+    "--notify",
+    metavar="URL",
+    default="",
+    help="Let a worker POST a signed webhook to this URL when the batch ends.",
+)
+@click.option("--wait", is_flag=True, help="Follow the batch to its end, as with -o or --errors.")
 @options.output
 @options.errors
 @options.force
+@options.wait_redis
 @options.as_json
 @pass_context
 def command(
@@ -51,48 +58,65 @@ def command(
     batch_id: str | None,
     mapped: tuple[str, ...],
     deadline: str | None,
+    notify: str,
     wait: bool,
     output: str | None,
     errors: str | None,
     force: bool,
+    wait_redis: float,
     as_json: bool,
     **shaping: Any,
 ) -> Exit:
     """Queue every line of FILE as one batch.
 
-    FILE has JSON lines, and may be compressed (.gz, .zst); `-` is standard input. A
-    line is an OpenAI batch line or has the short form {"prompt": ...} or
-    {"messages": ...}. FILE may also be a table (.parquet, .arrow, .csv) or the folder
-    of a data set; see --map. OUT may be a table (.parquet). FILE and OUT may be in a
-    bucket (s3://, gs://, az://), FILE also at https://.
+    FILE has JSON lines, and may be compressed (.gz, .zst); `-` is standard input. A line is an
+    OpenAI batch line or has the short form {"prompt": ...} or {"messages": ...}. FILE may also
+    be a table (.parquet, .arrow, .csv) or the folder of a data set; see --map and --keep. OUT may
+    be a table of all rows (.parquet, .csv). FILE and OUT may be in a bucket (s3://, gs://, az://),
+    FILE also at https://.
 
-    The batch id is printed before the first line is read. A bad line becomes an
-    error result; the other lines run. After an interruption, the same command with
-    the printed --batch-id continues; no request runs twice. If Redis loses its last
-    writes meanwhile (a failover), this command queues the lost requests again.
+    The batch id is printed before the first line is read. A bad line becomes an error result;
+    the other lines run. After an interruption, the same command with the printed --batch-id
+    continues; no request runs twice. If Redis loses its last writes meanwhile (a failover),
+    this command queues the lost requests again.
 
     With --json, {"id": ...} is printed first, and the batch's state at the end.
     """
-    name = batch_id or new_batch_id()
-    until = parse_deadline(deadline)
-    submission = make_submission(context.settings, name, shaping, until)
-    if output or errors:
-        check_outputs(output, errors, file, force=force)
-        if not force:
-            known = context.store.batch(batch_id) if batch_id else None
-            check_replaced(output, errors, batch_id or "", known.written if known else ())
-    source = open_input(file, mapped, submission.overrides)
+    name, until = batch_id or new_batch_id(), parse_deadline(deadline)
+    submission = make_submission(context.settings, name, shaping, until, notify)
+    follows = wait or bool(output or errors)
+    context.wait_for_redis(wait_redis if follows else 0)
+    _check_files(context, batch_id or "", file, output, errors, force)
+    source = open_input(file, mapped, submission.overrides, submission.keep, shaping["delimiter"])
     _check_order(submission.order, source)
     if until:
         submission.check_deadline(context.store)
     _print_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = MeteredSubmit(context.store, context.settings, submission, source)
-    status, batch = Exit.ALL_WELL, _submit(submitting).batch
-    if wait or output or errors:
+    status, batch = _submit(submitting)
+    if follows:
         status, batch = _follow(submitting, batch, output, errors, force)
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
+
+
+def _check_files(
+    context: Context,
+    /,
+    batch_id: str,
+    file: str,
+    output: str | None,
+    errors: str | None,
+    force: bool,
+) -> None:
+    """Raise OutputUnwritable unless the files can be written, or replaced."""
+    if not (output or errors):
+        return
+    check_outputs(output, errors, file, force=force)
+    if not force:
+        known = context.store.batch(batch_id) if batch_id else None
+        check_replaced(output, errors, batch_id, known.written if known else ())
 
 
 def _check_order(order: OrderOption, source: Source) -> None:
@@ -120,20 +144,28 @@ def _print_id(text: str, *, err: bool) -> None:
         ) from None
 
 
-def _submit(submitting: "MeteredSubmit") -> Summary:
+def _submit(submitting: "MeteredSubmit") -> tuple[Exit, Batch]:
     """Queue the file; print a summary, and a notice if no worker serves the queue."""
     store, began = submitting.store, time.monotonic()
-    name, queue = submitting.submission.batch_id, submitting.submission.queue
-    refuse_older_workers(store, queue)
-    tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
+    name = submitting.submission.batch_id
+    submitting.submission = check_workers(store, submitting.settings, submitting.submission)
     again = f"the same command with --batch-id {name}"
     fix_input = f"fix the file; {again} queues the missing lines; or `producer cancel {name}`"
-    with hint(f"{again} goes on where it stopped", fix_input=fix_input):
+    goes_on = f"{again} goes on where it stopped; `producer cancel {name}` ends it"
+    with hint(goes_on, fix_input=fix_input):
         summary = submitting.submit()
     tell(queued_text(summary, time.monotonic() - began))
-    if not (summary.batch.finished or store.workers(queue)):
-        tell(f"{name}: {QueueWorkers(store, queue).text()}; the requests wait there")
-    return summary
+    if url := submitting.submission.notify:
+        signed = "signed with the secret that `producer webhooks secret` prints"
+        tell(f"{name}: a worker posts to {url} at the batch's end, {signed}")
+    for queue in () if summary.batch.finished else summary.batch.queues:
+        if not store.workers(queue):
+            text, base = "", submitting.settings.queue
+            if summary.batch.routes and queue == base:  # of the lines without a model
+                text = unserved_text(store, base, "")
+            text = text or QueueWorkers(store, queue).text()
+            tell(f"{name}: {text}; the requests wait there")
+    return Exit.SOME_FAILED if summary.batch.stopped else Exit.ALL_WELL, summary.batch
 
 
 def _follow(
@@ -148,13 +180,17 @@ def _follow(
     if output or errors:
         places = [*(["-o", output] if output else []), *(["--errors", errors] if errors else [])]
         collecting = shlex.join(["producer", "results", batch.id, *places])
-        later = f"the batch goes on; `{collecting} --follow` waits for its end and collects it"
+        later = (
+            f"the batch goes on; `{collecting} --follow` waits for its end and collects it, "
+            f"`producer cancel {batch.id}` ends it"
+        )
     with hint(later):
         batch = submitting.watched(batch)
     status = show.print_end(batch)
     if output or errors:
         with hint(f"the batch has ended; `{collecting}` collects it again"):
             collect(submitting.store, batch, "input", output, errors, force=force)
+    show.tell_cut(batch)
     return status, batch
 
 

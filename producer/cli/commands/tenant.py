@@ -31,7 +31,7 @@ def command() -> None:
 @click.option(
     "--max-in-flight",
     metavar="N|none",
-    help="Most requests of it that run at a time in one queue; `none` lifts the cap.",
+    help="Most requests of the tenant that run at a time in a queue; `none` removes the cap.",
 )
 @options.as_json
 @pass_context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,17 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from contract.batch import Batch
-from contract.redis.announcements import is_alive
-from contract.redis.history import HistoryReads, Minute
+from contract.redis.announcements import is_alive, model_name, queues_of
+from contract.redis.history import Minute
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
+from producer.model_states import last_swaps, model_states
 from producer.queue_workers import clock_text
-from producer.time_left import batch_seconds_left, pace_of_queue
+from producer.stalls import model_of
+from producer.time_left import OutlookReads, Work
 
 #: Seconds between two updates; workers write their state to Redis once a second.
 REFRESH_S = 1.0
-#: Most rows of workers and of batches (a terminal is small), and most batches that are read.
-WORKERS, BATCHES, BATCHES_READ = 12, 8, 100
+#: Seconds between the two looks of `--once`, in which each worker writes its state at least once.
+ONCE_S = 2.0
+#: Most rows of workers, batches, models and swaps (a terminal is small).
+WORKERS, BATCHES, MODELS, SWAPS = 12, 8, 8, 4
+#: Most batches that are read.
+BATCHES_READ = 100
 #: Characters for shares from 0 to 1.
 _TICKS = " ▁▂▃▄▅▆▇█"
 _RATES = ("prompt_tokens", "completion_tokens", "completed", "other")
@@ -45,6 +51,8 @@ def command(context: Context, *, once: bool) -> None:
     """
     fleet, console = _Fleet(context), Console()
     if once or not sys.stdout.isatty():
+        fleet.render()  # rates are the change between two looks
+        time.sleep(ONCE_S)
         console.print(fleet.render())
         return
     try:
@@ -63,18 +71,25 @@ class _Fleet:
         self._store = context.store
         self._queue = context.settings.queue
         self._waiting = WaitingReads.using(self._store)
-        self._ring = HistoryReads.using(self._store)
+        self._reads = OutlookReads.using(self._store)
         self._last: tuple[float, dict[str, dict[str, int]]] | None = None
+        self._last_done: tuple[float, dict[str, int]] | None = None
 
     def render(self) -> RenderableType:
         workers = [worker for worker in self._waiting.announcements() if is_alive(worker)]
-        queues = sorted({self._queue, *(str(worker["queue"]) for worker in workers)})
-        waiting = sum(self._waiting.waiting_totals(queues).values())
-        minutes = self._ring.day(queues, 61)
-        head = _head(self._rates(workers, minutes[-2]), workers, waiting, spark(minutes[:-1]))
+        queues = sorted({self._queue, *(queue for each in workers for queue in queues_of(each))})
+        waiting = self._waiting.waiting_totals(queues)
+        minutes = self._reads.day(queues, 61)
+        rates, last_hour = self._rates(workers, minutes[-2]), spark(minutes[:-1])
+        head = _head(rates, workers, sum(waiting.values()), last_hour)
         states = self._store.states(self._store.newest_ids(BATCHES_READ))
         batches = sorted((s for s in states if s is not None), key=lambda batch: batch.finished)
-        return Group(head, _workers_table(workers), self._batches_table(batches[:BATCHES], workers))
+        return Group(
+            head,
+            _workers_table(workers, self._queue),
+            *_model_tables(workers, waiting),
+            self._batches_table(batches[:BATCHES], workers),
+        )
 
     def _rates(self, workers: list[dict[str, Any]], last_minute: Minute) -> dict[str, float]:
         """Return rates per second since the last read; the first time, of the last full minute."""
@@ -94,26 +109,40 @@ class _Fleet:
         }
 
     def _batches_table(self, batches: list[Batch], workers: list[dict[str, Any]]) -> Table:
-        running = {batch.fields.get("queue", "") for batch in batches if not batch.finished}
-        paces = {
-            queue: pace_of_queue(self._store, queue, (w for w in workers if w["queue"] == queue))
+        running = {batch.queues[0] for batch in batches if not batch.finished}
+        outlooks = {
+            queue: self._reads.outlook(queue, [w for w in workers if w["queue"] == queue])
             for queue in running
         }
+        rates = self._rates_of(batches)
         table = _table("BATCH", "STATE", ">DONE", ">OF", ">FAILED", ">REQUESTS/S", ">LEFT")
         for batch in batches:
-            pace = None if batch.finished else paces[batch.fields.get("queue", "")]
-            seconds = batch.seconds or max(0.001, time.time() - int(batch.created) / 1000)
-            left_s = batch_seconds_left(batch, pace)
+            if len(batch.queues) > 1:
+                left_s = self._reads.batch_seconds_left(batch)
+            else:
+                outlook = None if batch.finished else outlooks[batch.queues[0]]
+                left_s = outlook.seconds_left(Work.of(batch)) if outlook else None
+            rate = rates.get(batch.id)
             table.add_row(
                 _escaped(batch.id),
                 batch.status,
                 f"{batch.terminal:,}",
                 f"{batch.number('total'):,}",
                 f"{batch.number('failed') + batch.number('expired'):,}",
-                f"{batch.terminal / seconds:,.1f}",
+                "" if rate is None else f"{rate:,.1f}",
                 "" if left_s is None else clock_text(left_s),
             )
         return table
+
+    def _rates_of(self, batches: list[Batch]) -> dict[str, float]:
+        """Return requests per second: the mean of an ended batch, else since the last read."""
+        now, done = time.monotonic(), {batch.id: batch.terminal for batch in batches}
+        (then, before), self._last_done = self._last_done or (now, {}), (now, done)
+        rates = {batch.id: batch.terminal / batch.seconds for batch in batches if batch.seconds}
+        for name, count in done.items():
+            if name in before and name not in rates:
+                rates[name] = max(0, count - before[name]) / max(0.001, now - then)
+        return rates
 
 
 def spark(minutes: Sequence[Minute]) -> str:
@@ -141,16 +170,34 @@ def _running(worker: dict[str, Any]) -> int:
     return min(int(worker.get("slots") or 0), int(worker.get("in_flight") or 0))
 
 
-def _workers_table(workers: list[dict[str, Any]]) -> Table:
+def _workers_table(workers: list[dict[str, Any]], default_queue: str) -> Table:
     table = _table("WORKER", "STATE", "MODEL", ">SLOTS", ">DEATHS")
     for worker in sorted(workers, key=lambda w: (-_running(w), str(w["id"])))[:WORKERS]:
-        model = str(worker.get("model") or worker["queue"]).rstrip("/").rpartition("/")[2]
+        model = model_name(worker) or model_of(str(worker["queue"]), default_queue)
         slots = f"{_running(worker):,} / {int(worker.get('slots') or 0):,}"
         texts = map(_escaped, (str(worker["id"]), str(worker.get("state", "")), model))
         table.add_row(*texts, slots, str(worker.get("deaths", 0)))
     if len(workers) > WORKERS:
         table.add_row(f"… and {len(workers) - WORKERS:,} more")
     return table
+
+
+def _model_tables(workers: list[dict[str, Any]], waiting: Mapping[str, int]) -> Iterator[Table]:
+    """Yield tables of models and of swaps, none if each worker has one model."""
+    if states := model_states(workers, waiting):
+        models = _table("MODEL", "STATE", ">WAITING", ">LOADED IN", ">CAN LOAD")
+        for one in sorted(states, key=lambda state: (-state.waiting, state.model))[:MODELS]:
+            numbers = (f"{n:,}" for n in (one.waiting, one.loaded, one.able))
+            models.add_row(_escaped(one.model), one.text, *numbers)
+        yield models
+    if swaps := last_swaps(workers, SWAPS):
+        table = _table("SWAP", ">AGO", ">SECONDS", "WORKER", "WHY")
+        for worker, swap in swaps:
+            what = f"{swap.before or '-'} > {swap.model}" + " (failed)" * swap.failed
+            ago = clock_text(max(0.0, time.time() - swap.at_s))
+            texts = map(_escaped, (what, ago, f"{swap.seconds:,.1f}", worker, swap.why))
+            table.add_row(*texts)
+        yield table
 
 
 def _escaped(text: str) -> str:

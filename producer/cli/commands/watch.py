@@ -17,7 +17,7 @@ from producer.batch_watch import BatchWatch
 from producer.cli import options, progress, show
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, pass_context
 from producer.cli.progress import tell
-from producer.queue_workers import QueueWorkers
+from producer.queue_workers import BatchWorkers
 
 Entry = dict[str, str]
 
@@ -29,12 +29,21 @@ TELL_EVERY_S = 30.0
 
 @click.command("watch")
 @options.batch_id
-@click.option("--request", "custom_id", metavar="CUSTOM_ID", help="With --stream: this request.")
+@click.option(
+    "--request", "custom_id", metavar="CUSTOM_ID", help="Request whose text --stream prints."
+)
 @click.option("--stream", is_flag=True, help="Print the request's text while it is written.")
+@options.wait_redis
 @options.as_json
 @pass_context
 def command(
-    context: Context, *, batch_id: str, custom_id: str | None, stream: bool, as_json: bool
+    context: Context,
+    *,
+    batch_id: str,
+    custom_id: str | None,
+    stream: bool,
+    wait_redis: float,
+    as_json: bool,
 ) -> Exit:
     """Follow a batch to its end: done and failed, rate, tokens/s, time left.
 
@@ -44,6 +53,7 @@ def command(
     """
     if stream != (custom_id is not None):
         raise click.UsageError("give both --stream and --request, or neither")
+    context.wait_for_redis(wait_redis)
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
         outcome = stream_text(store, batch, custom_id, show.put_json if as_json else None)
@@ -52,7 +62,9 @@ def command(
         batch = progress.watch(store, batch)
     if as_json:
         show.put_json(show.batch_json(batch))
-    return show.print_end(batch)
+    status = show.print_end(batch)
+    show.tell_cut(batch)
+    return status
 
 
 def stream_text(
@@ -66,7 +78,7 @@ def stream_text(
     entry, own_id = store.find(batch, custom_id)
     request_id = leader_of(entry) or own_id
     same = BatchWatch(store, batch, "a request of it was watched", may_reopen=True)
-    workers = QueueWorkers(store, batch.fields.get("queue", ""))
+    workers = BatchWorkers(store)
     text = TextPrinter() if put is None else EntryWriter(put)
     tell_at = 0.0
     with closing(store.listener(request_id)) as listener:
@@ -79,7 +91,7 @@ def stream_text(
                 _check_not_expired(store, same, request_id)
             now = time.monotonic()
             if not pieces and now >= tell_at:
-                tell(f"{custom_id} waits; {workers.text()}")
+                tell(f"{custom_id} waits; {workers.text(batch)}")
             if pieces or now >= tell_at:
                 tell_at = now + TELL_EVERY_S
     meta = read_meta(raw)

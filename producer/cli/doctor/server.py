@@ -8,6 +8,7 @@ from contract.redis.batches import BatchStore
 from producer.cli.doctor.finding import Finding, listed, ok, problem, remark
 from producer.cli.show import size_text
 from producer.redis import TenantUsage, missing_permissions
+from producer.stalls import memory_stall
 
 #: Version of the oldest Redis that has all commands of warmq's scripts.
 OLDEST_SERVER = (6, 2)
@@ -92,16 +93,12 @@ def _memory(info: Mapping[str, Any], high_water: float) -> Finding:
         text = f"{size_text(used)} used; maxmemory is not set, so Redis can fill all memory"
         remedy = "set maxmemory (docs/how-to/redis.md)"
         return remark("redis", "memory_unlimited", text, remedy, used_bytes=used)
-    facts = {"used_bytes": used, "limit_bytes": limit, "percent": round(100 * used / limit)}
-    text = f"{size_text(used)} of maxmemory {size_text(limit)} used ({facts['percent']} %)"
-    remedy = "collect and `producer delete` finished batches, or raise maxmemory"
-    if used >= limit:
-        text = f"{text}: Redis is full and refuses new requests"
-        return problem("redis", "memory_full", text, remedy, **facts)
-    if used >= limit * high_water:
-        text += ", which is above WARMQ_HIGH_WATER, so submit waits"
-        return remark("redis", "memory_high", text, remedy, **facts)
-    return ok("redis", "memory", text, **facts)
+    if stall := memory_stall(used, limit, high_water):
+        make = remark if stall.passing else problem
+        return make("redis", stall.code, stall.sentence(), stall.advice(), **stall.facts)
+    percent = round(100 * used / limit)
+    text = f"{size_text(used)} of maxmemory {size_text(limit)} used ({percent} %)"
+    return ok("redis", "memory", text, used_bytes=used, limit_bytes=limit, percent=percent)
 
 
 def last_writes(info: Mapping[str, Any]) -> Iterator[Finding]:

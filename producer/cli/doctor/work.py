@@ -10,12 +10,28 @@ from typing import Any
 from contract.batch import Batch
 from contract.errors import StoreForbidden
 from contract.redis import keys
-from contract.redis.announcements import is_alive, protocol_of
+from contract.redis.announced_models import (
+    has_loaded,
+    models_of,
+    sleep_failed,
+    swaps_of,
+    unloadable,
+)
+from contract.redis.announcements import (
+    WAITS_FOR,
+    is_alive,
+    model_name,
+    protocol_of,
+    queues_of,
+)
 from contract.redis.batches import BatchStore
+from contract.settings import Settings
 from contract.version import PROTOCOL, version
 from producer.cli.doctor.finding import Area, Finding, listed, ok, problem, remark
 from producer.cli.progress import counted
-from producer.queue_workers import clock_text
+from producer.model_states import swap_text
+from producer.queue_workers import clock_text, served_names
+from producer.stalls import StallReads
 
 #: Most dead letters that are counted, because each must be read.
 DEAD_COUNTED = 1000
@@ -38,21 +54,24 @@ def forbidden(area: Area, what: str, error: StoreForbidden) -> Finding:
     return remark(area, "forbidden", text, remedy, what=what, error=error.message)
 
 
-def check_work(store: BatchStore, own_queue: str, *, restricted: bool) -> Iterator[Finding]:
+def check_work(store: BatchStore, settings: Settings, *, restricted: bool) -> Iterator[Finding]:
     """Yield findings about workers, queues and batches; with `restricted`, do not scan keys."""
     announcements = store.announcements()
     alive = [worker for worker in announcements if is_alive(worker)]
     if not alive:
         remedy = (
-            "start one with the same WARMQ_REDIS_URL; `python -m worker.check` checks its machine"
+            "start one with the same WARMQ_REDIS_URL: `warmq-worker`; `python -m worker.check` "
+            "checks its machine"
         )
         yield problem("workers", "no_worker", "no worker runs on this Redis", remedy)
     for worker in sorted(announcements, key=lambda worker: (str(worker["queue"]), worker["id"])):
         yield from _worker(worker)
     batches = store.batches()  # a user without the right to read them learns of the workers first
-    yield from _queues(store, own_queue, alive, batches)
+    yield from _queues(store, settings, alive, batches)
     if not restricted:
-        yield from _unread_lists(store, {own_queue, *(str(w["queue"]) for w in alive)})
+        yield from _unread_lists(
+            store, {settings.queue, *(queue for w in alive for queue in queues_of(w))}
+        )
     yield _open_batches(batches, store.now_ms() / 1000)
 
 
@@ -63,7 +82,7 @@ def _worker(worker: Worker) -> Iterator[Finding]:
         "state": str(worker.get("state", "unknown")),
         "why": worker.get("why"),
         "queue": str(worker["queue"]),
-        "model": worker.get("model"),
+        "model": model_name(worker) or None,
         "version": worker.get("version"),
         "in_flight": worker.get("in_flight", 0),
         "limit": worker.get("limit"),
@@ -88,13 +107,37 @@ def _worker(worker: Worker) -> Iterator[Finding]:
     text += f", warmq {facts['version']}" if facts["version"] else ""
     if state in _STATES:
         code, remedy = _STATES[state]
+        if WAITS_FOR in why:
+            remedy = "it runs requests when a server answers; start the servers that it names"
         yield remark("workers", code, text, remedy, **facts)
     elif why:
         remedy = "its requests wait meanwhile, and none is lost"
         yield remark("workers", "worker_waits", text, remedy, **facts)
     else:
         yield ok("workers", "worker", text, **facts)
+    yield from _models(worker)
     yield from _worker_version(facts, protocol_of(worker))
+
+
+def _models(worker: Worker) -> Iterator[Finding]:
+    """Yield the models and swaps of a worker with several models, and the failures to load one."""
+    name = str(worker["id"])
+    if models := list(models_of(worker)):
+        swaps = swaps_of(worker)
+        text = f"{name} has the models {listed(models)}"
+        text += f"; its last swap: {swap_text(swaps[-1])}" if swaps else ""
+        facts = {"id": name, "loaded": model_name(worker) or None, "models": models}
+        swap_facts = [swap._asdict() for swap in swaps]
+        yield ok("workers", "worker_models", text, **facts, swaps=swap_facts)
+    remedy = "its requests wait; correct its entry in WARMQ_MODELS, or free memory"
+    for model, one in unloadable(worker).items():
+        text = f"{name} could not load {model} (tries: {one.tries}): {one.why}"
+        facts = {"id": name, "model": model, **one._asdict()}
+        yield remark("workers", "worker_unloadable", text, remedy, **facts)
+    remedy = "swaps to it take longer; start the worker again if the cause is gone"
+    for model, why in sleep_failed(worker).items():
+        text = f"{name} starts a new engine for each stay of {model}, which cannot sleep: {why}"
+        yield remark("workers", "worker_sleep_failed", text, remedy, id=name, model=model, why=why)
 
 
 def _worker_version(facts: dict[str, Any], protocol: int) -> Iterator[Finding]:
@@ -113,47 +156,44 @@ def _worker_version(facts: dict[str, Any], protocol: int) -> Iterator[Finding]:
 
 
 def _queues(
-    store: BatchStore, own_queue: str, alive: Sequence[Worker], batches: Sequence[Batch]
+    store: BatchStore, settings: Settings, alive: Sequence[Worker], batches: Sequence[Batch]
 ) -> Iterator[Finding]:
     """Yield the states of the queues of this producer, of workers and of unfinished batches."""
-    served = {str(worker["queue"]) for worker in alive}
-    of_batches = {b.fields["queue"] for b in batches if not b.finished and "queue" in b.fields}
-    for queue in sorted({own_queue} | served | of_batches):
+    served = sorted({queue for worker in alive for queue in queues_of(worker)})
+    unfinished = [batch for batch in batches if not batch.finished]
+    of_batches = {queue for batch in unfinished for queue in batch.queues if queue}
+    queues = sorted({settings.queue, *served, *of_batches})
+    for queue in queues:
         lengths = store.queue_lengths(queue)
         suspects = lengths.pop(keys.suspects_list(queue))
-        workers = [worker for worker in alive if worker["queue"] == queue]
+        workers = [worker for worker in alive if queue in queues_of(worker)]
         waiting = sum(lengths.values())
-        in_flight = sum(worker.get("in_flight", 0) for worker in workers)
+        in_flight = sum(one.get("in_flight", 0) for one in workers if one["queue"] == queue)
         facts: dict[str, Any] = {
             "queue": queue, "waiting": waiting, "in_flight": in_flight, "workers": len(workers),
         }  # fmt: skip
         if workers:
             text = f"{queue}: {waiting} waiting, {in_flight} in flight, workers: {len(workers)}"
+            if any(map(models_of, workers)):
+                facts["loaded"] = sum(has_loaded(worker, queue) for worker in workers)
+                text += f" (its model is loaded in {facts['loaded']})"
             yield ok("queue", "queue", text, **facts)
-        elif waiting or suspects or served:
-            yield _unserved(facts, sorted(served), has_requests=bool(waiting or suspects))
+        elif served and not (waiting or suspects):
+            models = served_names(alive, settings.queue)
+            text = f"no worker serves queue {queue}; served are: {listed(models)}"
+            remedy = "submit to one of these, or start a worker for it with `warmq-worker`"
+            facts |= {"others": served}  # a name of `doctor --json`
+            yield remark("queue", "queue_unused", text, remedy, **facts)
         if suspects:
             text = (
                 f"queue {queue} has {counted(suspects, 'request')} suspected of killing an engine"
             )
             remedy = "a worker runs each of them alone; one that kills it again is a dead letter"
             yield remark("queue", "suspects", text, remedy, queue=queue, count=suspects)
-
-
-def _unserved(facts: dict[str, Any], served: list[str], *, has_requests: bool) -> Finding:
-    facts |= {"others": served}  # a name of `doctor --json`
-    queue, serving = facts["queue"], f"; served are: {listed(served)}" if served else ""
-    if not has_requests:
-        text = f"no worker serves queue {queue}{serving}"
-        remedy = "submit with --model, or start a worker for it"
-        return remark("queue", "queue_unused", text, remedy, **facts)
-    waiting = counted(facts["waiting"], "request")
-    text = f"queue {queue} has {waiting} waiting, and no worker serves it{serving}"
-    remedy = (
-        "start a worker for it (WARMQ_SERVED_MODEL_NAME), or cancel its batches and submit them "
-        "with another --model"
-    )
-    return problem("queue", "queue_unserved", text, remedy, **facts)
+    for stall in StallReads.using(store).stalls(settings, queues, unfinished):
+        if not stall.code.startswith("memory_"):  # the check of the server has these
+            make = remark if stall.passing else problem
+            yield make("queue", stall.code, stall.sentence(), stall.advice(), **stall.facts)
 
 
 def foreign_keys(store: BatchStore, queue: str) -> Iterator[Finding]:

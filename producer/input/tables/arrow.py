@@ -32,8 +32,8 @@ _JSON = "arrow.json"
 _KNOWN = ("arrow.uuid", "arrow.bool8")
 _PERIOD = "pandas.period"
 
-#: Columns, number of rows if known, and a function that reads wanted columns as record batches.
-_Opened = tuple[Sequence[str], int | None, Callable[[Sequence[str]], Iterator[Any]]]
+#: Schema, number of rows if known, and a function that reads wanted columns as record batches.
+_Opened = tuple[Any, int | None, Callable[[Sequence[str]], Iterator[Any]]]
 _Read = Callable[[Any], Any]
 
 
@@ -69,7 +69,8 @@ class ArrowTable:
         except self._errors as error:
             self._file.close()
             raise self._damaged(error) from None
-        self.columns, self.rows, self._batches = opened
+        self.schema, self.rows, self._batches = opened
+        self.columns: Sequence[str] = self.schema.names
 
     def read(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows, with the wanted columns."""
@@ -112,7 +113,7 @@ def _parquet(file: Any) -> _Opened:
     def batches(wanted: Sequence[str]) -> Iterator[Any]:
         return iter(table.iter_batches(CHUNK_LINES, columns=wanted, use_threads=False))
 
-    return table.schema_arrow.names, table.metadata.num_rows, batches
+    return table.schema_arrow, table.metadata.num_rows, batches
 
 
 def _arrow(file: Any) -> _Opened:
@@ -131,7 +132,7 @@ def _arrow(file: Any) -> _Opened:
         for batch in whole:
             yield from pieces(batch, wanted)
 
-    return table.schema.names, None, batches
+    return table.schema, None, batches
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
@@ -215,7 +216,7 @@ def _refuse_period(_: Any) -> Any:
 
 
 def _refuse_double_key(_: Any) -> Any:
-    raise ValueError("a key stands twice in its objects")
+    raise ValueError("a key is there twice in its objects")
 
 
 def _nested_reader(types: Any, kind: Any) -> _Read | None:
@@ -241,7 +242,7 @@ def _map(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
     for pair in scalar.values:
         name = key_of(key(pair[0]))
         if name in found:
-            raise ValueError(f"the key {name[:140]!r} stands twice in a map")
+            raise ValueError(f"the key {name[:140]!r} is there twice in a map")
         found[name] = value(pair[1])
     return found
 

@@ -131,6 +131,12 @@ def list_or_object(column: str, value: Any) -> Any:
     return found if isinstance(found, list | dict) else value
 
 
+def list_object_or_null(column: str, value: Any) -> Any:
+    """Return a text's JSON value if it is a list, object or null, otherwise the text."""
+    found = parsed(column, value)
+    return found if found is None or isinstance(found, list | dict) else value
+
+
 def texts_or_json(column: str, value: Any) -> Any:
     """Return `list_or_object`; raise BadCell for a list in Python's syntax (pandas writes it)."""
     found = list_or_object(column, value)
@@ -234,7 +240,7 @@ def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     for key, one in value.items():
         name, inner = key_of(key), _plain(column, one)
         if name in found:
-            raise ValueError(f"the key {name[:140]!r} stands twice")
+            raise ValueError(f"the key {name[:140]!r} is there twice")
         if inner is not None or one is None:
             found[name] = inner
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from producer.input.iterable import IterableSource, ToLine
@@ -10,6 +10,7 @@ from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable
 from producer.input.tables.arrow import pieces, pyarrow, rows_of
 from producer.input.tables.mapping import RowMapping
+from producer.input.tables.output_types import InputColumns
 
 #: Prefix of the columns in which pandas exports an index, unless the index is a plain numbering.
 _INDEX = "__index_level_"
@@ -20,14 +21,35 @@ def is_frame(given: object) -> bool:
     return hasattr(given, "__arrow_c_stream__")
 
 
-def frame_source(frame: Any, pairs: Mapping[str, str]) -> IterableSource:
+def is_series(given: object) -> bool:
+    """Whether an object is one column; series of pandas and polars are."""
+    return hasattr(given, "to_frame") and hasattr(given, "name") and not hasattr(given, "columns")
+
+
+def series_frame(series: Any, pairs: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
+    """Return a series as a frame of one column, and the mapping of its rows.
+
+    Without `pairs`, texts are prompts, and lists are messages. A series of dicts has requests, and
+    is returned as a list of them.
+    """
+    # An empty value of pandas is a float.
+    first = next((v for v in series if v is not None and not isinstance(v, float)), "")
+    if isinstance(first, Mapping):
+        return list(series), pairs
+    name = str(series.name or "prompt")
+    chats = isinstance(first, Iterable) and not isinstance(first, str)
+    return series.to_frame(name), pairs or {"messages" if chats else "prompt": name}
+
+
+def frame_source(frame: Any, pairs: Mapping[str, str], keep: Sequence[str] = ()) -> IterableSource:
     """Return a source over a frame. Raises ExtraMissing, and BadOption for a bad mapping."""
     rows = _Rows(frame)
-    mapping = RowMapping(pairs, rows.columns)
+    mapping = RowMapping(pairs, rows.columns, keep)
     rows.wanted = mapping.wanted
     return IterableSource(
         rows, mapping.line, name=rows.name, what="row", columns=mapping.columns,
-        one_pass=not hasattr(frame, "__len__"),
+        one_pass=not hasattr(frame, "__len__"), unused=mapping.unused,
+        output_columns=InputColumns.text_of(mapping.kept.names, mapping.custom_id, rows.schema),
     )  # fmt: skip
 
 
@@ -40,7 +62,8 @@ class _Rows:
         self._arrow = pyarrow(self.name)
         self._errors = (self._arrow.ArrowException, OverflowError, TypeError, ValueError)
         self._first: Any = self._opened()
-        self.columns = [n for n in self._first.schema.names if not n.startswith(_INDEX)]
+        self.schema = self._first.schema
+        self.columns = [n for n in self.schema.names if not n.startswith(_INDEX)]
         self.wanted: list[str] = self.columns
 
     def _opened(self) -> Any:
@@ -50,7 +73,7 @@ class _Rows:
             text = str(error).partition("\n")[0]
             raise BadOption(
                 f"requests: {self.name} is not accepted: {text}; give a data frame with named "
-                "columns of one type each (of a series, series.to_frame('prompt'))"
+                "columns of one type each"
             ) from None
 
     def __len__(self) -> int:

@@ -11,18 +11,20 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.naming import did_you_mean
+from contract.naming import did_you_mean, nearest
 from contract.openai.body import BODY_TYPES, min_body
 from contract.openai.fields import known_names
+from contract.openai.former_names import remedy_for_name
 from contract.openai.lines import check_body
 from contract.openai.pooling import EMBEDDINGS_URL
 from producer.input.iterable import bad_row
-from producer.input.options import WHOLE_REQUESTS, BadOption
+from producer.input.options import WHOLE_REQUESTS, BadOption, field_value
 from producer.input.tables.cells import (
     JSON,
     BadCell,
     as_cells,
     empty,
+    list_object_or_null,
     list_or_object,
     not_json,
     parsed,
@@ -31,6 +33,7 @@ from producer.input.tables.cells import (
     texts_or_json,
     value_of,
 )
+from producer.input.tables.kept import KeptColumns, listed
 
 #: A row: the cells by column name.
 Row = Mapping[str, Any]
@@ -50,16 +53,11 @@ _TEXTS = frozenset(("custom_id", "method", "url"))
 _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 #: Fields of which a mapping needs one, with a value in each row; other fields may be empty.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
+#: How similar a constant may not be to a column's name (ratios of difflib): a word, another text.
+_NEAR_WORD, _NEAR_TEXT = 0.6, 0.8
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
-#: Most names that an error message lists.
-_SHOWN = 12
-#: Separators of cells other than a comma, and their names in messages.
-_SEPARATORS = {";": ";", "|": "|", "\t": "tabs"}
-
-
-def is_template(text: str) -> bool:
-    """Whether a text names columns in braces."""
-    return any(found[1] for found in _PART.finditer(text))
+#: Values of JSON that are neither texts, lists nor objects; a bound may exclude 0 or 1.
+_SCALARS = (0, 1, 0.5, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +98,41 @@ class Template:
 class RowMapping:
     """Converts rows to lines of an input file.
 
-    `pairs` maps each field to a column or template; without pairs, each column is the field of its
-    name. `columns` are the table's columns, None if unknown. A field is a field of a request's
-    body, `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat; the
+    `pairs` maps each field to a column, a template or a constant (any other text); without pairs,
+    each column is the field of its name. `columns` are the table's columns, None if unknown,
+    `guessed` if they are those of the first row only. A field is a field of a request's body,
+    `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat; the
     messages are in the order of `pairs`. With `input` alone the request is an embedding.
 
     Raises BadOption, which names the field or the missing column.
     """
 
-    def __init__(self, pairs: Mapping[str, str], columns: Sequence[str] | None = None) -> None:
-        if not pairs:
-            pairs = _same_names(columns or ())
+    def __init__(
+        self,
+        pairs: Mapping[str, str],
+        columns: Sequence[str] | None = None,
+        keep: Sequence[str] = (),
+        *,
+        guessed: bool = False,
+    ) -> None:
+        pairs = pairs or _same_names(columns or ())
+        #: Texts that are constants as far as the first row tells, and their fields.
+        self._guesses: dict[str, str] = {}
         self._gets: list[tuple[str, _Get]] = []
         self._messages: list[tuple[str, _Get]] = []
-        #: The columns of each field, for error messages.
+        #: The columns of each field, for error messages; a constant has none.
         self.columns: dict[str, str] = {}
         wanted: dict[str, None] = {}
         for field, given in pairs.items():
-            get, used = _get_of(field, given, columns)
+            get, used = _get_of(field, given, columns, guessed=guessed)
             wanted |= dict.fromkeys(used)
+            if guessed and not used:
+                self._guesses[given] = field
             if field.startswith(_MESSAGES):
                 role = field.removeprefix(_MESSAGES)
                 if role not in _ROLES:
-                    raise BadOption(f"field {field}: give one of {_listed(_MESSAGES, _ROLES)}")
+                    roles = listed([_MESSAGES + role for role in _ROLES])
+                    raise BadOption(f"field {field}: give one of {roles}")
                 self._messages.append((role, get))
                 before = self.columns.get("messages")
                 self.columns["messages"] = ", ".join(filter(None, (before, *used)))
@@ -130,6 +140,25 @@ class RowMapping:
                 self._gets.append((field, get))
                 self.columns[field] = ", ".join(used)
         self._gets.sort(key=lambda pair: pair[0] != "custom_id")  # so that a bad row's error has it
+        self._check_request(pairs, columns)
+        needed = _NEEDED & self.columns.keys()
+        self._url = {"url": EMBEDDINGS_URL} if needed == {"input"} else {}
+        #: Whether the fields are those of a body, next to a url.
+        self._in_body = "body" not in needed and bool(self._url or "url" in pairs)
+        #: The column that is the custom_id as it stands; '' for a template or none.
+        self.custom_id = pairs.get("custom_id", "")
+        if self.custom_id != self.columns.get("custom_id"):
+            self.custom_id = ""
+        # An output has a column custom_id anyway.
+        own = {"custom_id"} & {self.custom_id}
+        self.kept = KeptColumns.of(keep, columns, without=own)
+        #: The columns to read.
+        self.wanted = list(wanted | dict.fromkeys(self.kept.names))
+        #: The columns that are neither used nor kept.
+        self.unused = [column for column in columns or () if column not in self.wanted]
+
+    def _check_request(self, pairs: Mapping[str, str], columns: Sequence[str] | None) -> None:
+        """Raise BadOption unless the fields are one request, and a column is used for it."""
         if self._messages and "messages" in pairs:
             raise BadOption("field messages: given as a whole and by roles; give it one way")
         if len(whole := sorted(WHOLE_REQUESTS & self.columns.keys())) > 1:
@@ -137,18 +166,28 @@ class RowMapping:
         needed = _NEEDED & self.columns.keys()
         if not needed:
             raise BadOption(f"no column has the request; {_EXAMPLE}")
-        self._url = EMBEDDINGS_URL if needed == {"input"} else ""
-        #: The columns to read.
-        self.wanted = list(wanted)
+        if not any(self.columns[field] for field in needed):
+            field = next(name for name in pairs if name.partition(".")[0] in needed)
+            raise _no_column(field, pairs[field], columns or ())
+        if self.columns.get("custom_id") == "":
+            raise _no_column("custom_id", pairs["custom_id"], columns or ())
 
     def line_of_values(self, row: Any) -> bytes:
         """Return the line of a row whose values are Python's, pandas' or numpy's."""
+        for text, field in self._guesses.items():
+            if isinstance(row, Mapping) and text in row:
+                problem = f"is not in the first row, so {field} is that text; put it into all rows"
+                return self.kept.after(bad_row(problem, text), {})
         return self.line(as_cells(row, self.wanted) if isinstance(row, Mapping) else row)
 
     def line(self, row: Any) -> bytes:
         """Return the line of a row; for a bad row, the line with its error (`bad_row`)."""
         if not isinstance(row, Mapping):
-            return bad_row(f"must be a dict with the columns, not {type(row).__name__}")
+            problem = f"must be a dict with the columns, not {type(row).__name__}"
+            return self.kept.after(bad_row(problem), {})
+        return self.kept.after(self._request(row), row)
+
+    def _request(self, row: Row) -> bytes:
         request: dict[str, Any] = {}
         try:
             for field, get in self._gets:
@@ -161,9 +200,9 @@ class RowMapping:
                 ]
         except BadCell as error:
             return bad_row(error.problem, error.column, request.get("custom_id"))
-        if self._url:
-            own = {"custom_id": request.pop("custom_id")} if "custom_id" in request else {}
-            request = own | {"url": self._url, "body": request}
+        if self._in_body:
+            own = {name: request.pop(name) for name in _LINE_FIELDS if name in request}
+            request = self._url | own | {"body": request}
         try:
             return orjson.dumps(request, plain, JSON | orjson.OPT_APPEND_NEWLINE)
         except TypeError:
@@ -172,56 +211,77 @@ class RowMapping:
 
 
 def _same_names(columns: Sequence[str]) -> dict[str, str]:
-    """Return a mapping of each column to the field of the same name."""
+    """Return a mapping of each column that has the name of a field to that field."""
     fields = _body_fields().union(_LINE_FIELDS)
-    unknown = [column for column in columns if column not in fields]
     if not columns:
         raise BadOption("the table has no columns; give another")
-    if unknown:
-        raise BadOption(
-            f"columns without a field of their name: {_listed('', unknown)}; {_EXAMPLE}"
-            f"{_csv_remedy(columns)}"
-        )
-    return {column: column for column in columns}
+    same = {column: column for column in columns if column in fields}
+    if not same.keys() & _NEEDED:
+        unknown = [column for column in columns if column not in fields]
+        raise BadOption(f"columns without a field of their name: {listed(unknown)}; {_EXAMPLE}")
+    return same
 
 
-def _get_of(field: str, given: str, columns: Sequence[str] | None) -> tuple[_Get, tuple[str, ...]]:
+def _get_of(
+    field: str, given: str, columns: Sequence[str] | None, *, guessed: bool
+) -> tuple[_Get, tuple[str, ...]]:
     """Return the getter of a field's value, and the columns that it reads."""
     if not field.startswith(_MESSAGES) and field not in _LINE_FIELDS:
         fields = _body_fields()
         if field not in fields:
             near = did_you_mean(field, [*fields, *_LINE_FIELDS])
-            raise BadOption(f"field {field}: not a field of a request{near}")
-    if (columns is None or given not in columns) and is_template(given):
+            problem = remedy_for_name(field) or f"not a field of a request{near}"
+            raise BadOption(f"field {field}: {problem}")
+    if columns is None or given not in columns:
         template = Template.parse(field, given)
         for column in template.columns:
-            _check_column(field, column, columns)
-        return template.fill, template.columns
-    _check_column(field, given, columns)
+            _check_column(field, column, None if guessed else columns)
+        if template.columns:
+            return template.fill, template.columns
+        if columns is not None and not (guessed and field in _NEEDED):
+            try:
+                return _constant(field, given, template.texts[0], columns), ()
+            except BadOption:
+                if not guessed or field.startswith(_MESSAGES):
+                    raise
+    _check_column(field, given, None if guessed else columns)
     return _column(field, given), (given,)
+
+
+def _constant(field: str, given: str, text: str, columns: Sequence[str]) -> _Get:
+    """Return the getter of a value that is the same in all rows.
+
+    Raises BadOption for a text that resembles a column's name, or is no value of the field.
+    """
+    if nearest(given, columns, _NEAR_WORD if given.isidentifier() else _NEAR_TEXT):
+        raise _no_column(field, given, columns)
+    value: Any = text
+    if field in _LINE_FIELDS:
+        if text not in (*BODY_TYPES, "POST"):
+            raise _no_column(field, given, columns)
+    elif not field.startswith(_MESSAGES):
+        try:
+            value = field_value(field, text)
+        except BadOption as error:
+            raise _no_column(field, given, columns, f"; as a constant: {error.message}") from None
+    return lambda row: value
+
+
+def _no_column(field: str, given: str, columns: Sequence[str], more: str = "") -> BadOption:
+    near = did_you_mean(given, columns)
+    return BadOption(
+        f"field {field}: there is no column {given!r}{near}; there are {listed(columns)}{more}"
+    )
 
 
 def _check_column(field: str, column: str, columns: Sequence[str] | None) -> None:
     if columns is None:
         return
     if column not in columns:
-        near = did_you_mean(column, columns)
-        raise BadOption(
-            f"field {field}: there is no column {column!r}{near}; there are {_listed('', columns)}"
-            f"{_csv_remedy(columns)}"
-        )
+        braces = "; write {{ and }} for braces" if set(column) & set("\"':") else ""
+        raise _no_column(field, column, columns, braces)
     if columns.count(column) > 1:
         raise BadOption(f"field {field}: there are two columns {column!r}; rename one")
-
-
-def _csv_remedy(columns: Sequence[str]) -> str:
-    """Return the remedy for a header without commas between its cells; otherwise ''."""
-    first = columns[0] if columns else ""
-    if first.startswith("sep="):
-        mark = first[len("sep=") :] or ","
-        return f"; remove the file's first line, sep={mark}, and separate cells by commas"
-    found = [mark for mark in _SEPARATORS if mark in first] if len(columns) == 1 else []
-    return f"; cells are separated by {_SEPARATORS[found[0]]}: write commas" if found else ""
 
 
 def _column(field: str, column: str) -> _Get:
@@ -247,17 +307,19 @@ def _converter(field: str, column: str) -> Callable[[Any], Any]:
         # An `input` may be a text that begins with a bracket and is not JSON, for example code.
         as_json = list_or_object if field == "input" else texts_or_json
         return lambda value: as_json(column, value_of(column, value))
-    if _accepts_text(field):
+    if _accepts(field, "x"):
         return partial(value_of, column)
-    return lambda value: parsed(column, value_of(column, value))
+    if any(_accepts(field, value) for value in _SCALARS):
+        return lambda value: parsed(column, value_of(column, value))
+    return lambda value: list_object_or_null(column, value_of(column, value))
 
 
-def _accepts_text(field: str) -> bool:
-    """Whether a plain text is a valid value of the field."""
+def _accepts(field: str, value: Any) -> bool:
+    """Whether a value is valid for the field at any endpoint."""
     for url in BODY_TYPES:
         if field in known_names(url):
             try:
-                check_body(url, min_body(url) | {field: "x"}, "")
+                check_body(url, min_body(url) | {field: value}, "")
             except RequestRejected:
                 continue
             return True
@@ -266,8 +328,3 @@ def _accepts_text(field: str) -> bool:
 
 def _body_fields() -> set[str]:
     return set().union(*(known_names(url) for url in BODY_TYPES))
-
-
-def _listed(prefix: str, names: Sequence[str]) -> str:
-    shown = ", ".join(f"{prefix}{name}" for name in names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,20 @@ from producer.input.iterable import bad_row, explain_by_row
 from producer.input.options import BadOption
 from producer.input.reader import Input, InputUnreadable, LineStream, Place, RawChunk, chunks
 from producer.input.tables.arrow import ArrowTable
+from producer.input.tables.hive import Table, TableOfFolder
 from producer.input.tables.mapping import Row, RowMapping
+from producer.input.tables.output_types import InputColumns
 
 #: Most characters of a CSV cell, the default limit of a line's bytes. Python's own limit is 128 KB.
 _CELL = 10 * 2**20
 
 
 class CsvTable:
-    """A CSV file, which may be compressed; its cells are texts, `delimiter` is `,` or a tab."""
+    """A CSV file, which may be compressed; its cells are texts, `delimiter` is one character."""
 
     rows: int | None = None
+    #: It has no types.
+    schema: Any = None
 
     def __init__(self, place: Place, delimiter: str) -> None:
         self._place, self._delimiter = place, delimiter
@@ -93,9 +98,36 @@ def _header_problem(columns: Sequence[str]) -> str:
     return f"two columns of the name {twice[0]!r}; rename one" if twice else ""
 
 
+_DELIMITERS = (",", ";", "|", "\t")
+
+
+def _check_delimiter(table: Table, part: TablePart, pairs: Mapping[str, str]) -> None:
+    """Raise InputUnreadable for a CSV file whose cells another character seems to separate."""
+    header = table.columns[0] if part.kind in (".csv", ".tsv") and table.columns else ""
+    if header.startswith("sep="):
+        mark = header[len("sep=") :] or part.delimiter or ("\t" if part.kind == ".tsv" else ",")
+        raise _other_delimiter(part, mark, f"; remove the file's first line, sep={mark}")
+    if len(table.columns) - len(part.keys) > 1 or any(header in given for given in pairs.values()):
+        return
+    if mark := other_delimiter(table.columns):
+        raise _other_delimiter(part, mark)
+
+
+def other_delimiter(columns: Sequence[str]) -> str:
+    """Return the delimiter that is inside the only column of a CSV file's header, '' if none."""
+    header = columns[0] if len(columns) == 1 and not columns[0].startswith("sep=") else ""
+    return next((mark for mark in _DELIMITERS if mark in header), "")
+
+
+def _other_delimiter(part: TablePart, mark: str, more: str = "") -> InputUnreadable:
+    delimiter = mark.replace("\t", "tab")
+    text = f"{part.name}: its delimiter looks like '{delimiter}'{more}"
+    return InputUnreadable(text, remedy="give_delimiter", delimiter=delimiter)
+
+
 #: File endings, and the function that opens such a file.
-_KINDS: dict[str, Callable[[Place], ArrowTable | CsvTable]] = {
-    **dict.fromkeys((".parquet", ".pq"), partial(ArrowTable, parquet=True)),
+_KINDS: dict[str, Callable[[Place], Table]] = {
+    **dict.fromkeys((".parquet", ".parq", ".pq"), partial(ArrowTable, parquet=True)),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), partial(ArrowTable, parquet=False)),
     ".csv": partial(CsvTable, delimiter=","),
     ".tsv": partial(CsvTable, delimiter="\t"),
@@ -112,18 +144,73 @@ def kind_of(name: str) -> str:
     return next((kind for kind in _KINDS if plain.endswith(kind)), "")
 
 
+def columns_of(place: Place, delimiter: str = "") -> Sequence[str]:
+    """Return the columns of a table, none of another file; raise InputUnreadable, ExtraMissing."""
+    if not (kind := kind_of(place.name)):
+        return ()
+    table = TablePart(place, kind, delimiter=delimiter).open()
+    table.close()
+    return table.columns
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A file of a table: its kind, the columns of its folders, and a CSV file's delimiter."""
+
+    place: Place
+    kind: str
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    delimiter: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    def reopen(self) -> TablePart:
+        """Return the part as it is now."""
+        return replace(self, place=self.place.reopen())
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the content."""
+        more = orjson.dumps([self.keys, self.delimiter]).decode()
+        plain = not (self.keys or self.delimiter)
+        return self.place.fingerprint() if plain else self.place.fingerprint() + more
+
+    def open(self) -> Table:
+        """Open the file and read its columns."""
+        if self.delimiter:
+            table: Table = CsvTable(self.place, self.delimiter)
+        else:
+            table = _KINDS[self.kind](self.place)
+        return TableOfFolder(table, self.keys) if self.keys else table
+
+
 class TableSource:
     """A source over the rows of one or several tables. Opens the first to read its columns.
 
-    Raises BadOption for a bad mapping, InputUnreadable and ExtraMissing.
+    `keep` are columns for the output (KeptColumns.of). Raises BadOption for a bad mapping,
+    InputUnreadable and ExtraMissing.
     """
 
-    def __init__(self, name: str, places: Sequence[Place], pairs: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[TablePart],
+        pairs: Mapping[str, str],
+        keep: Sequence[str] = (),
+    ) -> None:
         self.name = name
-        self._places, self._pairs = places, pairs
-        first = self._open(places[0])
+        self._places, self.pairs, self.keep = places, pairs, keep
+        #: The delimiter of a CSV file, '' if it is the one of its kind.
+        self.delimiter = places[0].delimiter
+        first = places[0].open()
         try:
-            self._mapping = RowMapping(pairs, first.columns)
+            _check_delimiter(first, places[0], pairs)
+            self._mapping = RowMapping(pairs, first.columns, keep)
+            #: Columns that are neither used nor kept.
+            self.unused = self._mapping.unused
+            #: The kept columns with their types, as the batch's field `kept_columns`.
+            self.output_columns = self._output_columns(first)
             #: Fields that come from columns.
             self.fields = self._mapping.columns.keys()
             #: Number of rows; None if unknown.
@@ -134,17 +221,19 @@ class TableSource:
         self.position = 0
         self.repeatable = True
 
-    @staticmethod
-    def _open(place: Place) -> ArrowTable | CsvTable:
-        return _KINDS[kind_of(place.name)](place)
-
     def reopen(self) -> TableSource:
         """Return the source from its first row."""
-        return TableSource(self.name, [place.reopen() for place in self._places], self._pairs)
+        places = [place.reopen() for place in self._places]
+        return TableSource(self.name, places, self.pairs, self.keep)
+
+    def _output_columns(self, table: Table) -> str:
+        mapping = self._mapping
+        return InputColumns.text_of(mapping.kept.names, mapping.custom_id, table.schema)
 
     def fingerprint(self) -> str:
         """Return a digest of the mapping and the files' fingerprints."""
-        parts = [dict(self._pairs), *(place.fingerprint() for place in self._places)]
+        options = [dict(self.pairs), *([list(self.keep)] if self.keep else [])]
+        parts = [*options, *(place.fingerprint() for place in self._places)]
         return hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
@@ -153,9 +242,9 @@ class TableSource:
         return chunks(LineStream(self._lines()), seed, max_line_bytes, explain)
 
     def _lines(self) -> Iterator[bytes]:
-        wanted, line = self._mapping.wanted, self._mapping.line
+        wanted, line, kept = self._mapping.wanted, self._mapping.line, self._mapping.kept
         for place in self._places:
-            table = self._open(place)
+            table = place.open()
             try:
                 for column in wanted:
                     count = table.columns.count(column)
@@ -165,9 +254,14 @@ class TableSource:
                         )
                     if count > 1:
                         raise BadOption(f"{place.name} has two columns {column!r}; rename one")
+                if self._output_columns(table) != self.output_columns:
+                    raise BadOption(
+                        f"{place.name} has other types in its kept columns or custom_id than "
+                        f"{self._places[0].name}; give them the same types"
+                    )
                 for row in table.read(wanted):
                     self.position += 1
-                    yield row if isinstance(row, bytes) else line(row)
+                    yield kept.after(row, {}) if isinstance(row, bytes) else line(row)
             finally:
                 table.close()
 

@@ -78,6 +78,11 @@ class _Completion(msgspec.Struct):
     cache_salt: Any = None
 
 
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+_named = msgspec.json.Decoder(_Named).decode
 _chat = msgspec.json.Decoder(_Chat).decode
 _completion = msgspec.json.Decoder(_Completion).decode
 _HEAD_FIELDS = _Head.__struct_fields__
@@ -102,6 +107,11 @@ def text_of(url: str, body: bytes) -> list[bytes]:
     if url == COMPLETION_URL:
         return _sections(_completion_pieces(_completion(body)))
     return []
+
+
+def model_of(body: bytes) -> str:
+    """Return the model that a body names, or ''."""
+    return str(_named(body).model or "")
 
 
 def _chat_pieces(body: _Chat) -> Iterator[bytes]:

@@ -1,9 +1,10 @@
 """Orders a file's requests by prefix, and estimates the prompt tokens that this saves.
 
-Requests that share a prefix are a group. The order is a depth-first walk of the tree of prefixes,
-the best order for a cache that drops its least recently used blocks (Zheng et al., "SGLang",
-theorem 3.1). Groups are in the order of their first requests in the file, the requests of a group
-in the file's order.
+All requests of a model are next to each other, so that an adapter is loaded once (WARMQ_ADAPTERS).
+Requests of a model that share a prefix are a group. The order is a depth-first walk of the tree of
+prefixes, the best order for a cache that drops its least recently used blocks (Zheng et al.,
+"SGLang", theorem 3.1). Groups are in the order of their first requests in the file, the requests of
+a group in the file's order.
 """
 
 import hashlib
@@ -36,6 +37,8 @@ class PrefixOrder:
     distinct: int  # tokens of shared prefixes, each prefix counted once
     groups: int  # number of prefixes that two or more requests share
     group_tokens: int  # mean tokens of these prefixes
+    models: int  # number of models that the requests name
+    changes: int  # number of requests in the file that name another model than the one before
 
     @property
     def fingerprint(self) -> str:
@@ -71,6 +74,9 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
     # leaf[i] and leaf_depth[i]: first line and shared bytes of the smallest group of line i.
     leaf, leaf_depth = np.full(count, -1, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
     written, distinct = _written(records, sizes), 0
+    models = records.models()
+    now, _ = _split(now, models)
+    order[now.place] = now.line
     for level in range(records.levels):
         keys = records.column(level)[now.line]
         now, keys = _split(now, keys)
@@ -97,6 +103,8 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
         distinct=distinct // BYTES_PER_TOKEN,
         groups=len(leaves),
         group_tokens=int(shared.mean()) // BYTES_PER_TOKEN if len(shared) else 0,
+        models=int(models.max(initial=-1)) + 1,
+        changes=int(np.count_nonzero(np.diff(models))),
     )
 
 
@@ -178,10 +186,12 @@ def choose_order(
     """Choose an order.
 
     `cache` is the size of the workers' prefix cache in tokens; with 0, they have none and `auto`
-    keeps the file's order. `earlier` is the name of the order of a submit that is resumed.
+    keeps the file's order, unless models alternate there. `earlier` is the name of the order of a
+    submit that is resumed.
     """
     found = prefix_order(records, cache)
-    wanted = option == _PREFIX or (cache > 0 and found.gain >= LEAST_GAIN)
+    alternates = found.changes >= max(1, found.models)
+    wanted = option == _PREFIX or alternates or (cache > 0 and found.gain >= LEAST_GAIN)
     if earlier:
         wanted = earlier != _INPUT
     if not wanted:

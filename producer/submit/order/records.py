@@ -31,14 +31,22 @@ class Records:
         self._on_disk: list[tuple[int, int, int]] = []
         self._spool: Spool | None = None
         self._sizes: list[np.ndarray] = []
+        self._models: list[np.ndarray] = []
+        #: The numbers of models by name, in the order in which the file names them.
+        self._numbers: dict[str, int] = {}
         self._rows = 0
         self.levels = 0
 
     def __len__(self) -> int:
         return self._rows
 
-    def add(self, keys: np.ndarray, sizes: np.ndarray) -> None:
-        """Add the result of `keys_of` for the next requests; may raise WriteFailed."""
+    def add(self, keys: np.ndarray, sizes: np.ndarray, models: Iterable[str]) -> None:
+        """Add the result of `keys_of`, and the models, of the next requests.
+
+        May raise WriteFailed.
+        """
+        numbers = (self._numbers.setdefault(name, len(self._numbers)) for name in models)
+        self._models.append(np.fromiter(numbers, np.int32, len(sizes)))
         self._sizes.append(sizes)
         self._rows += len(sizes)
         self.levels = max(self.levels, keys.shape[1])
@@ -67,6 +75,10 @@ class Records:
         """Return the texts' lengths in bytes (uint32)."""
         return np.concatenate(self._sizes) if self._sizes else np.zeros(0, dtype=np.uint32)
 
+    def models(self) -> np.ndarray:
+        """Return the numbers of the requests' models, from 0 in the file's order (int32)."""
+        return np.concatenate(self._models) if self._models else np.zeros(0, dtype=np.int32)
+
     def column(self, level: int) -> np.ndarray:
         """Return all requests' keys of one level (uint64), 0 where a text has none."""
         if self._rows_waiting:
@@ -84,7 +96,7 @@ class Records:
         return found
 
     def close(self) -> None:
-        self._waiting, self._groups, self._sizes = [], [], []
+        self._waiting, self._groups, self._sizes, self._models = [], [], [], []
         if self._spool is not None:
             self._spool.close()
 

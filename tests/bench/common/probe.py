@@ -45,8 +45,8 @@ class TimedEngine(SimulatedEngine):
     """The simulated engine; remembers when requests came and when it finished them."""
 
     def __init__(self, settings: SimulatedSettings, seed: int) -> None:
-        slots, latency_s = settings.simulated_slots, settings.simulated_latency_s
-        super().__init__(slots, latency_s, seed, settings.simulated_tests.step_s)
+        slots, tests = settings.simulated_slots, settings.simulated_tests
+        super().__init__(slots, tests.latency_s, seed, tests.step_s)
         self.came: dict[str, float] = {}
         self.finished: dict[str, float] = {}
         self._working = 0
@@ -90,10 +90,10 @@ class TimedLeases(Leases):
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        many: int = 0, context: int = 0,
+        most_multi: int = 0, context: int = 0, excluded: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
         """Lease up to k requests and take the time."""
-        popped = await super().pop(k, slots, lists, max_bytes, many, context)
+        popped = await super().pop(k, slots, lists, max_bytes, most_multi, context, excluded)
         if popped.deliveries:
             self.pops.append((time.monotonic(), self.engine.occupied()))
         return popped

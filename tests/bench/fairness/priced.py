@@ -34,7 +34,7 @@ class PricedEngine(SimulatedEngine):
     """The simulated engine; its setting of a latency is that of one token, in seconds."""
 
     def __init__(self, settings: SimulatedSettings, trace: Path) -> None:
-        super().__init__(settings.simulated_slots, settings.simulated_latency_s)
+        super().__init__(settings.simulated_slots, settings.simulated_tests.latency_s)
         self._trace = trace.open("w", buffering=1 << 20)
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:

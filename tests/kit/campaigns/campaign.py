@@ -29,7 +29,7 @@ from kit.verdicts.starvation import Starvation
 
 from contract import naming
 from contract.redis import keys
-from contract.redis.scripts import source
+from contract.redis.scripts import SHARED
 from demo.stack import ROOT, Worker, eventually
 
 #: What large prompts begin with, in bytes 1 MB.
@@ -53,6 +53,12 @@ class Campaign:
     late = 0.15
     #: Of each worker's engine.
     slots = 16
+    #: What workers drain.
+    queues: tuple[str, ...] = (naming.DEFAULT_QUEUE,)
+    #: How many batches have a poison.
+    poisoned = 0.15
+    #: The least and most requests of a batch.
+    sizes = (60, 500)
     #: How many batches have large prompts, one in ten.
     large_batches = 0.05
 
@@ -74,16 +80,19 @@ class Campaign:
         self.cancelled: set[str] = set()
         self._late: set[str] = set()
         self.may_compute_again = 0
+        #: The queue of each batch.
+        self.queue_of: dict[str, str] = {}
         self._starvation = Starvation(on.store, naming.DEFAULT_QUEUE, self.hang_s)
 
     # -- what faults use ------------------------------------------------------------
 
     def start_worker(self, **settings: object) -> Worker:
         """Start a worker; these settings are added to those of all."""
-        return self.on.worker(
-            self.root, simulated_process=True, simulated_latency_s=0.15, stall_timeout_s=2,
-            drain_timeout_s=5, **settings,
-        )  # fmt: skip
+        ours: dict[str, object] = {
+            "simulated_process": True, "simulated_latency_s": 0.15, "stall_timeout_s": 2,
+            "drain_timeout_s": 5,
+        }  # fmt: skip
+        return self.on.worker(self.root, **(ours | settings))
 
     def add_worker(self) -> None:
         """Start one more worker, behind the proxy if none is."""
@@ -101,8 +110,11 @@ class Campaign:
         self.add_worker()
 
     def mark(self, script: str) -> bytes:
-        """Return what a call of a script has in it: its SHA."""
-        return client_of(self.on.store).script_load(source(script)).encode()
+        """Return the SHA of a script as the workers have it, without a guard perhaps."""
+        (own,) = self.root.glob(f"*/lua/{script}.lua")
+        shared = [self.root / "contract" / "lua" / f"{name}.lua" for name in SHARED]
+        text = "\n".join(part.read_text() for part in (*shared, own))
+        return client_of(self.on.store).script_load(text).encode()
 
     def victim(self) -> Worker:
         """Return a worker that has something in flight."""
@@ -116,10 +128,16 @@ class Campaign:
         return eventually(busy, self.hang_s, "a worker at work")
 
     def feed(self) -> None:
-        """Keep the queue filled."""
-        while sum(self.on.store.queue_lengths(naming.DEFAULT_QUEUE).values()) < self.waiting:
-            batch_id, bodies = self.new_batch()
-            self.on.submit(bodies, batch_id, tenant=self.tenant_of(batch_id))
+        """Keep the queues filled."""
+        for queue in self.queues:
+            while sum(self.on.store.queue_lengths(queue).values()) < self.waiting:
+                batch_id, bodies = self.new_batch()
+                self.queue_of[batch_id] = queue
+                self.on.submit(bodies, batch_id, tenant=self.tenant_of(batch_id), queue=queue)
+
+    def model_of(self, batch_id: str) -> str:
+        """Return the model that each answer must name; '' if answers name none."""
+        return ""
 
     def tenant_of(self, batch_id: str) -> str:
         """Return whose batch it is."""
@@ -142,7 +160,7 @@ class Campaign:
         late = self.random.random() < self.late
         if late:
             self._late.add(batch_id)
-        count = self.random.randint(5, 40) if late else self.random.randint(60, 500)
+        count = self.random.randint(5, 40) if late else self.random.randint(*self.sizes)
         fails = self.tenant_of(batch_id) == "fails"
         large = self.random.random() < self.large_batches
         if large:
@@ -157,7 +175,7 @@ class Campaign:
                 # A long one may well be in flight when its worker is paused.
                 after_s = 0.1 if fails else self.random.choice((0.1, 2))
                 bodies[n]["user"] = f"simulate:fail={after_s}"
-        if self.random.random() < 0.15:
+        if self.random.random() < self.poisoned:
             n = self.random.randrange(count)
             bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:die", "poison"
             self.poisons.add(naming.request_id(batch_id, f"c{n + 1}"))
@@ -230,7 +248,7 @@ class Campaign:
 
     def _advance(self) -> None:
         """Let some more work begin: the next fault's moment."""
-        self._starvation.look()
+        self.look_for_starvation()
         target = self.progress() + self.random.randint(1, self.step)
 
         def there() -> bool:
@@ -239,6 +257,10 @@ class Campaign:
 
         eventually(there, self.hang_s, f"progress to {target}")
         self._cancel_one()
+
+    def look_for_starvation(self) -> None:
+        """Raise TimeoutError if one waits for ever."""
+        self._starvation.look()
 
     def _cancel_one(self) -> None:
         """Cancel what the tenant that cancels has running, every other time."""
@@ -293,7 +315,10 @@ class Campaign:
         return ", ".join(f"{count} {what}" for what, count in seen.items() if count)
 
     def _unfair(self) -> list[str]:
-        found = unfair(self.on.server.folder, self.slots)
+        found = [
+            text for queue in self.queues
+            for text in unfair(self.on.server.folder, self.slots, queue)
+        ]  # fmt: skip
         if found:
             sys.stderr.write("\n".join(["turns:", *found[:20], ""]))
         return found
@@ -312,7 +337,7 @@ class Campaign:
         report.engine_deaths = sum(log.count("MainProcess] engine died:") for log in logs)
         for batch_id, failing in self.failing.items():
             assert_batch_settled(on.store, batch_id, on.bodies[batch_id], failed=failing,
-                                 simulated=self.simulated,
+                                 simulated=self.simulated, model=self.model_of(batch_id),
                                  cancelled=batch_id in self.cancelled)  # fmt: skip
         ids = {rid for batch_id in self.failing for rid in on.ids(batch_id)}
         writes = read_writes(on.server.folder)
@@ -327,7 +352,7 @@ class Campaign:
         assert set(writes.commits) == ids
         assert report.commits == len(ids) + report.blamed_innocents
         report.orphan_keys = len(ownerless(client_of(on.store)))
-        assert_nothing_left(on.store)
+        assert_nothing_left(on.store, queues=self.queues)
         if self.simulated:
             computed = on.computed()
             report.computations, report.computed_again = computed.starts.total(), computed.again

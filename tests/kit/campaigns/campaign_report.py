@@ -52,6 +52,19 @@ class Report:
         """Return what must be 0 and is not."""
         promises = (
             "blamed_innocents", "robbed", "unfair", "hangs", "lost", "committed_twice",
-            "orphan_keys",
+            "orphan_keys", "by_wrong_model", "claims_left",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in promises if getattr(self, name)}
+        return {name: found for name in promises if (found := getattr(self, name, 0))}
+
+
+@dataclass
+class SwapReport(Report):
+    """The same of workers with several models; a fault is done in a phase of a swap."""
+
+    #: How many faults were done in each phase, and how many swaps all workers began.
+    phases: Counter[str] = field(default_factory=Counter)
+    swaps: int = 0
+    #: Answers that name another model than the one that was asked.
+    by_wrong_model: int = 0
+    #: Claims of workers that stopped in order.
+    claims_left: int = 0

@@ -16,7 +16,7 @@ from obstore.store import from_url
 
 from contract.redis.batches import BatchStore
 from gateway.file_store import FileStoreFailed, open_store
-from producer.input.bucket import ObjectPlace, keys_under
+from producer.input.bucket import ObjectPlace, urls_under
 from producer.input.files import ObjectFile, OutputUnwritable, check_object
 from producer.input.reader import InputUnreadable
 
@@ -44,7 +44,7 @@ def check_objects(url: str) -> None:
     assert io.BufferedReader(stream, MIB).read() == data
     assert place.read(8 * MIB - 1, 8 * MIB + 1) == data[8 * MIB - 1 : 8 * MIB + 1]
     obstore.put(store, "dir/b", b"as it was")
-    assert list(keys_under(f"{url}/dir/")) == [name, f"{url}/dir/b"]
+    assert list(urls_under(f"{url}/dir/")) == [name, f"{url}/dir/b"]
     with pytest.raises(ZeroDivisionError), ObjectFile(f"{url}/dir/b") as file:
         file.write(data)
         raise ZeroDivisionError

@@ -38,11 +38,13 @@ DOCUMENTS = {
     "tenant list": "tenants",
     "tenant set": "tenant",
     "tenant show": "tenant",
+    "try": "trial",
     "watch": "batch",
     "watch --request": "stream_entry",
     "webhooks create": "webhook_created",
     "webhooks delete": "webhook",
     "webhooks list": "webhooks",
+    "webhooks secret": "webhook_secret",
 }
 
 

@@ -13,6 +13,7 @@ from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
 from producer.input.reader import RawChunk
 from producer.input.source import Source
+from producer.input.tables.kept import split_kept
 
 SEED = "00" * 32
 
@@ -22,7 +23,8 @@ def chunks_of(source: Source) -> list[RawChunk]:
 
 
 def requests_of(source: Source) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for chunk in chunks_of(source) for _, line in chunk.lines]
+    lines = [line for chunk in chunks_of(source) for _, line in chunk.lines]
+    return [orjson.loads(split_kept(line)[0]) for line in lines]
 
 
 def errors_of(source: Source) -> dict[int, RequestRejected]:

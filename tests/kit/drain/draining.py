@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import orjson
 import redis
 from kit.protocol.lessee import (
     QUEUE,
@@ -80,13 +81,14 @@ async def draining(
     **options: Any,
 ) -> AsyncIterator[Draining]:
     """Run a drain for the block; it is told to hurry at the end, if it still runs."""
-    defaults = {"engine": "simulated", "simulated_slots": 4, "simulated_latency_s": 0.0}
+    tests = orjson.dumps({"latency_s": options.pop("simulated_latency_s", 0.0)})
+    defaults = {"engine": "simulated", "simulated_slots": 4, "simulated_tests": tests}
     settings = SimulatedSettings(redis_url=url, **(defaults | options))
     leases = Leases(settings, f"test.1.{time.monotonic_ns()}")
     engines: list[SimulatedEngine] = []
 
     def make() -> SimulatedEngine:
-        engines.append(engine(settings.simulated_slots, settings.simulated_latency_s))
+        engines.append(engine(settings.simulated_slots, settings.simulated_tests.latency_s))
         return engines[-1]
 
     drain = Drain(settings, leases, make)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from contract.errors import EngineDead, RequestRejected
 from contract.openai.body import COMPLETION_URL
 from demo.stack import ROOT, environment_of
-from worker.engine import Capacity, Completion, Engine, EngineRequest
+from worker.engine import CanSleep, Capacity, Completion, Engine, EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
 
 CHECKS = (
@@ -189,6 +189,9 @@ async def first_life(life: Life, inside: bool) -> AsyncIterator[None]:
     assert body["choices"][0]["text"] and body["choices"][0]["finish_reason"] in ("stop", "length")
     assert usage["prompt_tokens"] == answer.prompt_tokens > 0
     assert usage["completion_tokens"] == answer.completion_tokens > 0
+    if isinstance(engine := life.engine, CanSleep):
+        fixed = await engine.answer_fixed_question()
+        assert fixed and fixed == await engine.answer_fixed_question()
     yield
     began = time.monotonic()
     _, beside = await life.inside()

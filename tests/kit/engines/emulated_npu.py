@@ -43,6 +43,7 @@ class Emulated:
         self.cards = cards
         self.settings: dict[str, object] = {
             "lease_s": 10, "drain_timeout_s": 5, "rebuild_tries": 1, "kill_grace_s": 5,
+            "engine_log": "-",  # tests read vLLM's lines in the worker's log
         } | settings  # fmt: skip
         self.control = folder / "rebel"
         self.control.mkdir(parents=True)
@@ -94,13 +95,15 @@ class Emulated:
         told = (w["state"] for w in self.store.workers(self.queue) if mine in w["id"])
         return next(told, "")
 
-    def submit(self, name: str, lines: Sequence[Mapping[str, Any]]) -> subprocess.Popen[str]:
+    def submit(
+        self, name: str, lines: Sequence[Mapping[str, Any]], model: str = ""
+    ) -> subprocess.Popen[str]:
         """Start `producer submit` with these lines, to its end."""
         file = self.folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         words = ["submit", file, "--batch-id", name, "-o", self.folder / f"{name}.out",
                  "--errors", self.folder / f"{name}.err",
-                 "--model", self.settings.get("served_model_name", "")]  # fmt: skip
+                 "--model", model or self.settings.get("served_model_name", "")]  # fmt: skip
         return subprocess.Popen(
             producer_command(*map(str, words)), env=producer_env(self.redis.url), cwd=ROOT,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -5,6 +5,7 @@ The cases of gateways' scripts are in full_redis_gateway.py.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import orjson
@@ -107,6 +108,11 @@ def _suspects_lock(store: BatchStore, worker: Lessee, _: str) -> Act:
     )
 
 
+@of("swap_claim")
+def _swap_claim(store: BatchStore, worker: Lessee, _: str) -> Act:
+    return answers(1, lambda: worker.run("swap_claim", QUEUE, "w1", 16, 60_000, 0))
+
+
 @of("cancel")
 def _cancel(store: BatchStore, worker: Lessee, _: str) -> Act:
     batch = submit_batch(store, 3).batch
@@ -143,11 +149,32 @@ def _retry(store: BatchStore, worker: Lessee, _: str) -> Act:
     return answers(2, lambda: store.retry(batch, ["failed"]))
 
 
+@of("run_again")
+def _run_again(store: BatchStore, worker: Lessee, _: str) -> Act:
+    submitted = submit_batch(store, 1)
+    (lease,) = worker.pop()
+    worker.done(lease)
+    (result,) = store.results(submitted.ids)
+    digest = hashlib.sha1(result or b"", usedforsecurity=False).hexdigest()
+    given = [(submitted.ids[0], digest, QUEUE, lease.message)]
+    return answers(1, lambda: store.run_again(submitted.batch, given))
+
+
 @of("retire")
 def _retire(store: BatchStore, worker: Lessee, _: str) -> Act:
     submitted = _failed(store, worker)
     args = ("b1", submitted.batch.life, 60_000, 1, *submitted.ids)
     return answers(1, lambda: worker.run("retire", *args))
+
+
+@of("notified")
+def _notified(store: BatchStore, worker: Lessee, _: str) -> Act:
+    batch = submit_batch(store).batch
+    worker.client.hset(keys.batch_key("b1"), "notify", "https://example.org")
+    store.cancel(batch)
+    _, batch_id, token = worker.run("due_claim", "notify", 60_000, 1, "")
+    ended = worker.client.hget(keys.batch_key("b1"), "finished_at")
+    return answers(1, lambda: worker.run("notified", batch_id, token, ended, 1000, "no answer"))
 
 
 @of("collected")

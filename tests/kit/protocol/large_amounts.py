@@ -79,7 +79,7 @@ def _all_popped(client: redis.Redis, many: int = 1000) -> Ask:
     def ask() -> None:
         worker = Lessee(client, "w1")
         while True:
-            leases = worker.pop(64, many=many)
+            leases = worker.pop(64, most_multi=many)
             if not leases and not int(worker.head[3]):
                 return
             worker.done(*leases)
@@ -94,7 +94,7 @@ def _capped(store: BatchStore, client: redis.Redis, count: int) -> Ask:
 
 def _too_large(store: BatchStore, client: redis.Redis, count: int) -> Ask:
     tenants(client, count, None, sequences=64)
-    return lambda: Lessee(client, "w1").pop(64, many=0)
+    return lambda: Lessee(client, "w1").pop(64, most_multi=0)
 
 
 def _cancelled(store: BatchStore, client: redis.Redis, count: int) -> Ask:

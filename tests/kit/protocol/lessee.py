@@ -25,6 +25,8 @@ from contract.version import PROTOCOL
 QUEUE = naming.DEFAULT_QUEUE
 SEED = "00" * 20
 DATE = "2026-11-20T00:00:00+00:00"
+#: What `done` adds to an answer that was cut off at its limit of tokens.
+CUT = b',"choices":[{"finish_reason":"length"}]'
 LIMITS = {"high_water": 0.6, "high_water_requests": 1_000_000}
 
 
@@ -147,14 +149,14 @@ class Lessee:
         slots: int = 64,
         lists: Sequence[str] = (),
         floor: int = 0,
-        many: int = 1000,
+        most_multi: int = 1000,
         context: int = 0,
-        without: Sequence[str] = (),
+        excluded: Sequence[str] = (),
     ) -> list[Lease]:
         """Lease up to k messages; the reply's first seven values stay in `head`."""
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *self.turn, many, context, "".join(f"{t}\6" for t in without), *lists,
+            floor, *self.turn, most_multi, context, "".join(f"{t}\6" for t in excluded), *lists,
         )  # fmt: skip
         self.head = reply[:7]
         self.turn = reply[5:7]
@@ -163,13 +165,15 @@ class Lessee:
             for i in range(7, len(reply), 5)
         ]
 
-    def done(self, *leases: Lease, outcome: str = "completed", keep: bool = False) -> int:
+    def done(
+        self, *leases: Lease, outcome: str = "completed", keep: bool = False, cut: bool = False
+    ) -> int:
         """End leases with one outcome; return how many results were written."""
         args: list[Any] = []
         for lease in leases:
             delivery = read_delivery(lease.id, lease.message)
             if outcome == "completed":
-                body = b'{"by":"%s"}' % self.worker.encode()
+                body = b'{"by":"%s"%s}' % (self.worker.encode(), CUT if cut else b"")
                 meta = success_meta(delivery, body, {"life": delivery.life})
             else:
                 revoked = outcome in ("cancelled", "expired")
@@ -179,7 +183,7 @@ class Lessee:
                 )
             args += [
                 lease.id, delivery.request_id, delivery.batch, life_of(delivery), outcome,
-                int(keep), 2, 3, meta,
+                "cut" if cut else int(keep), 2, 3, meta,
             ]  # fmt: skip
         return int(self.run("done", self.worker, self.ttl_ms, *args))
 

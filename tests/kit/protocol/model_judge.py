@@ -8,7 +8,8 @@ A request of a live batch is in exactly one of these states:
               `retry`; or the message is a dead letter, for `dead retry`; or it was cancelled
               where it was queued or leased: there its message still is, until POP or DONE meet it
     ended     a result is stored and no message is kept. A message may still wait or be leased
-              after a success: a worker that had lost its lease was faster than the next one
+              after a success: a worker that had lost its lease was faster than the next one. If
+    that answer was cut and runs again, there is one message more
 
 The result of a plain Celery request that uses the same id is none of the batch: it has an end.
 """
@@ -16,7 +17,7 @@ The result of a plain Celery request that uses the same id is none of the batch:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,13 +26,15 @@ from kit.protocol.model_world import Sent, World
 from kit.protocol.snapshot import Message, Snapshot
 from kit.verdicts.owners import outlived_in, ownerless_in
 
+from contract.batch import Batch
+from contract.failures import failures_of
 from contract.redis import keys
-from contract.results import OUTCOMES, outcome_of
+from contract.results import OUTCOMES, is_cut, outcome_of
 
 #: What a reply may have besides POP's messages: ids of a handful of leases.
 REPLY_BYTES = 4096
 #: Scripts that take results back.
-UNDOING = {"retry", "dead_retry", "delete_chunk"}
+UNDOING = {"retry", "dead_retry", "delete_chunk", "run_again"}
 #: So many dead letters one sweep looks at, at random.
 SWEPT_LETTERS = 20
 
@@ -46,7 +49,7 @@ class Judge:
         """Return what is wrong now, or was in the step just done."""
         snap, sent = world.snapshot(), world.wire.sent
         undone = not UNDOING.isdisjoint(call[0] for call in sent)
-        found = [*wrong(snap, world.plain), *_changed(self.before, snap, undone=undone)]
+        found = [*wrong(snap, world), *_changed(self.before, snap, undone=undone)]
         for call in sent:
             found += _over_bounds(self.before, *call)
         if sent and sent[-1][0] == "sweep" and len(snap.dead()) <= SWEPT_LETTERS:
@@ -117,7 +120,7 @@ class Messages:
         self.live = self.queued + self.leased
 
 
-def wrong(snap: Snapshot, plain: Mapping[str, Sent]) -> Iterator[str]:
+def wrong(snap: Snapshot, world: World) -> Iterator[str]:
     """Yield what is wrong in Redis."""
     where, results = Messages(snap), snap.results()
     for key, why in ownerless_in(snap).items():
@@ -128,21 +131,23 @@ def wrong(snap: Snapshot, plain: Mapping[str, Sent]) -> Iterator[str]:
         yield f"lease {lease} has no message, or another one"
     for batch_id in snap.batches():
         if snap.life(batch_id):
-            yield from (f"{batch_id}: {what}" for what in _batch(snap, batch_id, where, results))
-    for request_id, sent in plain.items():
+            yield from (
+                f"{batch_id}: {what}" for what in _batch(snap, batch_id, where, world.added)
+            )
+    for request_id, sent in world.plain.items():
         yield from _plain(request_id, sent, where, results)
 
 
 def _batch(
-    snap: Snapshot, batch_id: str, where: Messages, results: Mapping[str, bytes]
+    snap: Snapshot, batch_id: str, where: Messages, added: Counter[tuple[str, str]]
 ) -> Iterator[str]:
-    batch, life = snap.batch(batch_id), snap.life(batch_id)
+    batch, life, results = snap.batch(batch_id), snap.life(batch_id), snap.results()
     ids, kept, notes = snap.request_ids(batch_id), snap.kept(batch_id), snap.retriable(batch_id)
     of_life = {
         name: Counter({m.id: n for m, n in found.items() if (m.batch, m.life) == (batch_id, life)})
         for name, found in (("live", where.live), ("dead", where.dead))
     }
-    outcomes: Counter[str] = Counter()
+    metas: dict[str, Mapping[str, Any]] = {}
     for rid in ids:
         foreign = (
             "finished_at" not in batch and snap.ttl.get(keys.result_key(rid).encode(), -1) >= 0
@@ -150,12 +155,13 @@ def _batch(
         meta = read(results[rid]) if rid in results and not foreign else None
         outcome = outcome_of(meta) if meta else ""
         if meta is not None:
-            outcomes[outcome] += 1
+            metas[rid] = meta
             yield from _answer(rid, meta, batch_id, life)
         if rid in kept and snap.kept_message(batch_id, rid) != Message(rid, batch_id, life):
             yield f"{rid} has not the message that is said to be kept"
         messages = of_life["live"][rid], int(rid in kept), of_life["dead"][rid]
-        if not _one_state(meta, *messages):
+        live, *others = messages
+        if not any(_one_state(meta, live - n, *others) for n in range(added[rid, life] + 1)):
             yield f"{rid} has {outcome or 'no result'}, and messages (live, kept, dead) {messages}"
         if notes.get(rid, outcome) != outcome:
             yield f"{rid} has {outcome or 'no result'}, and is noted as {notes[rid]}"
@@ -163,7 +169,10 @@ def _batch(
         yield f"keeps messages that are not its own: {strangers}"
     if foreigners := {rid for name in of_life for rid in of_life[name]} - set(ids):
         yield f"messages claim to be of it: {foreigners}"
+    outcomes = Counter(outcome_of(dict(meta)) for meta in metas.values())
     yield from _counters(snap, batch_id, batch, len(ids), outcomes)
+    yield from _failures(batch_id, batch, metas)
+    yield from _cut(batch, (results[rid] for rid in metas))
     if "finished_at" not in batch:
         for key in sorted(key for key in snap.batch_keys(batch_id) if snap.ends(key)):
             yield f"{key} will expire, although the batch is not finished"
@@ -201,6 +210,25 @@ def _counters(
     order = Counter(raw.decode() for raw in snap.list(keys.batch_key(batch_id, "finished")))
     if "retried" not in batch and order.total() != outcomes.total():
         yield f"{order.total()} in the order of endings, {outcomes.total()} ended"
+
+
+def _failures(
+    batch_id: str, batch: dict[str, str], metas: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """What fails is counted by code; the first ones failed so."""
+    failed = {r: m["warmq"]["error"]["code"] for r, m in metas.items() if m["status"] == "FAILURE"}
+    found = failures_of([Batch(batch_id, batch)])
+    if {one.code: one.count for one in found} != Counter(failed.values()):
+        yield f"counts failures {found}, stores {failed}"
+    for one in found:
+        if any(failed.get(rid) != one.code for rid in one.first):
+            yield f"{one} names requests that did not fail so: {failed}"
+
+
+def _cut(batch: Mapping[str, str], results: Iterable[bytes]) -> Iterator[str]:
+    cut = sum(map(is_cut, results))
+    if int(batch.get("cut", 0)) != cut:
+        yield f"counts {batch.get('cut')} answers as cut, stores {cut}"
 
 
 def _plain(rid: str, sent: Sent, where: Messages, results: Mapping[str, bytes]) -> Iterator[str]:

@@ -5,7 +5,9 @@ Every action is what a worker or a producer does; nothing here knows what must b
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,12 +22,13 @@ from contract.errors import RequestFailed, WarmqError
 from contract.index import IndexChunk
 from contract.openai.body import CHAT_URL
 from contract.redis import keys
-from contract.results import failure_meta
+from contract.results import failure_meta, is_cut
 from worker.drain.sweeper import retire_some
 
 SCRIPTS = (
     "create", "enqueue", "seal", "pop", "done", "release", "renew", "sweep", "bury", "cancel",
     "retry", "hold", "delete", "delete_chunk", "dead_retry", "dead_delete", "retire", "revoke",
+    "run_again",
 )  # fmt: skip
 #: Longer than all steps of the clock in one example.
 TTL_MS = 10**10
@@ -33,9 +36,12 @@ SLOTS = 3
 #: So many sweeps put everything back that such a world can have leased.
 SWEEPS = 50
 SUSPECTS = [keys.suspects_list(QUEUE)]
+#: The batch that is cancelled when two of its requests have failed.
+STOPS = "b2"
 #: How work ends: with an outcome, handed back, or (mostly) with the engine's death.
 ENDINGS = (
-    "completed", "completed", "failed", "cancelled", "expired", "returned", "died", "died", "died",
+    "completed", "completed", "cut", "failed", "cancelled", "expired", "returned", "died", "died",
+    "died",
 )  # fmt: skip
 
 
@@ -58,6 +64,8 @@ class World:
         self._names = (f"w{n}" for n in itertools.count())
         self.workers = [self._worker() for _ in range(3)]
         self.plain: dict[str, Sent] = {}
+        #: How many messages RUN_AGAIN may have added to each request's own, by (id, batch life).
+        self.added: Counter[tuple[str, str]] = Counter()
         self.forged = 0
 
     def _worker(self) -> WiredWorker:
@@ -87,7 +95,10 @@ class World:
     def submit(self, batch_id: str, lines: int, bad: int, priority: int, *, late: bool) -> None:
         """Create a batch, or go on with it: one chunk of good and bad lines."""
         list_key = naming.turn_list(QUEUE, priority, f"tenant-{priority % 2}", batch_id)
-        _, batch = self.store.create(batch_id, SEED, {"queue": QUEUE, "list": list_key})
+        fields: dict[str, str | int] = {"queue": QUEUE, "list": list_key}
+        if batch_id == STOPS:
+            fields["stop_after"] = "2"
+        _, batch = self.store.create(batch_id, SEED, fields)
         first = batch.number("cursor") + 1
         end = first + lines + bad - 1
         entries = [(line, f"c{line}", False) for line in range(first, end + 1)]
@@ -121,6 +132,24 @@ class World:
         """Run ended requests again."""
         if batch := self.store.batch(batch_id):
             self.store.retry(batch, outcomes)
+
+    def run_again(self, batch_id: str) -> None:
+        """Run requests again whose answers were cut off."""
+        if not (batch := self.store.batch(batch_id)):
+            return
+        write, given = writer(batch), []
+        for chunk in self.store.index(batch_id):
+            ids = chunk.request_ids(batch_id)
+            for rid, (line, custom_id, _), raw in zip(
+                ids, chunk.entries, self.store.results(ids), strict=True
+            ):
+                if raw is not None and is_cut(raw):
+                    message = write.write(rid, custom_id, line, CHAT_URL, b'{"prompt":"x"}')
+                    digest = hashlib.sha1(raw, usedforsecurity=False).hexdigest()
+                    given.append((rid, digest, batch.fields["queue"], message))
+                    self.added[rid, batch.life] += 1
+        if given:
+            self.store.run_again(batch, given)
 
     def delete(self, batch_id: str, *, force: bool) -> None:
         """Forget a batch, a finished one unless forced: then it is cancelled first."""
@@ -185,7 +214,9 @@ class World:
         if ending in ("returned", "died"):
             worker.release(*leases, died=leases[:SLOTS] if ending == "died" else ())
         else:
-            worker.done(*leases, outcome=ending, keep=ending != "completed")
+            answered = ending in ("completed", "cut")
+            outcome = "completed" if answered else ending
+            worker.done(*leases, outcome=outcome, keep=not answered, cut=ending == "cut")
         for lease in leases:
             worker.known.pop(lease.id, None)
 

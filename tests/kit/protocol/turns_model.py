@@ -101,7 +101,9 @@ class TurnsModel:
             key: count - taken[key] - after.length.get(key, 0)
             for key, count in before.length.items()
         }
-        slack = sum(count / before.terms_of(place_of(key)[1])[0] for key, count in unused.items())
+        slack = sum(
+            count / before.weight_and_cap_of(place_of(key)[1])[0] for key, count in unused.items()
+        )
         list_key, left = going_on
         for lease in leases:
             if lease.list != list_key or left <= 0:
@@ -110,7 +112,7 @@ class TurnsModel:
             left -= lease.sequences
             found += self._takes(lease)
         for key, count in unused.items():
-            self.charge(key, count, count / before.terms_of(place_of(key)[1])[0], (0, 0))
+            self.charge(key, count, count / before.weight_and_cap_of(place_of(key)[1])[0], (0, 0))
         found += _over_cap(before, after, leases)
         if len(leases) < wanted and any(after.rings.values()):
             found.append(f"{len(leases)} of {wanted} given, and {after.rings} wait")
@@ -118,7 +120,7 @@ class TurnsModel:
 
     def _takes(self, lease: Charge) -> Iterator[str]:
         step, tenant = place_of(lease.list)
-        weight, _ = self._seen.terms_of(tenant)
+        weight, _ = self._seen.weight_and_cap_of(tenant)
         if lease.weight != weight:
             yield f"a lease of {tenant} has weight {lease.weight}, not {weight}"
         self.newcomers.pop((step, tenant), None)
@@ -231,7 +233,7 @@ def _over_cap(before: Seen, after: Seen, leases: Sequence[Charge]) -> Iterator[s
     for lease in leases:
         taken[place_of(lease.list)[1]] += lease.sequences
     for tenant, count in taken.items():
-        _, cap = before.terms_of(tenant)
+        _, cap = before.weight_and_cap_of(tenant)
         alone = not before.in_flight.get(tenant) and len(
             [lease for lease in leases if place_of(lease.list)[1] == tenant]
         ) == 1  # fmt: skip

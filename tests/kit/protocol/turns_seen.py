@@ -107,7 +107,7 @@ class Seen:
                         home.decode(), int(cost), int(size), int(sequences), weight
                     )
 
-    def terms_of(self, tenant: str) -> tuple[float, float]:
+    def weight_and_cap_of(self, tenant: str) -> tuple[float, float]:
         """Return weight and cap of a tenant."""
         return self.terms.get(tenant, (1.0, float("inf")))
 

@@ -9,7 +9,8 @@ import redis
 from kit.commands.support import TTL_MS
 from kit.protocol.lessee import client_of
 
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 
 
 class Snapshot:

@@ -29,6 +29,11 @@ from demo.stack import eventually, free_port
 from worker.engine.simulated.engine import digest
 
 CHUNKS = 4
+#: The error text of vLLM's QueueOverflowError.
+FULL = (
+    "The engine is currently busy and cannot accept new requests. "
+    "Please try again later or on a different instance."
+)
 
 
 class StubServer:
@@ -54,6 +59,16 @@ class StubServer:
         self.held = asyncio.Event()
         self.held.set()
         self.times: Counter[str] = Counter()
+        #: The `priority` of each request, by its id. Without the policy, any but 0 is refused.
+        self.priorities: dict[str, int] = {}
+        self.has_policy = True
+        #: vLLM's --max-num-queued-reqs, and how many requests it refused.
+        self.max_queued: int | None = None
+        self.refused = 0
+        #: Seconds before the first token, after a slot is free; seconds between tokens.
+        self.first_s = 0.0
+        self.gaps = self.gaps_s = 0.0
+        self.finished = 0
         self._log = log
         self._free = asyncio.Semaphore(slots)
         self._runner: web.AppRunner | None = None
@@ -107,6 +122,8 @@ class StubServer:
         names = {
             "num_requests_running": self.running, "num_requests_waiting": self.waiting,
             "kv_cache_usage_perc": 0.5, "generation_tokens_total": self.tokens,
+            "inter_token_latency_seconds_count": self.gaps,
+            "inter_token_latency_seconds_sum": self.gaps_s, "request_success_total": self.finished,
         }  # fmt: skip
         lines = (f'vllm:{n}{{engine="0",model_name="stub"}} {float(v)}' for n, v in names.items())
         return web.Response(text="\n".join(lines) + "\n")
@@ -138,10 +155,20 @@ class StubServer:
         self, request: web.Request, rid: str, body: dict[str, Any]
     ) -> web.StreamResponse:
         fate = self._fate(rid, body)
+        if (priority := body.get("priority")) is not None:
+            self.priorities[rid] = priority
+        if priority and not self.has_policy:
+            words = f"Got priority {priority} but Priority scheduling is not enabled."
+            error = {"message": words, "type": "BadRequestError", "param": None, "code": 400}
+            return web.json_response({"error": error}, status=400)
         if status := int(fate.get("status", 0)):
             headers = {"Retry-After": fate["retry_after"]} if "retry_after" in fate else {}
             error = {"message": f"scripted {status}", "param": "user", "code": status}
             return web.json_response({"error": error}, status=status, headers=headers)
+        if self.max_queued is not None and self.running + self.waiting >= self.max_queued:
+            self.refused += 1
+            error = {"message": FULL, "type": "Service Unavailable", "param": None, "code": 503}
+            return web.json_response({"error": error}, status=503)
         await self.held.wait()
         self.waiting += 1
         try:
@@ -152,7 +179,9 @@ class StubServer:
         self.most = max(self.most, self.running)
         self._note("start", rid)
         try:
+            await asyncio.sleep(self.first_s)
             response = await self._answer(request, rid, body, fate)
+            self.finished += 1
             self._note("end", rid)
             return response
         finally:
@@ -199,7 +228,8 @@ class StubServer:
                 choice["delta"]["role"] = "assistant"
             await _send(response, self._frame(rid, chat, body) | {"choices": [choice]})
             self.tokens += 1
-            if seconds and n < CHUNKS - 1:
+            if n < CHUNKS - 1:
+                self.gaps, self.gaps_s = self.gaps + 1, self.gaps_s + seconds / (CHUNKS - 1)
                 await asyncio.sleep(seconds / (CHUNKS - 1))
         await _send(response, self._frame(rid, chat, body) | {"choices": [], "usage": _USAGE})
         await response.write(b"data: [DONE]\n\n")

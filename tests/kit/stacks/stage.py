@@ -18,8 +18,8 @@ from kit.verdicts.settled import assert_batch_settled, assert_committed_once, as
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from contract import naming
 from contract.redis import keys
+from contract.redis.announcements import is_alive
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually, tiny_model_worker
 
@@ -124,13 +124,13 @@ class Stage:
 
     def announced(self, worker: Worker) -> dict[str, Any]:
         """Return what a worker tells the producers about itself, {} if nothing yet."""
-        found = [w for w in self.store.workers(naming.DEFAULT_QUEUE)
-                 if w["id"].split(".")[-2] == str(worker.pid)]  # fmt: skip
+        found = [w for w in self.store.announcements()
+                 if w["id"].split(".")[-2] == str(worker.pid) and is_alive(w)]  # fmt: skip
         return found[-1] if found else {}
 
     def id_of(self, worker: Worker) -> str:
         """Return the name under which a worker holds leases; it may have gone."""
-        keys_of = client_of(self.store).scan_iter(script_keys.worker_key("*"))
+        keys_of = client_of(self.store).scan_iter(script_keys.worker_key("*"), 10_000)
         found = [key.decode() for key in keys_of if key.split(b".")[-2] == str(worker.pid).encode()]
         return found[0].removeprefix(script_keys.worker_key("")) if found else "gone"
 

@@ -15,7 +15,7 @@ _BEGIN = "warmq:gateway:"
 #: Objects of tenants. They stay until their tenant deletes them, or until their end.
 _KINDS = ("file", "upload", "batch", "message_batch")
 #: Work that has a time. Whoever looks at it then removes it, or says when the next time is.
-_WORK = ("batch", "webhook", "file", "upload")
+_WORK = ("batch", "webhook", "file", "upload", "notify")
 _RESERVED, _STORED, _STORED_BY = f"{_BEGIN}reserved", f"{_BEGIN}stored", f"{_BEGIN}stored-by"
 _RECORDS = f"{_BEGIN}records"
 
@@ -29,6 +29,8 @@ def gateway_keys(snap: Snapshot) -> set[str]:
         _STORED,
         _STORED_BY,
         f"{_BEGIN}listed_until",
+        f"{_BEGIN}listed_until:all",
+        f"{_BEGIN}batchs:default",
         f"{_BEGIN}store",
     }
     for kind in _KINDS:

@@ -21,6 +21,7 @@ from contract.redis import keys
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
     keys.SWEEP, keys.SEQUENCES, keys.BATCHES, keys.RETIRING, keys.TENANTS,
+    keys.NOTIFY_SIGNING,
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ def assert_batch_settled(
     *,
     failed: Mapping[str, str] | None = None,
     simulated: bool = True,
+    model: str = "",
     cancelled: bool = False,
     lines_in: Path | None = None,
 ) -> None:
@@ -41,6 +42,7 @@ def assert_batch_settled(
         failed: the error code of each custom_id that must have failed; all others completed.
         simulated: whether the simulated engine answered: then each answer carries the
             digest of its own prompt.
+        model: the model that each answer names as the one that was loaded (`names_model`).
         cancelled: whether it was cancelled under way: then any request may have ended so.
         lines_in: a folder to collect the output lines into, with the real command.
     """
@@ -64,7 +66,8 @@ def assert_batch_settled(
         elif not cut:
             assert meta["status"] == "SUCCESS", (custom_id, meta)
             if simulated:
-                assert _text(meta["result"]) == f"simulated {digest(dict(bodies[custom_id]))}"
+                words = ["simulated", *([model] if model else []), digest(dict(bodies[custom_id]))]
+                assert _text(meta["result"]).split() == words
         assert meta["warmq"]["custom_id"] == custom_id
     assert {name: batch.number(name) for name in OUTCOMES} == {n: outcomes[n] for n in OUTCOMES}
     assert batch.number("total") == len(bodies)
@@ -100,13 +103,12 @@ def _assert_lines(
     assert set(bad) == set(failed)
 
 
-def leftovers(store: BatchStore) -> dict[str, Any]:
+def leftovers(store: BatchStore, queues: Iterable[str] = (naming.DEFAULT_QUEUE,)) -> dict[str, Any]:
     """Return what must not be there when nothing is queued and nothing runs: orphans too."""
-    redis, queue = client_of(store), naming.DEFAULT_QUEUE
-    found: dict[str, Any] = {
-        name: size for name, size in store.queue_lengths(queue).items() if size
-    }
-    found |= {name: "has turns" for _, _, name in store.turns(queue)}
+    redis, found = client_of(store), dict[str, Any]()
+    for queue in queues:
+        found |= {name: size for name, size in store.queue_lengths(queue).items() if size}
+        found |= {name: "has turns" for _, _, name in store.turns(queue)}
     found |= {key.decode(): redis.hlen(key) for key in redis.scan_iter("warmq:worker:*")}
     for name, size in (
         (keys.LEASES, redis.zcard(keys.LEASES)),
@@ -118,12 +120,14 @@ def leftovers(store: BatchStore) -> dict[str, Any]:
     return found | ownerless(redis)
 
 
-def assert_nothing_left(store: BatchStore, timeout_s: float = 10) -> None:
+def assert_nothing_left(
+    store: BatchStore, timeout_s: float = 10, queues: Iterable[str] = (naming.DEFAULT_QUEUE,)
+) -> None:
     """Assert that nothing is left behind, soon: sweeps and retiring may still be under way."""
     try:
-        eventually(lambda: not leftovers(store), timeout_s)
+        eventually(lambda: not leftovers(store, queues), timeout_s)
     except TimeoutError:
-        raise AssertionError(f"left in Redis: {leftovers(store)}") from None
+        raise AssertionError(f"left in Redis: {leftovers(store, queues)}") from None
 
 
 def assert_committed_once(redis_folder: Path, bodies: Mapping[str, Any], batch_id: str) -> Writes:

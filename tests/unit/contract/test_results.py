@@ -12,7 +12,8 @@ from kit.protocol.lessee import celery_message
 from contract import results
 from contract.errors import RequestFailed, RequestRejected
 from contract.message import read_delivery
-from contract.results import failure_meta, outcome_of, result_line, success_meta
+from contract.openai.body import prompt_beginning
+from contract.results import failure_meta, outcome_of, read_meta, result_line, success_meta
 
 BODY = {"object": "chat.completion", "choices": [], "usage": {"total_tokens": 5}}
 
@@ -135,3 +136,27 @@ def test_a_result_that_names_no_line_has_none() -> None:
 def test_anything_else_takes_the_long_way(raw: bytes) -> None:
     assert results._plain_line("t0", raw, "c7", 7) is None
     assert b"\n" not in result_line("t0", "c7", 7, raw).json
+
+
+def test_a_result_has_the_beginning_of_its_prompt_and_no_output_line_has_it() -> None:
+    delivery = read_delivery("w/1", celery_message("t0", warmq={"batch": "b1"}))
+    raw = success_meta(delivery, b"{}", {"attempts": 1}, "Why is")
+    assert read_meta(raw)["warmq"]["prompt"] == "Why is"
+    assert b"Why is" not in result_line("r", "c", 1, raw).json
+    assert read_meta(raw.replace(b'"Why is"', b"[1]"))["warmq"]["prompt"] is None
+
+
+@pytest.mark.parametrize(("body", "beginning"), [
+    ({"prompt": "x" * 200}, "x" * 100),
+    ({"prompt": ["first", "second"]}, "second"),
+    ({"prompt": [[1, 2]]}, ""),
+    ({"input": "told"}, "told"),
+    ({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}, "u"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}, {"text": "t"}]}]}, "t"),
+    ({"messages": [{"role": "user", "content": None}]}, ""),
+    ({}, ""),
+])  # fmt: skip
+def test_the_beginning_of_a_prompt_is_that_of_its_last_text(
+    body: dict[str, object], beginning: str
+) -> None:
+    assert prompt_beginning(body) == beginning

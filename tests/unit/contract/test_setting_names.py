@@ -24,7 +24,7 @@ from worker.engine.catalogue import BUILT_IN, load_settings
 #: A name in the environment, and what is said of it.
 MISSPELT = [
     ("WARMQ_MODLE", "WARMQ_MODLE is not a setting; did you mean WARMQ_MODEL?"),
-    ("WARMQ_MODELS", "WARMQ_MODELS is not a setting; did you mean WARMQ_MODEL?"),
+    ("WARMQ_MODELES", "WARMQ_MODELES is not a setting; did you mean WARMQ_MODELS?"),
     ("WARMQ_REDIS_ULR", "WARMQ_REDIS_ULR is not a setting; did you mean WARMQ_REDIS_URL?"),
     ("warmq_lease_sec", "WARMQ_LEASE_SEC is not a setting; did you mean WARMQ_LEASE_S?"),
     ("WARMQ_TRITON_URLS", "did you mean WARMQ_TRITON_URL?"),
@@ -79,14 +79,15 @@ def test_the_contract_lists_every_setting_of_a_gateway() -> None:
     assert own == GATEWAY_SETTINGS | WORKER_AND_GATEWAY_SETTINGS
 
 
-def test_there_are_45_settings_at_most() -> None:
+def test_a_setting_more_is_for_a_feature_more() -> None:
+    # 45, and WARMQ_MODELS with two more, WARMQ_ADAPTERS, and three for a server that people use.
     names = (
         WORKER_SETTINGS
         | WORKER_AND_GATEWAY_SETTINGS
         | GATEWAY_SETTINGS
         | Settings.model_fields.keys()
     )
-    assert len(names) <= 45 and not names & REMOVED_SETTINGS.keys()
+    assert len(names) <= 52 and not names & REMOVED_SETTINGS.keys()
 
 
 @pytest.mark.parametrize("side", ["producer", "worker"])

@@ -1,11 +1,14 @@
-"""Time left: tokens left by the tokens of the last minutes with work."""
+"""Time left: tokens left, and those of others before, by the tokens of the last minutes."""
 
 from __future__ import annotations
 
 import pytest
 
+from contract.batch import Batch
+from contract.naming import turn_list
 from contract.redis.history import Minute
-from producer.time_left import MINUTES, pace_of, seconds_left
+from contract.redis.waiting import WaitingList
+from producer.time_left import MINUTES, Outlook, Pace, Work, pace_of, requests_before, slots_of
 
 
 def minute(number: int, tokens: int, busy_s: int = 120, slots_s: int = 240) -> Minute:
@@ -18,6 +21,7 @@ def test_the_latest_minutes_with_work_count_and_idle_ones_do_not() -> None:
     found = pace_of([*old, *worked, Minute(20), minute(21, 0)])
     assert found is not None
     assert (found.of_slot, found.slots, found.tokens_per_s) == (10.0, 4.0, 40.0)
+    assert found.of_request == 1200
 
 
 def test_the_slots_that_there_are_now_count() -> None:
@@ -26,26 +30,99 @@ def test_the_slots_that_there_are_now_count() -> None:
     assert found.tokens_per_s == 80.0
 
 
+def test_slots_of_workers_that_run_nothing_do_not_count() -> None:
+    states = ("ready", "degraded", "draining")
+    assert slots_of([{"state": state, "slots": 4} for state in states] + [{"slots": None}]) == 4
+
+
 def test_without_work_there_is_no_pace() -> None:
     assert pace_of([]) is None
     assert pace_of([Minute(1, slots_s=60), minute(2, 0)]) is None
 
 
 @pytest.mark.parametrize(
-    ("total", "done", "tokens", "seconds"),
+    ("left", "done", "tokens", "seconds"),
     [
-        (110, 10, 400, 100.0),  # 100 requests of 40 tokens, by 40 a second
-        (12, 10, 400, 4.0),  # 2 requests use 2 of the 4 slots
-        (10, 10, 400, 0.0),
-        (10, 0, 0, None),
-        (10, 5, 0, None),
+        (100, 10, 400, 100.0),  # 100 requests of 40 tokens, by 40 a second
+        (2, 10, 400, 4.0),  # 2 requests use 2 of the 4 slots
+        (0, 10, 400, None),  # nothing is left
+        (10, 0, 0, 25.0),  # as the queue's requests, of 100 tokens
+        (5, 5, 0, None),  # no server reports usage
     ],
 )
 def test_the_rest_takes_as_the_requests_that_are_done(
-    total: int, done: int, tokens: int, seconds: float | None
+    left: int, done: int, tokens: int, seconds: float | None
 ) -> None:
-    assert seconds_left(pace_of([minute(1, 1200)]), total, done, tokens) == seconds
+    outlook = Outlook(Pace(10.0, 4, 100.0 if not done else 0.0))
+    assert outlook.seconds_left(Work("b", "t", 6, left, done, tokens)) == seconds
 
 
-def test_nobody_knows_without_a_pace() -> None:
-    assert seconds_left(None, 10, 5, 100) is None
+WORK = Work("b", "t", 6, 100)
+
+
+@pytest.mark.parametrize(
+    ("lists", "before"),
+    [
+        ([], 0),
+        ([WaitingList(6, "t", "b", 90)], 0),  # its own
+        ([WaitingList(3, "u", "x", 70)], 70),  # of a higher priority
+        ([WaitingList(9, "u", "x", 70)], 0),
+        ([WaitingList(6, "t", "x", 70)], 70),  # the same tenant's, in turns
+        ([WaitingList(6, "t", "x", 5000)], 100),
+        ([WaitingList(6, "t", "x", 5000), WaitingList(6, "t", "y", 40)], 140),
+        ([WaitingList(6, "u", "x", 5000)], 100),  # another tenant's, in turns
+        ([WaitingList(6, "u", "x", 60), WaitingList(6, "u", "y", 5000)], 100),
+        ([WaitingList(6, "t", "x", 100), WaitingList(6, "u", "y", 5000)], 300),
+        ([WaitingList(0, "", "", 7)], 7),  # a plain Celery client's
+    ],
+)
+def test_what_waits_before_is_what_the_turns_serve_meanwhile(
+    lists: list[WaitingList], before: int
+) -> None:
+    assert requests_before(lists, WORK) == before
+
+
+def test_a_batch_that_is_not_queued_yet_has_no_list() -> None:
+    assert requests_before([WaitingList(6, "t", "", 70)], WORK._replace(batch_id=None)) == 70
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_batch_knows_its_place(fifo: bool) -> None:
+    fields = {"list": turn_list("warmq.x", 3, "t", "" if fifo else "b1"), "tenant": "t"}
+    batch = Batch("b1", fields | {"total": "10", "completed": "4", "prompt_tokens": "80"})
+    assert Work.of(batch) == Work("" if fifo else "b1", "t", 3, 6, 4, 80)
+    # Its own requests in the tenant's list are not before it; others there may be.
+    lists = [WaitingList(3, "t", "" if fifo else "b1", 6)]
+    assert requests_before(lists, Work.of(batch)) == 0
+
+
+def test_two_batches_that_take_turns_need_twice_the_time() -> None:
+    pace = Pace(10.0, 4, 40.0)
+    work = Work("b", "t", 6, 100, 10, 400)
+    assert Outlook(pace).seconds_left(work) == 100.0
+    other = WaitingList(6, "t", "x", 5000)
+    assert Outlook(pace, [other]).seconds_left(work) == 200.0
+
+
+def test_after_a_retry_the_queue_s_last_minutes_count() -> None:
+    fields = {"total": "5000", "completed": "2", "prompt_tokens": "90000", "retried": "4998"}
+    work = Work.of(Batch("b1", fields))
+    assert (work.left, work.done, work.tokens) == (4998, 0, 0)
+
+
+@pytest.mark.parametrize(("minutes", "rough"), [(29, True), (30, False)])
+def test_a_pace_of_few_requests_is_rough(minutes: int, rough: bool) -> None:
+    found = pace_of([minute(1, 1200)._replace(completed=minutes)])
+    assert found is not None
+    assert (found.requests, found.rough) == (minutes, rough)
+
+
+def test_a_batch_in_several_queues_has_its_time_left_in_each() -> None:
+    fields = {"list": turn_list("warmq", 3, "t", "b1"), "tenant": "t", "total": "90"}
+    batch = Batch("b1", fields | {"queue": "warmq", "queues": "warmq.a\nwarmq.b"})
+    assert batch.queues == ["warmq.a", "warmq.b"]
+    work, pace = Work.of(batch), Pace(10.0, 4, 40.0)
+    own, other = WaitingList(3, "t", "b1", 30), WaitingList(3, "t", "b2", 30)
+    assert Outlook(pace, [own]).seconds_left(work) == 30.0
+    assert Outlook(pace, [own, other]).seconds_left(work) == 60.0
+    assert Outlook(pace, [other]).seconds_left(work) == 0.0

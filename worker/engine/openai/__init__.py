@@ -3,7 +3,7 @@
 The servers may be vLLM's own, or those of any other software.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -15,6 +15,10 @@ from worker.engine.spec import EngineSpec, Preflight
 
 #: Ends of the URLs of endpoints, which users give by mistake instead of a base URL.
 _ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
+
+
+#: Milliseconds of a target.
+Millis = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
 
 
 def _key(key: SecretStr) -> SecretStr:
@@ -41,7 +45,22 @@ class OpenAISettings(RemoteSettings):
         SecretStr(""), description="the servers' key"
     )
     openai_concurrency: Count | None = Field(
-        None, ge=1, description="requests at once per server; default from metrics"
+        None, ge=1, description="most requests at once for a server; unset: found by the worker"
+    )
+    openai_shared_with: Literal["nobody", "people"] = Field(
+        "nobody",
+        description="nobody: the worker uses all that the servers can do; people: the worker gives "
+        "way to the servers' other clients",
+    )
+    openai_ttft_ms: Millis | None = Field(
+        None,
+        description="with people: longest time to the first token; default: 3 times the time "
+        "while the worker sends nothing",
+    )
+    openai_itl_ms: Millis | None = Field(
+        None,
+        description="with people: longest mean time between tokens; default: 2.5 times the time "
+        "while the worker sends nothing",
     )
     openai_health_path: Annotated[Text, AfterValidator(_path)] = Field(
         "",

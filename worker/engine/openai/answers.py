@@ -28,7 +28,7 @@ _NO_END = (None, "", "null")
 _MOST = 2**53
 
 
-def lost(message: str = "the answer ends early") -> Unanswered:
+def lost_error(message: str = "the answer ends early") -> Unanswered:
     """Return the fault of an incomplete answer."""
     return Unanswered(Condition.LOST, message, inside=True)
 
@@ -60,11 +60,11 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
         for place, choice in enumerate(answer["choices"]):
             _check_form(url, place, choice)
     elif url == EMBEDDINGS_URL and len(answer["data"]) < (wanted := _many(request.get("input"))):
-        raise lost(f"the answer has {len(answer['data'])} of {wanted} embeddings")
+        raise lost_error(f"the answer has {len(answer['data'])} of {wanted} embeddings")
     elif url == MESSAGES_URL and answer.get("stop_reason", "") is None:
-        raise lost()
+        raise lost_error()
     elif url == RESPONSES_URL and answer.get("status", "completed") not in _ENDED:
-        raise lost(f"the answer's status is {answer['status']}")
+        raise lost_error(f"the answer's status is {answer['status']}")
     return tidied(answer)
 
 
@@ -92,7 +92,7 @@ def check_choices(
         dialect.short *= wanted == 1  # a request for one choice does not reset the count
         return
     if not (choices or finished):
-        raise lost()
+        raise lost_error()
     message = f"the answer has {len(choices)} of {wanted} choices"
     if finished and choices:
         dialect.short += 1
@@ -100,7 +100,7 @@ def check_choices(
             param = "n" if (request.get("n") or 1) > 1 else "prompt"
             message = f"field {param}: the server does not give as many choices: {message}"
             raise Unanswered(422, message, inside=True, error={"message": message, "param": param})
-    raise lost(message)
+    raise lost_error(message)
 
 
 def _check_ends(choices: Sequence[Json]) -> None:
@@ -113,7 +113,7 @@ def _check_ends(choices: Sequence[Json]) -> None:
     if "error" in ends:
         raise Unanswered(500, "the server ended the answer with finish_reason `error`", inside=True)
     if any(end in _NO_END for end in ends):
-        raise lost()
+        raise lost_error()
 
 
 def wanted_choices(url: str, request: Json) -> int:

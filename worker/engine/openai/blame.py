@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from contract.errors import RequestFailed
-from contract.openai.body import LIMITS, min_body
 from worker.engine.openai.breaker import FEWEST_FAULTS, SOON_S
-from worker.engine.openai.exchange import exchange
+from worker.engine.openai.exchange import smallest
 from worker.engine.openai.retries import MISSING, Action, Unanswered
 from worker.engine.openai.upstream import Upstream
-from worker.engine.remote.fleet import Fleet
+from worker.engine.remote.servers import Servers
 
 #: Seconds of the first pause between two tries of a request, and of the longest; each pause is
 #: twice as long as the one before. They apply only while the server does not rest.
@@ -33,7 +32,7 @@ CONTROL_ID = "warmq-control"
 class Tries:
     """The tries of one request so far.
 
-    - `who`: the request id; `url`: the path of the endpoint;
+    - `who`: the request id; `url`: the path of the endpoint; `sequences`: `n` × prompts;
     - `failed`: failures in a row;
     - `failed_at`: servers of these failures, without those that asked the worker to wait;
     - `faults`: failures during which the server answered other requests;
@@ -48,6 +47,7 @@ class Tries:
 
     who: str
     url: str
+    sequences: int = 1
     failed: int = 0
     failed_at: list[Upstream] = field(default_factory=list)
     faults: int = 0
@@ -62,7 +62,7 @@ class Tries:
 class Blame:
     """Decides for all requests of one engine whether they or their servers are at fault."""
 
-    def __init__(self, fleet: Fleet[Upstream]) -> None:
+    def __init__(self, fleet: Servers[Upstream]) -> None:
         self._fleet = fleet
         self._controls: dict[Upstream, asyncio.Task[None]] = {}
         self._closed = False
@@ -195,14 +195,10 @@ class Blame:
         if breaker.wants_control:
             breaker.sent()
         sent_at = time.monotonic()
-        url = breaker.control_url()
-        body = min_body(url) | {"model": upstream.model}
-        if url in LIMITS:
-            body[LIMITS[url][0]] = 1
         reason = ""
         try:
             async with asyncio.timeout(CONTROL_S):
-                await exchange(upstream, url, body, CONTROL_ID, {})
+                await smallest(upstream, breaker.control_url(), CONTROL_ID)
         except Unanswered as fault:
             # A server that refuses the control itself is healthy.
             if fault.what in MISSING or fault.action() is not Action.REJECT:

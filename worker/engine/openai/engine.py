@@ -17,16 +17,20 @@ import aiohttp
 import orjson
 
 from contract.errors import EngineDead
+from contract.openai.amounts import sequences_of
 from contract.openai.body import CHAT_URL, COUNTING, LIMITS, limits_tokens
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.blame import Blame, Tries
 from worker.engine.openai.exchange import exchange, prompt_tokens
+from worker.engine.openai.guard import Guard
+from worker.engine.openai.metrics import CEILING
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import TOO_LONG, Action, Unanswered
-from worker.engine.openai.upstream import CEILING, Upstream
+from worker.engine.openai.shared import Sharing, priority
+from worker.engine.openai.upstream import Upstream
 from worker.engine.remote import RemoteEngine, ask_once
-from worker.engine.remote.fleet import Health
+from worker.engine.remote.servers import Health
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         self._session: aiohttp.ClientSession | None = None
         self._partial: dict[str, Reassembly] = {}
         self._blame = Blame(self._fleet)
+        self._sharing: list[Sharing] = []
 
     async def start(self) -> Capacity:
         """Wait until a server is healthy.
@@ -69,10 +74,13 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        options = settings.model, settings.openai_concurrency, settings.openai_health_path
-        upstream = await self._fleet.start(
-            [Upstream(url, session, *options) for url in settings.base_urls]
-        )
+        people = settings.openai_shared_with == "people"
+        limit = None if people else settings.openai_concurrency
+        options = settings.model, limit, settings.openai_health_path
+        servers = [Upstream(url, session, *options) for url in settings.base_urls]
+        if people:
+            self._sharing = [Sharing(server, self._guard()) for server in servers]
+        upstream = await self._fleet.start(servers)
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = _length(served.get("max_model_len"))
         return Capacity(
@@ -87,6 +95,15 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             },
         )
 
+    def _guard(self) -> Guard:
+        settings = self._settings
+        ttft_ms, itl_ms = settings.openai_ttft_ms, settings.openai_itl_ms
+        return Guard(
+            settings.openai_concurrency or CEILING,
+            ttft_ms and ttft_ms / 1000,
+            itl_ms and itl_ms / 1000,
+        )
+
     def last_progress(self) -> float:
         """Return the present time while the servers are watched, else the latest progress.
 
@@ -96,6 +113,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 
     async def _close(self) -> None:
         await self._blame.close()
+        for sharing in self._sharing:
+            await sharing.close()
         await super()._close()
         if self._session is not None:
             await self._session.close()
@@ -103,9 +122,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request at a free server, and again elsewhere if retries.py allows it."""
         body = dict(request.body)
-        tries = Tries(request_id, request.url)
+        tries = Tries(request_id, request.url, sequences_of(body))
         if not limits_tokens(request.url, body):
             body[LIMITS[request.url][0]] = self._settings.default_max_tokens
+        added = priority(request.url, body) if self._sharing else {}
         while True:
             upstream = await self._fleet.take(tries.avoid)
             sent_at = time.monotonic()
@@ -115,7 +135,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 known = named and body.get("model") in upstream.models
                 sent = body if known else body | {"model": upstream.model}
                 answer = await exchange(
-                    upstream, request.url, sent, request_id, self._partial, request.trace
+                    upstream, request.url, sent, request_id, self._partial, request.trace, added
                 )
                 self._blame.answered(upstream, tries, sent_at)
                 break
@@ -157,6 +177,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             resting = upstream.breaker.resting
             health = Health.WELL if resting else await self._fleet.ask(upstream)
             action = fault.after_probe(health)
+        elif fault.queue_full and tries.sequences == 1:
+            upstream.queue_is_full(fault.wait_s)
+            return
         elif action is Action.MOVE:
             self._fleet.down(upstream, fault.message)
         if action is Action.DIED:

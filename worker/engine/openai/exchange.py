@@ -4,18 +4,26 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
 import orjson
 
-from contract.openai.body import GENERATING
-from worker.engine.openai.answers import check_choices, lost, raise_error, read_whole, tidied
+from contract.openai.body import GENERATING, LIMITS, min_body
+from worker.engine.openai.answers import (
+    check_choices,
+    lost_error,
+    raise_error,
+    read_whole,
+    tidied,
+    wanted_choices,
+)
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, unanswered
 from worker.engine.openai.sse import Events, Unreadable
 from worker.engine.openai.upstream import ASK_S, Upstream, refused_field
-from worker.engine.remote.fleet import Interrupted
+from worker.engine.remote.servers import Interrupted
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +32,7 @@ STREAM_INTERVAL = 16
 #: Most bytes of an unreadable response that an error text shows.
 SHOWN = 200
 #: Seconds that a connection may stay open after [DONE].
-REST_S = 1.0
+TAIL_S = 1.0
 #: Bytes with which a stream may begin: a comment, or the name of a field.
 _FIELDS = (b":", b"data", b"event", b"id", b"retry", b"error")
 #: Bytes that may come before an answer: blanks to keep the connection, and a byte order mark.
@@ -40,11 +48,12 @@ async def exchange(
     request_id: str,
     partial: dict[str, Reassembly],
     trace: Mapping[str, str] | None = None,
+    added: Mapping[str, Any] = MappingProxyType({}),
 ) -> Json:
     """Send a request and return its whole answer, or raise Unanswered.
 
     Cancelling closes the connection. If the server refuses a field that warmq has added (`stream`,
-    `stream_options`, `stream_interval`), the request is sent again without that field.
+    `stream_options`, `stream_interval`, `priority`), the request is sent again without that field.
 
     Args:
         upstream: the server.
@@ -53,6 +62,7 @@ async def exchange(
         request_id: sent as X-Request-Id; vLLM makes the answer's id from it.
         partial: gets the answer in progress, if it is streamed; the caller removes it.
         trace: HTTP headers with which the server continues a sampled trace.
+        added: fields to send instead of the body's, unless the server refuses them.
     """
     dialect = upstream.dialects[url]
     left_out = set(dialect.refused)
@@ -60,22 +70,34 @@ async def exchange(
     if upstream.vllm:
         ours["stream_interval"] = STREAM_INTERVAL
     while True:
-        whole, sent = Reassembly(url, body, vllm=upstream.vllm), body
+        whole, more = Reassembly(url, body, vllm=upstream.vllm), dict(added)
         partial.pop(request_id, None)
         if url in GENERATING and streamable(body) and "stream" not in left_out:
             partial[request_id] = whole
-            sent = body | {name: value for name, value in ours.items() if name not in left_out}
+            more |= ours
+        more = {name: value for name, value in more.items() if name not in left_out}
         try:
-            answer = await _once(upstream, url, sent, request_id, whole, trace)
+            answer = await _once(upstream, url, body | more, request_id, whole, trace)
         except Unanswered as fault:
-            name = refused_field(fault, sent)
+            name = refused_field(fault, more)
             if name is None:
                 raise
             left_out.add(name)
             continue
         if left_out != dialect.refused:
             dialect.learn(left_out)
+        upstream.finished += wanted_choices(url, body) if url in GENERATING else 1
         return answer
+
+
+async def smallest(upstream: Upstream, url: str, request_id: str, tokens: int = 1) -> Json:
+    """Send the smallest request that the server can answer, and return the answer."""
+    body = min_body(url) | {"model": upstream.model}
+    if url in LIMITS:
+        body[LIMITS[url][0]] = tokens
+    if tokens > 1 and upstream.vllm:
+        body["ignore_eos"] = True
+    return await exchange(upstream, url, body, request_id, {})
 
 
 async def _once(
@@ -130,23 +152,23 @@ async def _receive(
     upstream: Upstream, url: str, body: Json, response: aiohttp.ClientResponse, whole: Reassembly
 ) -> Json:
     """Read an answer: a stream, or one JSON object, whichever the server sends."""
-    content, begun = response.content, b""
-    while not begun and (piece := await content.readany()):
+    content, raw = response.content, b""
+    while not raw and (piece := await content.readany()):
         upstream.progress()  # servers send spaces or comments while they work
-        begun = piece.lstrip(_BLANK)
+        raw = piece.lstrip(_BLANK)
     try:
-        if url in GENERATING and begun[:1] not in (b"{", b"["):
-            return await _read_stream(upstream, url, body, response, begun, whole)
-        pieces = [begun]
+        if url in GENERATING and raw[:1] not in (b"{", b"["):
+            return await _read_stream(upstream, url, body, response, raw, whole)
+        pieces = [raw]
         while piece := await content.readany():
             upstream.progress()
             pieces.append(piece)
-        begun = b"".join(pieces)
-        return read_whole(url, body, upstream.dialects[url], begun)
+        raw = b"".join(pieces)
+        return read_whole(url, body, upstream.dialects[url], raw)
     except Unreadable as error:
         raise _garbled(error.data) from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise _garbled(begun) from error
+        raise _garbled(raw) from error
 
 
 async def _read_stream(
@@ -157,23 +179,23 @@ async def _read_stream(
     piece: bytes,
     whole: Reassembly,
 ) -> Json:
-    events, begun, dialect = Events(), piece, upstream.dialects[url]
+    events, beginning, dialect = Events(), piece, upstream.dialects[url]
     while piece and not events.done:
         _add(whole, events.feed(piece))
-        whole.odd = events.odd
+        whole.half_characters = events.half_characters
         upstream.progress()
         piece = b"" if events.done else await response.content.readany()
     if events.done:
         await _read_rest(response)
     else:
         _close(events, whole)
-    if whole.empty and begun and not begun.startswith(_FIELDS):
-        raise _garbled(begun)
+    if whole.empty and beginning and not beginning.startswith(_FIELDS):
+        raise _garbled(beginning)
     check_choices(url, body, dialect, whole.choices, finished=events.done)
     answer = tidied(whole.body())
-    dialect.sends_done |= upstream.vllm
-    if dialect.lost(done=events.done, used=bool(answer.get("usage"))):
-        raise lost()
+    dialect.sends_done |= upstream.vllm  # vLLM ends every stream with [DONE]
+    if dialect.ends_early(done=events.done, used=bool(answer.get("usage"))):
+        raise lost_error()
     return answer
 
 
@@ -193,15 +215,15 @@ def _close(events: Events, whole: Reassembly) -> None:
         _add(whole, events.close())
     except Unreadable as error:
         shown = "" if error.data.startswith(b"{") else f": {error.data[:SHOWN]!r}"
-        raise lost(f"the answer ends early{shown}") from error
-    whole.odd = events.odd
+        raise lost_error(f"the answer ends early{shown}") from error
+    whole.half_characters = events.half_characters
 
 
 async def _read_rest(response: aiohttp.ClientResponse) -> None:
     """Read the bytes after [DONE], so that the connection can be used again."""
     if not response.content.at_eof():
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
-            async with asyncio.timeout(REST_S):
+            async with asyncio.timeout(TAIL_S):
                 while await response.content.readany():
                     continue
 

@@ -1,7 +1,7 @@
 """Joins a stream's chunks into the answer that the server would give without `stream`.
 
 Streams are used because their chunks show progress, and because closing one stops the server's
-work. A request whose answer a stream would not contain completely is sent without `stream`.
+work. A request is sent without `stream` if a stream would lack a part of its answer.
 """
 
 from collections.abc import Iterator
@@ -62,11 +62,12 @@ def streamable(body: Json) -> bool:
 class Reassembly:
     """One answer in progress: `add` each chunk in order, then call `body`.
 
-    `odd`: a text may be cut within a character (between surrogates); `body` joins the halves.
+    `half_characters`: a text may be cut within a character (between surrogates); `body` joins the
+    halves.
     """
 
     def __init__(self, url: str, request: Json, *, vllm: bool) -> None:
-        self.odd = False
+        self.half_characters = False
         self._chat = url == CHAT_URL
         self._vllm = vllm
         self._ids = bool(request.get("return_token_ids"))
@@ -100,7 +101,7 @@ class Reassembly:
         """Return each choice's text so far, with '' for choices that have not begun."""
         begun = (self._choices.get(index) for index in range(len(self._choices)))
         texts = ["".join(_texts(choice)) if choice else "" for choice in begun]
-        return [without_open_end(text) for text in texts] if self.odd else texts
+        return [without_open_end(text) for text in texts] if self.half_characters else texts
 
     @property
     def choices(self) -> list[Json]:
@@ -122,7 +123,7 @@ class Reassembly:
             answer = dict.fromkeys(CHAT if self._chat else COMPLETION) | answer
             usage = answer.get("usage")
             answer["usage"] = dict.fromkeys(USAGE) | (usage if isinstance(usage, dict) else {})
-        return repaired(answer) if self.odd else answer
+        return repaired(answer) if self.half_characters else answer
 
     def _choice(self, choice: Json) -> Json:
         if not self._chat and not self._ids:
@@ -262,20 +263,20 @@ def _join_lists(values: list[Any]) -> list[Any]:
             groups.append([part])
             known = {}
             continue
-        facts = {k: v for k, v in part.items() if k not in TEXTS and v is not None}
-        if _continues(known, facts):
+        labels = {k: v for k, v in part.items() if k not in TEXTS and v is not None}
+        if _continues(known, labels):
             groups[-1].append(part)
-            known |= facts
+            known |= labels
         else:
             groups.append([part])
-            known = facts if TEXTS.intersection(part) else {}
+            known = labels if TEXTS.intersection(part) else {}
     return [merged(group) if isinstance(group[0], dict) else group[0] for group in groups]
 
 
-def _continues(known: Json, facts: Json) -> bool:
+def _continues(known: Json, labels: Json) -> bool:
     """Whether a part with these fields continues the text of the parts before it."""
-    same_type = isinstance(known.get("type"), str) and known["type"] == facts.get("type")
-    return same_type and all(known.get(name, value) == value for name, value in facts.items())
+    same_type = isinstance(known.get("type"), str) and known["type"] == labels.get("type")
+    return same_type and all(known.get(name, value) == value for name, value in labels.items())
 
 
 def tool_calls(parts: list[Json]) -> list[Json]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from contract.errors import RequestRejected
-from worker.engine.remote.fleet import Health
+from worker.engine.remote.servers import Health
 
 #: Seconds of the longest Retry-After that is obeyed; a longer one is shortened to this.
 LONGEST_RETRY_AFTER_S = 600.0
@@ -99,6 +99,8 @@ NOT_NOW = re.compile(
     r"|loading model|model is (currently )?loading",
     re.IGNORECASE,
 )
+#: Texts of a vLLM server with --max-num-queued-reqs or --max-num-queued-tokens.
+QUEUE_FULL = re.compile(r"busy and cannot accept new requests|prefill token backlog limit")
 #: Texts about the API key, which is not part of the request.
 KEY = re.compile(
     r"\b(api|access|subscription).?(key|token)|un(authori[sz]ed|authenticated)|authenticat|auth.?error"
@@ -151,6 +153,11 @@ class Unanswered(Exception):
         if health is Health.WELL:  # a healthy server that sends 503 is overloaded
             return Action.WAIT if self.what == 503 else Action.DOUBT
         return Action.DIED if self.inside and health is not Health.SILENT else Action.MOVE
+
+    @property
+    def queue_full(self) -> bool:
+        """Whether a vLLM server has enough requests queued; the request has no part in that."""
+        return self.what == 503 and bool(QUEUE_FULL.search(self.message))
 
     @property
     def refuses(self) -> bool:

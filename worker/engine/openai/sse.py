@@ -26,13 +26,13 @@ class Events:
     """Reads one stream: `feed` its bytes in order, then `close` it. Both yield each event's value.
 
     An event named `error`, or with a field `error`, has the value {"error": value or text}.
-    `done`: [DONE] has come; what follows does not count. `odd`: a text may be cut within a
-    character (see `loads_loosely`).
+    `done`: [DONE] has come; what follows does not count. `half_characters`: a text may be cut
+    within a character (see `loads_loosely`).
     """
 
     def __init__(self) -> None:
         self.done = False
-        self.odd = False
+        self.half_characters = False
         self._line: list[bytes] = []
         self._after_cr = False
         #: Data lines of an event whose JSON is not complete.
@@ -101,7 +101,7 @@ class Events:
             self._data.append(data.removeprefix(b" "))  # the next data line may continue the JSON
             self._open = True
             return
-        self.odd = True
+        self.half_characters = True
         yield value
 
     def _ended(self) -> Iterator[Any]:
@@ -110,7 +110,7 @@ class Events:
         self._data, self._is_error, self._open = [], False, False
         if not data.strip():
             return
-        self.odd = True
+        self.half_characters = True
         try:
             value = loads_loosely(data)
         except ValueError as error:

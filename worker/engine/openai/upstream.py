@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -20,8 +21,9 @@ import orjson
 
 from contract.openai.body import CHAT_URL
 from worker.engine.openai.breaker import Breaker
+from worker.engine.openai.metrics import Metrics, next_limit, read_metrics
 from worker.engine.openai.retries import Unanswered, unanswered
-from worker.engine.remote.fleet import Health, Report, Server
+from worker.engine.remote.servers import Health, Report, Server
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ PEAK_FADES = 0.99
 KEY_REFUSED = "refuses the key: WARMQ_OPENAI_API_KEY"
 #: Seconds between two health checks of a server that is not vLLM's.
 RARELY_S = 30.0
+#: Seconds without requests after a server refused one because enough are queued.
+FULL_S = 1.0
 #: HTTP statuses with which a server without a list of models answers a request for it.
 NO_LIST = (404, 405, 501)
 #: A url that every server has, below /v1.
@@ -99,6 +103,12 @@ class Upstream(Server):
         #: The observed form of the server's streams, by url.
         self.dialects: defaultdict[str, Dialect] = defaultdict(Dialect)
         self.breaker = Breaker(self.name)
+        #: Number of requests that the server has answered.
+        self.finished = 0
+        #: At a server that people use: returns the limit for the next second (shared.py).
+        self.adapt: Callable[[Metrics | None, int], int] | None = None
+        #: Returns what people feel there, for `inspect stats`.
+        self.sharing: Callable[[], dict[str, Any]] | None = None
         self._wanted = model
         self._health_path = health_path
         self._adaptive = limit is None
@@ -114,6 +124,14 @@ class Upstream(Server):
         return super().trouble or self.breaker.reason
 
     @property
+    def shown(self) -> Any:
+        """The server's row in `inspect stats`."""
+        row = super().shown
+        if self.sharing is None or not self.up:
+            return row
+        return row | {"limit": self.limit, "shared": self.sharing()}
+
+    @property
     def opens_at(self) -> float:
         """The time at which the present rest ends."""
         return max(self.rest_until, self.breaker.rest_until)
@@ -122,9 +140,9 @@ class Upstream(Server):
         """Whether the server may get one more request."""
         return super().free(now) and self.breaker.admits(now)
 
-    def sends(self) -> None:
+    def gets_request(self) -> None:
         """Note that the server gets a request."""
-        super().sends()
+        super().gets_request()
         self.breaker.sent()
 
     def unsent(self) -> None:
@@ -139,6 +157,12 @@ class Upstream(Server):
                 self.limit = min(self.limit, max(1, self.in_flight))
         if self._adaptive:
             self.limit = max(1, int(0.7 * self.limit))
+
+    def queue_is_full(self, wait_s: float | None) -> None:
+        """Send nothing for a moment, then only as much as the server has taken."""
+        if self._adaptive:
+            self.limit = min(self.limit, max(1, self.in_flight - 1))
+        self.rest_until = max(self.rest_until, time.monotonic() + max(FULL_S, wait_s or 0.0))
 
     def end_rests(self, *, well: bool) -> None:
         """Let the limit grow again. Restore it if the server was healthy all the time (`well`)."""
@@ -165,7 +189,7 @@ class Upstream(Server):
             self.were_well.add((self.base, self._wanted))
         if (well or self._ills) and (self._health_path or not self.vllm):
             pause_s = RARELY_S if well else min(2.0 ** (self._ills - 1), RARELY_S)
-            self.ask_from = time.monotonic() + pause_s
+            self.check_from = time.monotonic() + pause_s
         if report.health is Health.UNUSABLE and (self.base, self._wanted) in self.were_well:
             return Report(Health.ILL, report.why)
         return report
@@ -209,6 +233,8 @@ class Upstream(Server):
         self.model = self._wanted or next(iter(self.models), "")
         self.vllm = self.models.get(self.model, {}).get("owned_by") == "vllm"
         self._has_metrics = True
+        for dialect in self.dialects.values():
+            dialect.refused.discard("priority")  # it may have started again with the policy
         if self.model and (not self.models or self.model in self.models):
             return None
         listing = ", ".join(self.models) or "no model"
@@ -234,7 +260,7 @@ class Upstream(Server):
 
     async def measure(self) -> None:
         """Read the server's metrics, and adapt the limit unless the user has set it."""
-        metrics = None
+        metrics, own = None, self.in_flight
         try:
             if self._has_metrics:
                 page = await self._get(self.root + "/metrics")
@@ -247,7 +273,11 @@ class Upstream(Server):
             self._tokens = metrics.tokens
             self.progress()
         moved, self._moved_at = self.progress_at > self._moved_at, self.progress_at
-        if self._adaptive and moved and not self.breaker.resting:
+        if self.breaker.resting:
+            return
+        if self.adapt is not None:
+            self.limit = self.adapt(metrics, max(own, self.in_flight))
+        elif self._adaptive and moved:
             running = metrics.running if metrics is not None else 0.0
             self._peak = max(running, PEAK_FADES * self._peak)
             self.limit = next_limit(self.limit, self.in_flight, metrics, self._peak)
@@ -259,84 +289,13 @@ def _reason(error: Exception) -> str:
     return os.strerror(number).lower() if number is not None and number > 0 else str(error)
 
 
-# -- the limit of requests in flight, from the server's metrics ------------------------
-
-#: Highest limit of requests in flight for each server.
-CEILING = 256
-#: Used part of the KV cache above which the limit does not grow.
-KV_FULL = 0.95
-#: Part of the limit that must be in flight before the limit may grow.
-FILLED = 0.9
-
-#: Matches the lines of a metrics page that `Metrics` needs.
-METRIC = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
-    rb"|prompt_tokens_total)(?:\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
-    re.MULTILINE,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The metrics of a vLLM server: sums over its replicas and all its clients.
-
-    `kv` is the used part of the KV cache, of the replica that uses most. `tokens` counts the
-    tokens of prompts and outputs since the server's start.
-    """
-
-    running: float
-    waiting: float
-    kv: float
-    tokens: float
-
-
-def read_metrics(page: bytes) -> Metrics | None:
-    """Read a metrics page in Prometheus's format; None if the page is not vLLM's."""
-    found: dict[bytes, list[float]] = {}
-    for name, value in METRIC.findall(page):
-        found.setdefault(name, []).append(float(value))
-    if b"num_requests_running" not in found:
-        return None
-    total = {name: sum(values) for name, values in found.items()}
-    return Metrics(
-        total[b"num_requests_running"],
-        total.get(b"num_requests_waiting", 0.0),
-        max(found.get(b"kv_cache_usage_perc", [0.0])),
-        total.get(b"generation_tokens_total", 0.0) + total.get(b"prompt_tokens_total", 0.0),
-    )
-
-
-def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
-    """Return the limit for the next second. `peak` is the most requests that ran recently.
-
-    Requests that begin at the same time end at the same time. Unless more requests already wait
-    at the server, its slots are then empty for a round trip. `peak` stands for the number of
-    slots: just after many requests have ended, few run and many wait. Without metrics the limit
-    grows slowly, and only a rest lowers it.
-    """
-    if in_flight < FILLED * limit:
-        return limit  # a higher limit would not send more
-    if metrics is None:
-        return min(CEILING, limit + 4)
-    excess = int(metrics.running + metrics.waiting - peak - allowed_to_wait(peak))
-    if excess > 0:
-        return max(1, min(limit, in_flight) - excess)
-    if metrics.waiting == 0 and metrics.kv < KV_FULL:
-        return min(CEILING, limit + max(4, limit // 2))
-    return limit
-
-
-def allowed_to_wait(peak: float) -> int:
-    """Return how many requests may wait at a server that runs `peak` requests at once."""
-    return min(64, max(8, int(peak) // 2))
-
-
 # -- the observed form of a server's streams -------------------------------------------
 
 #: Fields that the worker adds to requests, with a pattern for the error text of a server that
 #: refuses the field. A name with a colon after it is a quote of the request (FastAPI's errors).
 OURS = {
     "stream_options": re.compile(r"\bstream_options\b(?!['\"]\s*:)"),
+    "priority": re.compile(r"\bpriority\b(?!['\"]\s*:)", re.IGNORECASE),
     "stream": re.compile(r"\bstream(ing)?\b(?!['\"]\s*:)", re.IGNORECASE),
 }
 #: Streams in a row without [DONE] after which a server counts as one that no longer sends it.
@@ -360,7 +319,7 @@ class Dialect:
     refused: set[str] = field(default_factory=set)
     short: int = 0
 
-    def lost(self, *, done: bool, used: bool) -> bool:
+    def ends_early(self, *, done: bool, used: bool) -> bool:
         """Note a stream whose choices have all ended. Returns whether its end is missing.
 
         `done`: it ended with [DONE]. `used`: it contained `usage`. Without [DONE] an error may

@@ -32,21 +32,21 @@ OLD_VISIBLE = "RBLN_DEVICES"
 RBLN_KILL_GRACE_S = 120.0
 
 
-class Line(Enum):
-    """How a range of vllm-rbln releases gets the model's limits."""
+class Releases(Enum):
+    """Ranges of vllm-rbln releases; each value is how they get the model's limits."""
 
     FORK = "ships its own fork of vLLM"
-    BY_HAND = "takes the four values from the command line and believes them"
+    BY_HAND = "takes the model's limits from the command line, unchecked"
     READS_FILE = "reads rbln_config.json, on a vLLM this worker was not written for"
     SUPPORTED = "reads rbln_config.json"
 
 
 #: The first release of each range, newest first.
-LINES: tuple[tuple[Release, Line], ...] = (
-    ((0, 12), Line.SUPPORTED),
-    ((0, 9, 3), Line.READS_FILE),
-    ((0, 8, 1), Line.BY_HAND),
-    ((0,), Line.FORK),
+RANGES: tuple[tuple[Release, Releases], ...] = (
+    ((0, 12), Releases.SUPPORTED),
+    ((0, 9, 3), Releases.READS_FILE),
+    ((0, 8, 1), Releases.BY_HAND),
+    ((0,), Releases.FORK),
 )
 
 #: Options that are refused, and the remedy. Old tutorials and other platforms use them.
@@ -61,15 +61,15 @@ REFUSED = {
 }
 
 
-def line_of(version: str) -> Line:
+def releases_of(version: str) -> Releases:
     """Return the range of releases that a vllm-rbln version is in."""
     release = release_of(version)
-    return next(line for since, line in LINES if release >= since)
+    return next(found for since, found in RANGES if release >= since)
 
 
 def limit_options(artefact: Artefact, version: str) -> list[str]:
     """Return the options for the model's limits that vllm-rbln needs; empty since 0.9.3."""
-    if line_of(version) is not Line.BY_HAND:
+    if releases_of(version) is not Releases.BY_HAND:
         return []
     return [
         "--max-num-seqs", str(artefact.batch_size),
@@ -117,12 +117,16 @@ def judge_packages(packages: Packages) -> Iterator[Finding]:
                 f"vllm-rbln {plugin} and {name} {other} are of different releases",
                 f"Install one minor version of all three: pip install {name}=={minor}.*",
             )
-    line = line_of(plugin)
-    if line is not Line.SUPPORTED:
-        fork = line is Line.FORK
-        why = " and cannot be driven" if fork else "; never tried with this worker, made for 0.12"
+    releases = releases_of(plugin)
+    if releases is not Releases.SUPPORTED:
+        fork = releases is Releases.FORK
+        why = (
+            ", which this worker cannot run"
+            if fork
+            else "; this worker was written for 0.12, and never tried with it"
+        )
         remedy = "Install vllm-rbln 0.12 and recompile the model"
-        yield Finding(f"vllm-rbln {plugin} {line.value}{why}", remedy, fatal=fork)
+        yield Finding(f"vllm-rbln {plugin} {releases.value}{why}", remedy, fatal=fork)
 
 
 def _judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
@@ -153,7 +157,7 @@ def _judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]
         yield Finding(
             f"{folder} was compiled by optimum-rbln {made}; {have} is installed",
             RECOMPILE,
-            fatal=(release_of(made) < TRANSFORMERS_5) is not (release_of(have) < TRANSFORMERS_5),
+            fatal=(release_of(made) < TRANSFORMERS_5) != (release_of(have) < TRANSFORMERS_5),
         )
 
 
@@ -164,7 +168,7 @@ def _judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Find
         yield Finding(
             f"WARMQ_STALL_TIMEOUT_S={settings.stall_timeout_s:g} is not longer than the RBLN "
             f"runtime's own time limit of {settings.rbln_timeout_s:g} s",
-            "A step may take that long: raise it, or set a lower limit in WARMQ_RBLN_TIMEOUT_S",
+            "A step may take that long: raise WARMQ_STALL_TIMEOUT_S, or lower WARMQ_RBLN_TIMEOUT_S",
         )
 
 
@@ -250,7 +254,7 @@ def check_cards(
     needs = f"{artefact.num_devices} x {artefact.npu or 'any card'}"
     seen.rows["devices"] = f"{shown}{emulated}; the model needs {needs}"
     if packages.rebel:
-        seen.found += _judge_cards(artefact, cards)
+        seen.findings += _judge_cards(artefact, cards)
     chosen = {int(n) for n in (wanted or "").split(",") if n}
     for card, pids in sorted(devices.holders().items()):
         if not chosen or card in chosen:
@@ -259,7 +263,7 @@ def check_cards(
                 "One engine per card: choose another in WARMQ_RBLN_DEVICES, or stop it with "
                 "SIGTERM",
             )
-            seen.found.append(busy)
+            seen.findings.append(busy)
     buckets = "/".join(map(str, artefact.buckets))
     seen.rows["capacity"] = (
         f"{artefact.batch_size} requests at once of {artefact.max_seq_len} tokens; decode "

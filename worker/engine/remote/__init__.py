@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Generic
 
 from pydantic import Field
 
 from contract.errors import EngineDead
+from contract.redis.announcements import WAITS_FOR
 from contract.settings import Seconds
 from worker.engine import Capacity
-from worker.engine.remote.fleet import Fleet, S
+from worker.engine.remote.servers import S, Servers
 from worker.engine.shutdown import close_on
 from worker.engine.spec import Preflight
 from worker.machine.finding import Finding
@@ -22,8 +24,13 @@ class RemoteSettings(WorkerSettings):
     remote_wait_s: Seconds | None = Field(
         None,
         gt=0,
-        description="openai, triton: how long a start waits for a server; unset: without limit",
+        description="seconds for which a start waits for a server; unset: without limit",
     )
+
+    @cached_property
+    def model_name(self) -> str | None:
+        """The name by which the servers know the model, also if it looks like a path."""
+        return self.model
 
 
 class RemoteEngine(Generic[S]):
@@ -33,7 +40,7 @@ class RemoteEngine(Generic[S]):
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fleet: Fleet[S] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
+        self._fleet: Servers[S] = Servers(settings.stall_timeout_s, settings.remote_wait_s)
 
     def build(self) -> None:
         """Load what is needed on this machine. Blocks; called in the engine's own thread."""
@@ -44,7 +51,7 @@ class RemoteEngine(Generic[S]):
 
     def waits_for(self) -> str:
         """Return the servers that `start` or requests wait for, each with the reason."""
-        return f"waits for {self._fleet.troubles}" if self._fleet.troubles else ""
+        return f"{WAITS_FOR}{self._fleet.troubles}" if self._fleet.troubles else ""
 
     def dead(self) -> bool:
         """Whether every server is down."""
@@ -101,9 +108,9 @@ def ask_once(
         capacity = asyncio.run(start())
     except EngineDead:
         remedy = "Start one, or correct its address; a worker that starts now waits for it"
-        seen.found.append(Finding(f"no server is ready: {engine._fleet.down_reasons}", remedy))
+        seen.findings.append(Finding(f"no server is ready: {engine._fleet.down_reasons}", remedy))
         return
     seen.rows["model"] = capacity.model
     if down := engine._fleet.down_reasons:
         remedy = "Start it, or correct its address; until then the other servers get all requests"
-        seen.found.append(Finding(f"a server is not ready: {down}", remedy, fatal=False))
+        seen.findings.append(Finding(f"a server is not ready: {down}", remedy, fatal=False))

@@ -1,13 +1,14 @@
 """Settings of the simulated engine, which tests and benchmarks use instead of a model."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, Json
 
 from contract.settings import Count, Seconds
-from worker.engine.spec import EngineSpec, Preflight
+from worker.engine.spec import EngineSpec, Preflight, Sleep
 from worker.settings import WorkerSettings
 
 
@@ -24,9 +25,14 @@ def _log_file(path: Path) -> Path:
     return path
 
 
+#: Bytes of the simulated device that an engine has at most while it sleeps.
+ASLEEP_BYTES = 2**30
+
+
 class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
     """Behaviors of the engine that tests and benchmarks need."""
 
+    latency_s: Seconds = Field(0.2, ge=0, description="mean latency")
     step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
         0,
         ge=0,
@@ -36,23 +42,29 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
         None, description="file that every start and end is appended to"
     )
     build_s: Seconds = Field(0, ge=0, description="time to start it")
+    end_s: Seconds = Field(0, ge=0, description="time to end it")
     behavior: str = Field(
         "",
         pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
         description="behavior of requests without a `user`, for example simulate:sleep=2",
     )
     process: bool = Field(False, description="with a child process that can be killed or stopped")
+    sleep: Literal["", "well", "wrong", "leaks", "fails", "hangs"] = Field(
+        "",
+        description="how it sleeps between stays: well, with other answers afterwards, without "
+        "freeing its memory, with an error, without an end; empty: it cannot",
+    )
+    names_model: bool = Field(False, description="each answer names the model that was loaded")
 
 
 class SimulatedSettings(WorkerSettings):
     """The settings of the simulated engine."""
 
-    simulated_slots: Count = Field(64, ge=1, description="max_num_seqs")
-    simulated_latency_s: Seconds = Field(0.2, ge=0, description="mean latency")
+    simulated_slots: Count = Field(64, ge=1, description="requests at a time")
     simulated_tests: Json[SimulatedTests] = Field(
         SimulatedTests(),
         validate_default=False,
-        description="what tests of the queue need, as JSON; its fields are in "
+        description="options for tests of the queue, as JSON; its fields are in "
         "worker/engine/simulated/__init__.py",
     )
 
@@ -64,8 +76,23 @@ def check(settings: SimulatedSettings) -> Preflight:
     })  # fmt: skip
 
 
+def sleep(settings: SimulatedSettings, _: int) -> Sleep | str:
+    if not settings.simulated_tests.sleep:
+        return "the simulated engine is not asked to sleep"
+    return Sleep(settings, 2**30, ASLEEP_BYTES, "simulated memory")
+
+
+def together(settings: Sequence[SimulatedSettings]) -> tuple[bool, str]:
+    return True, f"{len(settings)} simulated engines take no memory"
+
+
 #: The module that defines the engine.
 _MODULE = "worker.engine.simulated.engine"
 ENGINE = EngineSpec(
-    SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_settings"
+    SimulatedSettings,
+    f"{_MODULE}:from_settings",
+    check,
+    attach=f"{_MODULE}:from_settings",
+    sleep=sleep,
+    together=together,
 )

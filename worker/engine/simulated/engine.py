@@ -10,6 +10,8 @@ can match the two. A request chooses its behavior with the field `user` of its b
 - `simulate:fail` fails this attempt, `simulate:fail=SECONDS` after this number of seconds;
 - `simulate:sleep=SECONDS` takes this number of seconds.
 
+A model with the path `simulate:fail` cannot be loaded.
+
 With a child process (StandIn), the engine dies and hangs in the same ways as vLLM's EngineCore. The
 start and end of each request can be written to a log file, so that tests need not trust warmq's own
 counters.
@@ -37,9 +39,12 @@ from contract.openai.body import CHAT_URL, LIMITS, MESSAGES_URL, RESPONSES_URL
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.shutdown import children_shielded
 from worker.engine.simulated import SimulatedSettings
+from worker.engine.simulated.device import DeviceShare
 
-#: Sigma of the lognormal latency, whose mean is WARMQ_SIMULATED_LATENCY_S.
+#: Sigma of the lognormal latency, whose mean is `latency_s`.
 SIGMA = 0.5
+#: The path of a model that cannot be loaded.
+FAILS = "simulate:fail"
 #: The text of a running request, as the list of its choices.
 FIRST_WORD = ("simulated ",)
 
@@ -66,9 +71,14 @@ class SimulatedEngine:
     step_s: float = 0.0
     log: Path | None = None
     build_s: float = 0.0
+    end_s: float = 0.0
     process: bool = False
     behavior: str = ""
+    sleep_as: str = ""
     front_ends: int = 1
+    model: str | None = None
+    #: The name that each answer has of the loaded model; '' for none.
+    named: str = ""
     running: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -80,10 +90,14 @@ class SimulatedEngine:
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
         self._wrote: Callable[[], None] = lambda: None
+        self._device = DeviceShare(self.sleep_as)
 
     def build(self) -> None:
+        self._process = StandIn() if self.process and self.model != FAILS else None
         time.sleep(self.build_s)
-        self._process = StandIn() if self.process else None
+        if self.model == FAILS:
+            raise RuntimeError("simulated failure to load the model")
+        self._device.load()
 
     async def start(self) -> Capacity:
         if self._process is not None:
@@ -100,6 +114,7 @@ class SimulatedEngine:
         async with self._free:
             if self._dead:
                 raise EngineDead("the simulated engine is dead", inside=False)
+            self._device.refuse_asleep()
             self.running += 1
             self._note("start", request_id)
             self._texts[request_id] = FIRST_WORD
@@ -110,7 +125,7 @@ class SimulatedEngine:
             finally:
                 self.running -= 1
                 del self._texts[request_id]
-        return _answer(request, request_id)
+        return _answer(request, request_id, f"{self.named} " if self.named else "")
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the first word of a running request; the digest comes with the answer."""
@@ -194,6 +209,20 @@ class SimulatedEngine:
     async def abort_client(self, _: dict[str, Any]) -> int:
         return 0  # the requests of a killed process ended with it
 
+    async def sleep(self) -> None:
+        await self._device.sleep()
+
+    async def wake_up(self) -> None:
+        if self._dead:
+            raise EngineDead("the simulated engine is dead", inside=False)
+        await self._device.wake_up()
+
+    def device_used(self) -> int:
+        return self._device.used()
+
+    async def answer_fixed_question(self) -> str:
+        return self._device.answer
+
     def dead(self) -> bool:
         return self._dead
 
@@ -208,6 +237,8 @@ class SimulatedEngine:
             self._die()
 
     def shutdown(self) -> None:
+        self._device.free()
+        time.sleep(self.end_s)
         if self._process is not None:
             self._process.shutdown()
 
@@ -218,8 +249,8 @@ def _settle(ends: Sequence[asyncio.Future[bool]]) -> None:
             over.set_result(False)
 
 
-def _answer(request: EngineRequest, request_id: str) -> Completion:
-    text = FIRST_WORD[0] + digest(request.body)
+def _answer(request: EngineRequest, request_id: str, loaded: str = "") -> Completion:
+    text = FIRST_WORD[0] + loaded + digest(request.body)
     model = request.body.get("model") or "simulated"
     if request.url == MESSAGES_URL:
         return Completion(orjson.dumps(_message(request_id, model, text)), 1, 1)
@@ -264,11 +295,15 @@ def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
 
 def from_settings(settings: SimulatedSettings, _: object = None) -> SimulatedEngine:
     """Return an engine that the caller has to build. An attached process gets its own engine."""
+    tests = dict(settings.simulated_tests)
+    named = tests.pop("names_model")
     return SimulatedEngine(
         settings.simulated_slots,
-        settings.simulated_latency_s,
         front_ends=settings.front_ends or 1,
-        **dict(settings.simulated_tests),
+        model=settings.model,
+        sleep_as=tests.pop("sleep"),
+        named=settings.served_model_name or "" if named else "",
+        **tests,
     )
 
 
@@ -300,7 +335,7 @@ class StandIn:
     def watch(self, died: Callable[[], None]) -> None:
         """Begin to make steps. Calls `died` once, when the process has ended."""
         self._loop = asyncio.get_running_loop()
-        self._died = died
+        self._died, self.stepped_at = died, time.monotonic()
         os.set_blocking(self._stdin.fileno(), False)
         self._loop.add_reader(self._stdout.fileno(), self._stepped)
         self._ask()

@@ -27,9 +27,10 @@ class TritonSettings(RemoteSettings):
     needs_model: ClassVar[bool] = True
 
     triton_url: Annotated[Text, AfterValidator(_addresses)] = Field(
-        "127.0.0.1:8001", description="triton: gRPC addresses, separated by commas; grpcs:// is TLS"
+        "127.0.0.1:8001",
+        description="gRPC addresses of Triton, separated by commas; grpcs:// is TLS",
     )
-    triton_model: Text = Field("vllm_model", description="triton: name of the model it serves")
+    triton_model: Text = Field("vllm_model", description="name of the model that Triton serves")
 
     @property
     def addresses(self) -> list[str]:

@@ -135,7 +135,8 @@ class Prompts:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
-        self._own = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        #: The arguments of the tokenizer's method, which a request must not give.
+        self._reserved = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
         self.defaults = _generation_defaults(Path(model))
 
     def prompt_of(self, request: EngineRequest) -> Prompt:
@@ -156,7 +157,7 @@ class Prompts:
 
     def _chat(self, body: dict[str, Any]) -> str:
         options = body.get("chat_template_kwargs") or {}
-        if taken := sorted(self._own & options.keys()):
+        if taken := sorted(self._reserved & options.keys()):
             raise _refuse(f"chat_template_kwargs.{taken[0]}", "leave it out")
         continues = bool(body.get("continue_final_message"))
         generate = body.get("add_generation_prompt")
@@ -177,7 +178,7 @@ class Prompts:
         return text
 
     def _for_server(self, text: str) -> Prompt:
-        """Return a text from which the server makes the same tokens as the chat template.
+        """Return a text from which the server makes the tokens of the chat template's text.
 
         The chat template has already added special tokens, and the server adds them to every text.
         """
@@ -214,10 +215,10 @@ def _generation_defaults(folder: Path) -> dict[str, Any]:
 
 
 def respond(
-    request: EngineRequest, request_id: str, model: str, text: str, ending: tuple[str, int, int]
+    request: EngineRequest, request_id: str, model: str, text: str, finish: tuple[str, int, int]
 ) -> bytes:
-    """Return the endpoint's JSON. `ending`: finish_reason, prompt tokens, completion tokens."""
-    reason, prompt_tokens, completion_tokens = ending
+    """Return the endpoint's JSON. `finish`: finish_reason, prompt tokens, completion tokens."""
+    reason, prompt_tokens, completion_tokens = finish
     chat = request.url == CHAT_URL
     content: Any = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     return orjson.dumps({

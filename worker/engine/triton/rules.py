@@ -25,7 +25,7 @@ from worker.machine.finding import Finding
 ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
 #: The parameter of config.pbtxt with which Triton checks that a model's vLLM is alive.
 HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
-#: Parameters of config.pbtxt, by the argument of model.json that they repeat for the workers.
+#: Parameter of config.pbtxt -> the argument of model.json that it repeats for the workers.
 CONFIG_PARAMETERS = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
 
 #: The remedy for old arguments of speculative decoding.
@@ -33,7 +33,7 @@ SPECULATION = 'Write "speculative_config": {"method": "ngram", "num_speculative_
 #: Engine arguments of old tutorials that vLLM no longer has, and the remedy for each.
 STALE = {
     "device": "Leave it out: vLLM finds the platform itself",
-    "compiled_model_dir": '"model" names the compiled folder',
+    "compiled_model_dir": 'Leave it out, and write the compiled folder as "model"',
     "disable_log_requests": 'Leave it out: "enable_log_requests" is off by default',
     "use_v2_block_manager": "Leave it out: there is one block manager",
     "num_lookahead_slots": "Leave it out: it follows from speculative_config",
@@ -98,7 +98,8 @@ def judge_model(folder: Path) -> Iterator[Finding]:
     if backend != "vllm":
         yield Finding(
             f"{folder.name}/{CONFIG_FILE}: the backend is {backend or 'none'}, not vllm",
-            'Write: backend: "vllm"; only that one has text_input and sampling_parameters',
+            'Write: backend: "vllm"; only this backend has the inputs text_input and '
+            "sampling_parameters",
         )
         return
     versions = [one for one in folder.iterdir() if one.is_dir() and one.name.isdecimal()]
@@ -128,7 +129,10 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
     """Yield a finding for each outdated, unknown or refused argument of a model.json."""
     model = arguments.get("model")
     if not isinstance(model, str) or not model:
-        yield Finding(f"{where} names no model", '"model": an absolute folder, or a hub name')
+        yield Finding(
+            f"{where} names no model",
+            'Write "model": the absolute path of a folder, or the name of a model on the hub',
+        )
         model = ""
     artefact = None
     try:
@@ -152,16 +156,16 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
                 f'Write "{near[0]}"' if near else "Leave it out",
             )
     if rbln and artefact is None:
-        yield from _judge_by_hand(arguments, where)
+        yield from _judge_old_values(arguments, where)
 
 
-def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
+def _judge_old_values(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
     """Check for values of old tutorials, if the compiled folder is not on this machine."""
     length = arguments.get("max_model_len")
     for name in ("max_num_batched_tokens", "block_size"):
         if name in arguments and arguments[name] == length:
             yield Finding(
-                f'{where}: "{name}" equals max_model_len, which vllm-rbln needed before 0.9.3',
+                f'{where}: "{name}" equals max_model_len, as vllm-rbln before 0.9.3 required',
                 "Leave it out: all limits are read from the compiled folder",
             )
 
@@ -186,7 +190,7 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
         ):
             yield Finding(
                 f"{where}: {parameter} is {parameters[parameter]}; model.json has {arguments[key]}",
-                f"Write {arguments[key]} in both: workers read the former, vLLM the latter",
+                f"Write {arguments[key]} in both: workers read {CONFIG_FILE}, vLLM {ARGS_FILE}",
             )
     if SLOTS not in parameters:
         yield Finding(

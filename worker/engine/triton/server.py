@@ -14,7 +14,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from worker.engine.remote.fleet import Health, Interrupted, Report, Server
+from worker.engine.remote.servers import Health, Interrupted, Report, Server
 from worker.engine.triton.request import Answer, ServerDown, ServerRefused
 
 #: Seconds in which a server has to answer a request for its health or configuration.

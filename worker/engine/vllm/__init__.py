@@ -4,10 +4,12 @@ import os
 from typing import TYPE_CHECKING
 
 from contract.settings import SettingsError
+from worker.engine import engine_log
 from worker.engine.rbln.rules import prepare
 from worker.engine.spec import EngineSpec, Preflight
 from worker.engine.vllm import preflight
 from worker.engine.vllm.options import default_front_ends, judge_options
+from worker.engine.vllm.sleeping import plan, together
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
 from worker.machine.packages import installed
@@ -29,14 +31,16 @@ def make(settings: VllmSettings) -> "VllmEngine":
     """
     refuse_fatal(preflight.judge_installed(installed()))
     refuse_fatal(preflight.judge_folder(settings, ask_hub=True))
-    if settings.log_format == "json":
+    if settings.engine_log not in (None, engine_log.IN_WORKERS_LOG):
+        engine_log.use(settings.engine_log)
+    elif settings.log_format == "json":
         # vLLM's log lines then go to the worker's handlers.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     settings = prepare(settings)  # before vLLM's import, which reads the environment
     packages = installed()
     refuse_fatal(preflight.judge_device(packages))
     refuse_fatal(preflight.judge_release(packages))
-    refuse_fatal(judge_options(settings.engine_args, settings.model, packages))
+    refuse_fatal(judge_options(settings.engine_args, settings.model, packages, settings.adapters))
     preflight.choose_sampler(packages)
     try:
         from worker.engine.vllm.engine import VllmEngine
@@ -72,4 +76,6 @@ ENGINE = EngineSpec(
     rehearse,
     "worker.engine.vllm.attached:attach",
     default_front_ends,
+    sleep=plan,
+    together=together,
 )

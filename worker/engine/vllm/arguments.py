@@ -14,6 +14,9 @@ from worker.engine.vllm.names import FlexibleArgumentParser, current_platform, m
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 from worker.machine.packages import installed
 
+#: vLLM's option for the names of the model.
+SERVED = "served-model-name"
+
 
 class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> None:
@@ -35,7 +38,9 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
     if statistics_every_s() is None:
         words.insert(0, "--disable-log-stats")
     if settings.served_model_name:
-        words += ["--served-model-name", settings.served_model_name]
+        words += [f"--{SERVED}", settings.served_model_name]
+    elif settings.model_name != settings.model and SERVED not in settings.engine_args.options:
+        words += [f"--{SERVED}", str(settings.model_name), str(settings.model)]
     parser = make_arg_parser(_Parser(add_help=False))
     default = parser.get_default("gpu_memory_utilization")
     parser.set_defaults(gpu_memory_utilization=None)  # stays None unless the user sets it

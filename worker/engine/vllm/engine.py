@@ -9,7 +9,9 @@ import asyncio
 import gc
 import logging
 import multiprocessing
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,10 +20,11 @@ from starlette.datastructures import State
 from contract.errors import EngineDead, RequestFailed, RequestRejected, WarmqError
 from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
-from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine import Capacity, Completion, EngineRequest, engine_log
 from worker.engine.rbln.model import read_artefact
 from worker.engine.shutdown import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import errors, limits, names, serving, stats
+from worker.engine.vllm.adapters import Adapters
 from worker.engine.vllm.arguments import parse_engine_args, refusals
 from worker.engine.vllm.clients import EngineClients
 from worker.engine.vllm.fastpath import fast_path
@@ -29,9 +32,12 @@ from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.memory import explain
-from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, RootCause, quieten
+from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, Warnings, quieten
+from worker.engine.vllm.queue_limits import FullQueue, queue_full
+from worker.engine.vllm.sleeping import QUESTIONS, answer_of
 from worker.engine.vllm.turns import SequenceSlots
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
+from worker.machine.gpu_memory import gpu_memory
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +49,10 @@ class VllmEngine:
         self._settings = settings
         self._args = parse_engine_args(settings)
         self._progress = stats.Progress()
-        self._killed = False
-        self._cause = RootCause()
+        self._killed = self._guarded = False
+        #: Child processes of this process that are not of this engine.
+        self._before: set[Any] = set()
+        self._warnings = Warnings(relay=engine_log.in_file())
         self._engine: names.AsyncLLMEngine | None = None
         self._names: set[str] = set()
         self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
@@ -52,7 +60,9 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._texts = serving.RunningTexts()
         self._fast: FastPath | None = None
+        self._adapters: Adapters | None = None
         self._slots = SequenceSlots(self._progress)
+        self._queue = FullQueue()
         self._grammars = Grammars()
         self._context = 0
         self._folders = errors.Folders([])
@@ -69,6 +79,7 @@ class VllmEngine:
 
     def build(self) -> None:
         ORDERLY_END.ending = False
+        self._before = set(multiprocessing.active_children())
         try:
             with refusals(), children_shielded():
                 self._engine = self._connect()
@@ -76,10 +87,11 @@ class VllmEngine:
             raise
         except Exception as error:
             raise self._died(error) from error
+        quieten()
         stats.keep_no_statistics(self._engine, self._args)
         if self._settings.traces is not None:
             stats.trace_requests(self._engine)
-        self._cause.processes = multiprocessing.active_children()
+        self._warnings.processes = self._processes()
         # The objects made so far live as long as the engine. Collecting garbage among them would
         # stop the drain's loop for 0.37 s at a time (docs/explanation/performance.md). After
         # gc.unfreeze() a rebuild also frees the objects of the dead engine.
@@ -110,6 +122,7 @@ class VllmEngine:
         if not settings.media_private_networks:
             refused = partial(names.VLLMValidationError, parameter="image_url")
             guard(names.global_http_connection, refused)
+            self._guarded = True
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         limits.guard_log_probabilities(getattr(engine, "renderer", None))
@@ -123,8 +136,12 @@ class VllmEngine:
         self._folders = errors.Folders([
             (str(self._args.model), models.base_model_paths[0].name),
             *((folder, name) for name, folder in settings.engine_args.adapters.items()),
+            *([(folder, "WARMQ_ADAPTERS")] if (folder := settings.adapters) else []),
         ])  # fmt: skip
-        self._fixed_name |= bool(models.lora_requests)  # with adapters, `model` chooses one
+        if folder:
+            self._adapters = Adapters.of(folder, engine, models, self.dead)
+        # with adapters, `model` chooses one
+        self._fixed_name |= bool(models.lora_requests or folder)
         if (every_s := statistics_every_s()) is not None:
             self._stats = asyncio.create_task(stats.log_stats(engine, every_s))
         return self._capacity(engine.vllm_config, sorted(models.lora_requests))
@@ -139,6 +156,7 @@ class VllmEngine:
             max_model_len=self._context,
             model=model,
             adapters=tuple(adapters),
+            on_demand=None if self._adapters is None else self._adapters.listed,
             details={
                 "engine": "vllm",
                 "device": _device_of(config),
@@ -165,7 +183,10 @@ class VllmEngine:
             TENANT.set(request.tenant)  # TENANT and TRACE are set in the request's task
             if request.trace is not None:
                 stats.TRACE.set(request.trace)
-            return await self._answer(request, request_id)
+            if self._adapters is None:
+                return await self._answer(request, request_id)
+            async with self._adapters.using(request.body.get("model")):
+                return await self._answer(request, request_id)
         except Exception as error:
             ours = self._as_ours(error, request)
             self._folders.hide(ours)
@@ -211,11 +232,16 @@ class VllmEngine:
         limits.note_log_probabilities(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
-        response = await served.call(served.read(body))
-        if (task := asyncio.current_task()) is not None and task.cancelling():
-            # vLLM's class for completions answers a cancellation with an error response.
-            raise asyncio.CancelledError
-        return self._completion_of(request.url, response, model)
+        while True:
+            response = None
+            with suppress(*names.QUEUE_FULL):
+                response = await served.call(served.read(dict(body)))
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # vLLM's class for completions answers a cancellation with an error response.
+                raise asyncio.CancelledError
+            if response is not None and not queue_full(response):
+                return self._completion_of(request.url, response, model)
+            await self._queue.wait(self._engine, request.body)
 
     def _body_of(self, request: EngineRequest, request_id: str) -> dict[str, Any]:
         """Return the body that vLLM's request class gets."""
@@ -272,8 +298,32 @@ class VllmEngine:
         return RequestRejected(message, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
-        text = f"{error}\n{self._cause.read()}".strip()  # vLLM may log the cause elsewhere
+        text = f"{error}\n{self._warnings.read()}".strip()  # vLLM may log the cause elsewhere
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
+
+    # -- sleep, between two stays of the model -------------------------------------------
+
+    async def sleep(self) -> None:
+        if self._engine is None or self.dead():
+            raise EngineDead("the engine is dead", inside=False)
+        await self._engine.sleep(level=1)
+
+    async def wake_up(self) -> None:
+        if self._engine is None or self.dead():
+            raise EngineDead("the engine is dead", inside=False)
+        await self._engine.wake_up()
+        self._progress.at = time.monotonic()
+
+    def device_used(self) -> int | None:
+        found = gpu_memory()
+        return None if found is None else found.total - found.free
+
+    async def answer_fixed_question(self) -> str:
+        url = next((each for each in QUESTIONS if each in self._serving), None)
+        if url is None:
+            raise RequestFailed(f"no fixed question is known for {', '.join(self._serving)}")
+        request = EngineRequest(url, dict(QUESTIONS[url]))
+        return answer_of((await self.generate(request, "fixed-question")).body)
 
     def cached_prompt_tokens(self) -> int:
         return self._progress.cached_tokens
@@ -289,18 +339,26 @@ class VllmEngine:
         self._killed = True
         self._grammars.end()
         quieten()  # also for a build that is interrupted
-        end_children(self.grace_s)
+        end_children(self._warnings.processes or self._processes(), self.grace_s)
+
+    def _processes(self) -> list[Any]:
+        """Return the child processes that have started since the build began."""
+        return [p for p in multiprocessing.active_children() if p not in self._before]
 
     def shutdown(self) -> None:
         engine, self._engine = self._engine, None
         self._serving, self._fast = {}, None
+        if self._adapters is not None:
+            self._adapters.close()
         self._grammars.end()
         ORDERLY_END.ending = True
         quieten()  # since 0.31 vLLM makes new log handlers for each engine
-        unguard(names.global_http_connection)
+        if self._guarded:
+            self._guarded = False
+            unguard(names.global_http_connection)
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM, then SIGKILL after the grace period
-        self._cause.remove()
+        self._warnings.remove()
 
 
 def _device_of(config: Any) -> str:

@@ -2,15 +2,15 @@
 
 A constraint is a JSON schema, regex, choice or grammar that an answer has to follow. The client
 determines how long its compilation takes: for a JSON schema of 60 bytes it can be minutes. vLLM
-validates constraints on the event loop and compiles them in one thread of EngineCore, which nothing
-can stop: xgrammar 0.2.8 releases the GIL while it computes, outlines holds it (2 s for 3,000
-properties). So each constraint is first compiled in a separate process (grammar_process.py), with a
-limit of processor time. If that succeeds, the engine gets the constraint with the result of vLLM's
-validation, which is not repeated on the loop.
+validates constraints on the event loop, and compiles them in a thread of EngineCore that nothing
+can stop. outlines even holds the GIL while it computes, so that the whole EngineCore stops (2 s for
+3,000 properties); xgrammar 0.2.8 releases it. So each constraint is first compiled in a separate
+process (grammar_process.py), with a limit of processor time. If that succeeds, the engine gets the
+constraint with the result of vLLM's validation, which is not repeated on the loop.
 
-The process compiles one constraint at a time, and tenants take turns. Requests without one, and
-those for any JSON object, do not use it. It starts when the first other constraint comes, which
-takes some seconds, and uses about 400 MB.
+The process compiles one constraint at a time, and tenants take turns. Requests without a
+constraint, and those for any JSON object, do not use the process. It starts with the first other
+constraint, which takes some seconds, and uses about 400 MB.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from worker.engine.vllm.names import VLLMValidationError
 
 log = logging.getLogger(__name__)
 
-#: Most results that are kept. A file has one constraint, or one for each of its tools.
+#: Most results that are kept. Usually a file has one constraint, or one for each of its tools.
 KNOWN = 1024
 #: The Python code that the process runs.
 MAIN = "from worker.engine.vllm.grammar_process import main; main()"
@@ -59,7 +59,7 @@ class Grammars:
         self._config: Any = None
         self._known: OrderedDict[bytes, Outcome] = OrderedDict()
         self._asking: dict[tuple[str, bytes], asyncio.Task[Outcome]] = {}
-        self._turns = Turns()
+        self._turns = FairLock()
         self._process: asyncio.subprocess.Process | None = None
 
     def guard(self, engine: Any) -> None:
@@ -81,7 +81,7 @@ class Grammars:
             VLLMValidationError: the constraint cannot be compiled, or takes too long.
             RequestFailed: the process did not answer; the request may be retried.
         """
-        if constraint.json_object and constraint.json is None:  # all share one grammar
+        if constraint.json_object and constraint.json is None:  # vLLM compiles it once for all
             return
         key = hashlib.sha256(pickle.dumps(constraint)).digest()
         outcome = self._known.get(key)
@@ -92,7 +92,7 @@ class Grammars:
             vars(constraint).update(outcome[1])
             params._validate_structured_outputs = _validated
         elif outcome[0] == "stalled":
-            raise RequestFailed(f"a grammar was not compiled within {WALL_S:g} s by the clock")
+            raise RequestFailed(f"a constraint was not compiled within {WALL_S:g} s")
         else:
             message = _SLOW if outcome[0] == "slow" else outcome[1]
             raise VLLMValidationError(message, parameter=None)
@@ -130,7 +130,7 @@ class Grammars:
                 self.end()
                 kind = type(error).__name__
                 raise RequestFailed(
-                    f"the process that compiles grammars does not answer ({kind})"
+                    f"the process that compiles constraints does not answer ({kind})"
                 ) from None
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -143,7 +143,7 @@ class Grammars:
         )  # fmt: skip
         await _exchange(process, bytes(ForkingPickler.dumps(self._config)), START_S)
         extra = {"action": "grammars_started"}
-        log.info("a process compiles the grammars of requests: pid %s", process.pid, extra=extra)
+        log.info("a process compiles the constraints of requests: pid %s", process.pid, extra=extra)
         return process
 
     def end(self) -> None:
@@ -170,7 +170,7 @@ def _validated(*_: Any) -> None:
     """Replaces vLLM's validation of a constraint that the other process has validated."""
 
 
-class Turns:
+class FairLock:
     """A lock for the tasks of one event loop, for which tenants take turns."""
 
     def __init__(self) -> None:
@@ -201,10 +201,10 @@ class Turns:
 
     def _pass_on(self) -> None:
         while self._waiting:
-            tenant, line = self._waiting.popitem(last=False)
-            turn = line.popleft()
-            if line:
-                self._waiting[tenant] = line  # the tenant becomes the last one
+            tenant, queue = self._waiting.popitem(last=False)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue  # the tenant becomes the last one
             if not turn.done():
                 turn.set_result(None)
                 return

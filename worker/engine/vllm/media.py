@@ -13,7 +13,8 @@ import aiohttp
 
 from contract.public_address import is_public
 
-#: Most megabytes of one file. vLLM's default is 256, with hundreds of requests in flight.
+#: Most megabytes of one file. vLLM's default is 256; hundreds of requests in flight could each
+#: hold such a file in memory.
 MAX_DOWNLOAD_MB = 64
 #: Most pixels of one image: 4096 x 3072, as in a phone's photo; models read far fewer. A huge image
 #: in one colour is only some kilobytes of PNG. vLLM's default is PIL's, 179 million.
@@ -28,20 +29,32 @@ class _NoBlockingFetch:
 
     def __init__(self, refused: Callable[[str], Exception]) -> None:
         self._refused = refused
+        #: The number of engines of this process whose requests use the connection.
+        self.engines = 1
 
     def get(self, *_: Any, **__: Any) -> Any:
         raise self._refused("media URLs are not fetched for this endpoint; send a data URL")
 
 
 def guard(connection: Any, refused: Callable[[str], Exception]) -> None:
-    """Restrict one of vLLM's connections to public addresses. Must be called on the loop."""
+    """Restrict one of vLLM's connections to public addresses. Must be called on the loop.
+
+    Each engine of this process calls it once; `unguard` ends it after as many calls.
+    """
+    if isinstance(connection._sync_client, _NoBlockingFetch):
+        connection._sync_client.engines += 1
+        return
     connection._async_client = guarded_session(refused)
     connection._sync_client = _NoBlockingFetch(refused)
 
 
 def unguard(connection: Any) -> None:
     """Drop the session of a restricted connection. Can be called in any thread."""
-    if isinstance(connection._sync_client, _NoBlockingFetch):
+    client = connection._sync_client
+    if not isinstance(client, _NoBlockingFetch):
+        return
+    client.engines -= 1
+    if not client.engines:
         connection._async_client.detach()
         connection._async_client = connection._sync_client = None
 

@@ -35,6 +35,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import core_client
@@ -77,15 +78,22 @@ except ImportError:  # 0.26 has no common class; all its other errors are ValueE
     from vllm.exceptions import VLLMNotFoundError as VLLMClientError
 
 try:
+    from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
+except ImportError:  # 0.26 queues without limit
+    QUEUE_FULL: tuple[type[Exception], ...] = ()
+else:
+    QUEUE_FULL = (QueueOverflowError, MaxQueuedTokensError)
+
+try:
     from vllm.v1.metrics.stats import IterationStats
 except ImportError:
     IterationStats = None
 
 __all__ = [
-    "AnthropicCountTokensRequest", "AnthropicMessagesRequest", "AsyncEngineArgs",
+    "QUEUE_FULL", "AnthropicCountTokensRequest", "AnthropicMessagesRequest", "AsyncEngineArgs",
     "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest",
-    "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "IterationStats", "RerankRequest",
-    "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest", "VLLMClientError",
-    "VLLMValidationError", "core_client", "current_platform", "engine_logprobs",
+    "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "IterationStats", "LoRARequest",
+    "RerankRequest", "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest",
+    "VLLMClientError", "VLLMValidationError", "core_client", "current_platform", "engine_logprobs",
     "global_http_connection", "init_app_state", "make_arg_parser",
 ]  # fmt: skip

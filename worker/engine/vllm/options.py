@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.engine.vllm.adapter_folder import judge_adapter
 from worker.engine.vllm.memory import judge_cache, judge_memory, number, read_config
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
@@ -43,15 +44,15 @@ SPECULATION = {
 NGRAM = "[ngram]"
 #: vLLM's default of --max-lora-rank.
 MAX_RANK = 16
-#: Values that --max-lora-rank allows.
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Backends that may start processes on other machines.
 REMOTE = ("ray", "external_launcher")
 #: Cores that one front end and its engine processes need.
 CORES_EACH = 4
 
 
-def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> Iterator[Finding]:
+def judge_options(
+    args: EngineArgs, model: str | None, packages: Packages, adapters: str | None = None
+) -> Iterator[Finding]:
     """Check WARMQ_ENGINE_ARGS without loading a model or library."""
     options = args.options
     for name, remedy in REMOVED.items():
@@ -65,7 +66,7 @@ def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> It
     yield from _judge_parallel(options, packages.on_cpu)
     yield from judge_cache(options, model, packages.on_cpu)
     yield from judge_memory(options, model, packages)
-    yield from _judge_adapters(args)
+    yield from _judge_adapters(args, adapters, packages.on_cpu)
 
 
 def is_back(name: str, packages: Packages) -> bool:
@@ -130,38 +131,33 @@ def _draft_of(speculative_config: str) -> str | None:
     return draft if isinstance(draft, str) else None
 
 
-def _judge_adapters(args: EngineArgs) -> Iterator[Finding]:
+def _judge_adapters(args: EngineArgs, folder: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Check adapters before the start: vLLM loads them only after the model."""
-    if args.adapters and "enable-lora" not in args.options:
+    wanted = len(args.adapters) + bool(folder)
+    at_once = number(args.options, "max-loras")
+    if wanted and "enable-lora" not in args.options:
+        name = "--lora-modules" if args.adapters else "WARMQ_ADAPTERS"
+        yield Finding(f"WARMQ_ENGINE_ARGS: {name} without --enable-lora", "Add --enable-lora")
+    elif wanted and on_cpu and at_once <= wanted:
         yield Finding(
-            "WARMQ_ENGINE_ARGS: --lora-modules without --enable-lora", "Add --enable-lora"
+            "WARMQ_ENGINE_ARGS: on the CPU vLLM gives lines without an adapter the one in the last "
+            f"of its --max-loras places, so that this place has to stay empty; there are {at_once}",
+            f"Write --max-loras {wanted + 1}",
         )
+    elif folder and max(at_once, number(args.options, "max-cpu-loras")) < wanted:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: --lora-modules has as many adapters as may be loaded, so that none "
+            "of WARMQ_ADAPTERS could be",
+            f"Write --max-cpu-loras {wanted}, or move them all to WARMQ_ADAPTERS",
+        )
+    if folder and not Path(folder).is_dir():
+        yield Finding(f"WARMQ_ADAPTERS: {folder} is no folder", "Name a folder of adapters")
     most = number(args.options, "max-lora-rank", MAX_RANK)
     for name, path in args.adapters.items():
-        yield from _judge_adapter(name, path, most)
-
-
-def _judge_adapter(name: str, path: str, most: int) -> Iterator[Finding]:
-    file = Path(path) / "adapter_config.json"
-    if not file.is_file():
-        if path.startswith(("/", ".", "~")):
-            yield Finding(
-                f"WARMQ_ENGINE_ARGS: the adapter {name} has no {file}",
-                "Name the folder that PEFT's save_pretrained() wrote",
-            )
-        return
-    try:
-        rank = json.loads(file.read_text("utf-8")).get("r")
-    except (OSError, ValueError, AttributeError) as error:
-        yield Finding(
-            f"WARMQ_ENGINE_ARGS: {file} cannot be read: {error}", "Save the adapter again"
-        )
-        return
-    if isinstance(rank, int) and rank > most:
-        yield Finding(
-            f"WARMQ_ENGINE_ARGS: the adapter {name} has rank {rank}, and --max-lora-rank is {most}",
-            f"Write --max-lora-rank {next((r for r in RANKS if r >= rank), rank)}",
-        )
+        local = Path(path).is_dir() or path.startswith(("/", ".", "~"))  # else a name on the hub
+        if local and (found := judge_adapter(Path(path), most)):
+            problem = f"WARMQ_ENGINE_ARGS: the adapter {name}: {found.problem}"
+            yield Finding(problem, found.remedy)
 
 
 # -- devices -------------------------------------------------------------------------
@@ -240,5 +236,7 @@ def default_front_ends(settings: VllmSettings) -> int:
     requests as one GPU answers. Each front end uses a core, and the engine's processes need cores,
     too.
     """
+    if settings.adapters:
+        return 1  # which adapters are loaded is counted in one process
     replicas = _local_replicas(settings.engine_args.options, "data-parallel-backend")
     return max(1, min(replicas, len(os.sched_getaffinity(0)) // CORES_EACH))

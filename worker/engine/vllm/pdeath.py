@@ -13,7 +13,7 @@ unusable, so it gets SIGTERM, and SIGKILL only after a long time (worker/engine/
 import multiprocessing
 
 from worker.engine.parent_death import end_engine_with_parent
-from worker.engine.vllm.processes import add_abort_call, copy_errors, quieten
+from worker.engine.vllm.processes import add_abort_call, copy_warnings, quieten
 
 
 def register() -> None:
@@ -22,6 +22,6 @@ def register() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
-    copy_errors()
+    copy_warnings()
     add_abort_call()
     end_engine_with_parent(parent.pid)

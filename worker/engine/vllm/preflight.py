@@ -44,23 +44,24 @@ def check(settings: VllmSettings) -> Preflight:
     try:
         artefact = read_artefact(settings.model)
         missing = [*judge_folder(settings)]
-        seen.found += missing or _judge_compiled(str(settings.model), artefact, packages)
+        seen.findings += missing or _judge_compiled(str(settings.model), artefact, packages)
     except SettingsError as error:
         artefact = None
-        seen.found.append(Finding(str(error), "Recompile the model, or copy it again"))
+        seen.findings.append(Finding(str(error), "Recompile the model, or copy it again"))
     seen.rows |= {
         "platform": _platform(packages, artefact),
         "model": str(artefact or settings.model),
         "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
     }
-    seen.found += judge_installed(packages)
-    seen.found += judge_device(packages)
-    seen.found += judge_release(packages)
-    seen.found += findings(settings, artefact, packages)
+    seen.findings += judge_installed(packages)
+    seen.findings += judge_device(packages)
+    seen.findings += judge_release(packages)
+    seen.findings += findings(settings, artefact, packages)
     if artefact is not None:
         check_cards(settings.rbln_devices, artefact, packages, seen)
     else:
-        seen.found += judge_options(settings.engine_args, settings.model, packages)
+        given = (settings.engine_args, settings.model, packages, settings.adapters)
+        seen.findings += judge_options(*given)
         options = settings.engine_args.options
         slots = options.get("max-num-seqs", "vLLM decides how many")
         length = options.get("max-model-len", "the model’s")
@@ -117,7 +118,7 @@ def _check_memory(settings: VllmSettings, seen: Preflight) -> None:
     size = folder_size(folder) if folder.is_dir() else 0
     seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
-        seen.found.append(
+        seen.findings.append(
             warning(
                 f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
                 "They pass through the machine's memory: free some, or use a larger machine",

@@ -1,71 +1,126 @@
-"""Adds to vLLM's processes: a copy of their errors, a log filter, and a call to EngineCore.
+"""Adds to vLLM's processes: a copy of their warnings, a log filter, and a call to EngineCore.
 
 pdeath.py sets them up in each process. This module imports nothing of vLLM.
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-# -- why a process failed ------------------------------------------------------------
+import orjson
+
+from worker.engine import engine_log
+
+log = logging.getLogger(__name__)
+
+# -- warnings, and why a process failed ----------------------------------------------
 # vLLM's error in the worker is only "see root cause above": the failed process logs the cause, and
-# its log may be elsewhere. So each engine process also writes its errors to a file for the worker.
+# its log is elsewhere. So each engine process also writes its warnings and errors to a file for the
+# worker, one JSON list on each line, which the worker logs.
 
 #: The variable that gives engine processes the file's path; users do not set it.
 VARIABLE = "WARMQ_ENGINE_ERRORS"
 #: Most bytes of these errors that the worker's log repeats.
 SHOWN_BYTES = 16_384
+#: Seconds between two looks for new warnings.
+RELAY_S = 0.5
 
 
 class _Copy(logging.Handler):
-    """Appends each error to the file in one write, because several processes write to it."""
+    """Appends each warning to the file in one write, because several processes write to it."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.WARNING)
         self._path = path
         self.setFormatter(logging.Formatter("%(processName)s[%(process)d] %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-            os.write(file, (self.format(record) + "\n").encode())
-            os.close(file)
+            line = orjson.dumps(
+                [record.levelno, self.format(record).encode(errors="replace").decode()]
+            )
+            # Without O_CREAT: a removed file stays removed.
+            with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND), "ab", 0) as file:
+                file.write(line + b"\n")
         except OSError:
             self.handleError(record)
 
 
-def copy_errors() -> None:
-    """Start to copy this engine process's errors to the worker's file."""
+def copy_warnings() -> None:
+    """Start to copy this engine process's warnings and errors to the worker's file."""
     if path := os.environ.get(VARIABLE):
         logging.getLogger("vllm").addHandler(_Copy(path))
 
 
-class RootCause:
-    """The worker's access to the file with the errors of one engine's processes."""
+class Warnings:
+    """The worker's access to the file with the warnings and errors of one engine's processes.
 
-    def __init__(self) -> None:
+    With `relay` they are logged here, in a thread, because they are not on the worker's stderr.
+    """
+
+    def __init__(self, *, relay: bool) -> None:
         handle, name = tempfile.mkstemp(prefix="warmq-engine-", suffix=".errors")
         os.close(handle)
         self._path = Path(name)
         self.processes: list[BaseProcess] = []
         os.environ[VARIABLE] = name
+        self._logged = 0
+        self._removed = threading.Event()
+        self._thread = threading.Thread(target=self._relay, name="vllm-warnings", daemon=True)
+        if relay:
+            self._thread.start()
+
+    def _relay(self) -> None:
+        while not self._removed.wait(RELAY_S):
+            self._log_new()
+        self._log_new()
+
+    def _log_new(self) -> None:
+        found = self._bytes(self._logged)
+        whole = found[: found.rfind(b"\n") + 1]
+        self._logged += len(whole)
+        for level, text in _records(whole):
+            log.log(level, "%s", text, extra={"action": "engine_log"})
+
+    def _bytes(self, start: int = 0) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(start)
+                return file.read()
+        except OSError:  # somebody has removed it
+            return b""
 
     def read(self) -> str:
         """Return how processes ended, then their errors (the cause first); '' if unknown."""
-        text = ""
-        if self._path.exists():
-            text = self._path.read_bytes()[:SHOWN_BYTES].decode(errors="replace").strip()
+        errors = (text for level, text in _records(self._bytes()) if level >= logging.ERROR)
+        text = "\n".join(errors)[:SHOWN_BYTES]
         ended = [_ending(p.name, p.exitcode) for p in self.processes if p.exitcode]
         return "\n".join([*ended, text]).strip()
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Log what is new, and remove the file."""
+        self._removed.set()
+        if self._thread.is_alive():
+            self._thread.join()
         self._path.unlink(missing_ok=True)
+
+
+def _records(lines: bytes) -> Iterator[tuple[int, str]]:
+    """Yield level and text of each line, without those that a full disk has cut."""
+    for line in lines.splitlines():
+        try:
+            level, text = orjson.loads(line)
+        except (ValueError, TypeError):
+            continue
+        yield level, text
 
 
 def _ending(name: str, code: int) -> str:
@@ -102,9 +157,20 @@ class _OrderlyEnd(logging.Filter):
 ORDERLY_END = _OrderlyEnd()
 
 
+class _Forward(logging.Handler):
+    """Passes vLLM's warnings and errors in the worker's process to the worker's log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.root.handle(record)
+
+
 def quieten() -> None:
-    """Add the filter to vLLM's log handlers in this process."""
-    for handler in logging.getLogger("vllm").handlers:
+    """Add the filter to vLLM's log handlers here, and in the worker forward its warnings."""
+    logger = logging.getLogger("vllm")
+    forwards = any(isinstance(one, _Forward) for one in logger.handlers)
+    if engine_log.in_file() and multiprocessing.parent_process() is None and not forwards:
+        logger.addHandler(_Forward(logging.WARNING))
+    for handler in logger.handlers:
         handler.addFilter(ORDERLY_END)
 
 

@@ -98,13 +98,29 @@ def test_a_retried_dead_letter_of_a_finished_batch_keeps_the_batch_alive(
     redis_client: redis.Redis, redis_url: str, store: BatchStore, worker: Lessee
 ) -> None:
     submit_batch(store, 1)
+    redis_client.zadd(keys.batch_key("b1", "columns"), {"kept": 1})
     poisoned(worker)
     asyncio.run(retire(redis_url))
     assert redis_client.pttl(keys.batch_key("b1")) > 0
     store.retry_dead([letter["id"] for letter in store.dead_letters()])
-    parts = ["", "index", "finished", "failed"]
+    parts = ["", "index", "finished", "failed", "columns"]
     ttls = [redis_client.pttl(keys.batch_key("b1", part)) for part in parts]
     assert all(ttl < 0 for ttl in ttls), ttls
+
+
+@pytest.mark.parametrize("left_by", ["delete", "retire"])
+def test_kept_columns_that_0_2_0_leaves_behind_are_none_of_a_later_batch(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee, left_by: str
+) -> None:
+    # Given a batch that 0.2.0 deleted, or gave its expiry: it does not know the kept columns.
+    columns = keys.batch_key("b1", "columns")
+    redis_client.zadd(columns, {"7\nold": 7})
+    if left_by == "retire":
+        redis_client.zadd(keys.BATCHES, {"b1": 1})
+        worker.sweep()
+        assert not redis_client.exists(columns)
+    submit_batch(store, 1)
+    assert list(store.columns("b1", 1)) == []
 
 
 # -- life of results -------------------------------------------------------------------------
@@ -123,13 +139,16 @@ def test_results_of_an_unfinished_batch_never_expire_and_get_their_ttl_at_its_en
     redis_client: redis.Redis, redis_url: str, store: BatchStore, worker: Lessee
 ) -> None:
     submitted = submit_batch(store, 3)
+    redis_client.zadd(keys.batch_key("b1", "columns"), {"kept": 3})
     worker.done(*worker.pop(2))
     assert asyncio.run(retire(redis_url)) == 0
     assert redis_client.pttl(keys.result_key(submitted.ids[0])) == -1
     worker.done(*worker.pop())
     assert redis_client.pttl(keys.result_key(submitted.ids[0])) == -1
     assert asyncio.run(retire(redis_url)) == 3
-    parts = [redis_client.pttl(keys.batch_key("b1", p)) for p in ("", "index", "finished")]
+    parts = [
+        redis_client.pttl(keys.batch_key("b1", p)) for p in ("", "index", "finished", "columns")
+    ]
     results = [redis_client.pttl(keys.result_key(rid)) for rid in submitted.ids]
     # Results first: a batch that is still listed must lead to what is left of it.
     assert all(0 < ttl <= 60_000 for ttl in results + parts)
@@ -173,7 +192,7 @@ def test_a_request_whose_kept_message_is_gone_stays_as_it_ended(
     worker.done(*worker.pop(), outcome="failed", keep=True)
     redis_client.delete(kept_key("b1", submitted.ids[1]))
     assert store.retry(submitted.batch, ["failed"]) == 2
-    assert store.retryable(submitted.batch, ["failed"]) == 1
+    assert store.retryable(submitted.batch) == {"failed": 1}
     assert stored(redis_client, submitted.ids[1])
     assert counts(now(store)) == {"failed": 1}
     worker.done(*worker.pop())

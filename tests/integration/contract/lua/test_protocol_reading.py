@@ -17,7 +17,8 @@ from contract.openai.body import CHAT_URL
 #: Returns what POP reads of a message, or why it cannot.
 READ = (
     "\n".join(
-        (files("contract") / "lua" / f"{name}.lua").read_text() for name in ("common", "message")
+        (files("contract") / "lua" / f"{name}.lua").read_text()
+        for name in ("failures", "common", "message")
     )
     + """
 local r, reason = read_message(ARGV[1])

@@ -111,11 +111,11 @@ def test_a_worker_without_room_for_many_leaves_them_to_others_and_takes_single_o
     for number in range(5):
         ask(worker, f"large-{number}", "greedy", 128)
     ask(worker, "small", "polite")
-    assert sorted(names(worker.pop(many=1))) == ["large-0", "small"]
-    assert worker.pop(many=0) == []
+    assert sorted(names(worker.pop(most_multi=1))) == ["large-0", "small"]
+    assert worker.pop(most_multi=0) == []
     assert worker.head[3] == 0
     ask(worker, "small-2", "polite")
-    assert names(worker.pop(many=0)) == ["small-2"]
+    assert names(worker.pop(most_multi=0)) == ["small-2"]
     other = Lessee(redis_client, "w2")
     assert names(other.pop()) == [f"large-{number}" for number in range(1, 5)]
 

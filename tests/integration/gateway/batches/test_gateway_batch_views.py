@@ -233,3 +233,19 @@ def test_a_batch_of_the_first_release_is_refused_in_words(
         views.get("default", "b1")
     told = api_error(caught.value)
     assert (told.status, told.code) == (409, "protocol_mismatch")
+
+
+def test_without_keys_the_batches_of_all_tenants_are_one_list(
+    store: BatchStore, views: BatchViews
+) -> None:
+    put(store, "batch_0", 1)
+    submit_batch(store, batch_id="s1", tenant="x")
+    assert listed(views) == ["batch_0"]
+    assert listed(views, "") == ["s1", "batch_0"]
+    assert views.get("", "s1") is not None
+    assert views.get("default", "s1") is None
+    submit_batch(store, batch_id="s2", tenant="y")
+    assert sorted(listed(views, "")) == ["batch_0", "s1", "s2"]
+    # Keys were made: each tenant's list is its own again.
+    assert listed(views) == ["batch_0"]
+    assert (listed(views, "x"), listed(views, "y")) == (["s1"], ["s2"])

@@ -77,3 +77,8 @@ def test_what_cannot_be_is_refused_in_words(
 
 def test_without_keys_the_list_is_empty(redis_url: str) -> None:
     assert as_json(run_producer("keys", "list", "--json", redis_url=redis_url)) == []
+
+
+def test_the_first_key_says_that_page_and_api_ask_for_a_key_from_now_on(redis_url: str) -> None:
+    said = [run_producer("keys", "create", redis_url=redis_url).stderr for _ in range(2)]
+    assert ["the page and the API" in text for text in said] == [True, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import redis
 from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenants
@@ -14,7 +15,9 @@ from gateway.redis.request_reads import RequestReads, RequestState
 def look(store: BatchStore, custom_id: str = "c1") -> RequestState:
     batch = store.batch("b1")
     assert batch is not None
-    found = RequestReads.using(store).request(batch, custom_id, ["w1", "w2"])
+    found = RequestReads.using(store).request(
+        batch, naming.request_id(batch.id, custom_id), ["w1", "w2"]
+    )
     assert found is not None
     return found
 

@@ -267,12 +267,6 @@ def test_dead_letters_are_counted_to_a_bound(
     assert finding.facts == {"count": 2, "more": True}
 
 
-def test_one_waiting_request_is_told_as_one() -> None:
-    facts = {"queue": "warmq", "waiting": 1, "in_flight": 0, "workers": 0}
-    finding = work._unserved(facts, [], has_requests=True)
-    assert finding.text == "queue warmq has 1 request waiting, and no worker serves it"
-
-
 def test_without_a_worker_nothing_runs(own: RedisServer) -> None:
     assert levels(doctor(own.url, 1), "problem") == {"no_worker"}
 
@@ -331,8 +325,40 @@ def test_requests_in_a_queue_without_a_worker_are_a_problem(
     submit_batch(own_store, 3, queue="warmq.tinny")
     found = doctor(own.url, 1)
     assert levels(found, "problem") == {"queue_unserved"}
-    assert found["queue_unserved"]["facts"]["waiting"] == 3
-    assert "no worker serves it; served are: warmq" in found["queue_unserved"]["text"]
+    facts = found["queue_unserved"]["facts"]
+    assert (facts["waiting"], facts["model"], facts["others"]) == (3, "tinny", ["warmq"])
+    assert "served are: tiny (leave out --model)" in found["queue_unserved"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("announced", "code"),
+    [
+        ({"state": "degraded", "why": "waits for 127.0.0.1:8000: refused"}, "servers_unreachable"),
+        ({"state": "starting", "why": "waits for 127.0.0.1:8000: refused"}, "servers_unreachable"),
+        ({"state": "degraded", "why": "the engine died"}, "workers_degraded"),
+        ({"state": "draining"}, "workers_draining"),
+    ],
+)
+def test_an_only_worker_that_cannot_run_requests_is_a_problem(
+    own: RedisServer, own_store: BatchStore, announced: dict[str, str], code: str
+) -> None:
+    announce(own_store, **announced)
+    submit_batch(own_store, 3)
+    found = doctor(own.url, 1)
+    assert levels(found, "problem") == {code}
+    assert found[code]["facts"]["waiting"] == 3
+    assert announced.get("why", "") in found[code]["text"]
+    announce(own_store, "celery@b.1.0")  # another one runs them
+    assert levels(doctor(own.url, 0), "problem") == set()
+
+
+def test_a_server_that_is_away_is_not_called_an_engine_that_died(
+    own: RedisServer, own_store: BatchStore
+) -> None:
+    announce(own_store, state="degraded", why="waits for 127.0.0.1:8000: connection refused")
+    found = doctor(own.url, 1)
+    assert levels(found, "problem") == {"servers_unreachable"}
+    assert "died" not in found["worker_degraded"]["remedy"] + found["servers_unreachable"]["text"]
 
 
 def test_the_own_queue_without_a_worker_and_a_request_is_a_remark(
@@ -341,7 +367,7 @@ def test_the_own_queue_without_a_worker_and_a_request_is_a_remark(
     announce(own_store, queue="warmq.tiny")
     found = doctor(own.url, 0)
     assert found["queue_unused"]["level"] == "remark"
-    assert "served are: warmq.tiny" in found["queue_unused"]["text"]
+    assert "served are: tiny" in found["queue_unused"]["text"]
 
 
 def test_open_batches_suspects_and_dead_letters_are_counted(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from kit.commands.pages import blocks
 from kit.commands.support import producer_env
@@ -17,7 +18,7 @@ from demo.stack import ROOT
 #: Each page whose commands run here, and a file that they make.
 PAGES = {
     "deadlines": "prompts.jsonl",
-    "label-a-table": "labels.parquet",
+    "label-a-table": "all-labels.parquet",
     "openai-batch-file": "answers.jsonl",
     "operations": "large.answers.jsonl",
     "planning": "requests.jsonl",
@@ -46,3 +47,11 @@ def test_the_commands_of_a_page_succeed_one_after_another(
     assert done.returncode == 0, done.stdout + done.stderr
     if made := PAGES[page]:
         assert (tmp_path / made).stat().st_size > 0
+    if page == "label-a-table":
+        found = pq.read_table(tmp_path / "all-labels.parquet")
+        given = pq.read_schema(tmp_path / "labels.parquet")
+        assert found.column("id").to_pylist() == [7, 8, 9]
+        assert set(found.column("status").to_pylist()) == {"completed"}
+        assert (set(found.schema.names), found.schema.field("line").type) == (
+            set(given.names), given.field("line").type
+        )  # fmt: skip

@@ -111,10 +111,13 @@ def test_submit_prints_the_id_and_the_batch(
     words = ("--model", "x", "--deadline", "2h", "--json")
     done = run_producer("submit", file, *words, redis_url=redis_url)
     assert len(done.stdout.splitlines()) == 2
-    nothing = write_lines(tmp_path / "bad.jsonl", [b"no JSON"])
+    nothing = write_lines(tmp_path / "bad.jsonl", [b'{"prompt": "x", "frobnicate": 1}'])
     done = run_producer("submit", nothing, "--json", redis_url=redis_url)
     assert done.returncode == 2
     assert len(done.stdout.splitlines()) == 2
+    no_lines = write_lines(tmp_path / "text.jsonl", [b"no JSON"])  # refused before there is a batch
+    done = run_producer("submit", no_lines, "--json", redis_url=redis_url)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_dead_letters(redis_url: str, store: BatchStore) -> None:

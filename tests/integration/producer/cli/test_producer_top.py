@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 from kit.commands.support import run_producer
-from kit.protocol.lessee import QUEUE, submit_batch
+from kit.protocol.lessee import QUEUE, chat, submit_batch
 from kit.stacks.celery_side import simulated
 
 from contract.redis import keys
@@ -41,6 +41,26 @@ def test_workers_batches_and_what_waits_are_told(
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.split()}
     assert rows["quick"][1:5] == ["completed", "12", "12", "0"]
     assert rows["elsewhere"][1:5] == ["in_progress", "0", "5", "0"]
+
+
+def test_one_look_at_a_busy_fleet_has_its_rates(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    worker = simulated(redis_url, tmp_path / "worker.log", simulated_slots=4)
+    worker.start()
+    try:
+        bodies = [chat(f"q{n}", user="simulate:sleep=0.2") for n in range(1200)]
+        submit_batch(store, batch_id="busy", bodies=bodies)
+        eventually(lambda: (batch := store.batch("busy")) and batch.terminal, 60)
+        done = run_producer("top", "--once", redis_url=redis_url)
+    finally:
+        worker.kill()
+    assert done.returncode == 0, done.stderr
+    head = done.stdout.splitlines()[0]
+    assert float(head.split(" read, ")[1].split()[0]) > 0, head
+    (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("busy"))
+    assert row[1] == "in_progress"
+    assert float(row[5]) > 0
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(redis_url: str, store: BatchStore) -> None:

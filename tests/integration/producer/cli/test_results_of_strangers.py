@@ -13,7 +13,7 @@ from contract.results import result_line
 from producer.cli import show
 from producer.cli.commands.watch import stream_text
 from producer.client.batch import Result
-from producer.collect.parquet import row_of
+from producer.collect.columns import OutputColumns
 
 RESULTS = {
     b'{"status":"REVOKED","warmq":7}': "failed",
@@ -53,7 +53,7 @@ def test_a_result_of_another_program_has_a_row(raw: bytes) -> None:
     line = result_line("t0", "c7", 7, raw)
     assert isinstance(Result(line).text, str | None)
     assert Result(line).ok or Result(line).error is not None
-    row = row_of(line)
+    row = OutputColumns().row(line)
     orjson.dumps(row)
     assert row["line"] == 7
     texts = ("text", "finish_reason", "error_code", "error_message", "response")

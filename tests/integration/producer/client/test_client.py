@@ -224,7 +224,10 @@ def test_options_shape_the_batch_as_those_of_the_command_do(client: Client, stor
     [
         ({"priority": 12}, "priority 12: give one of 0, 1"),
         ({"turn": "first"}, "turn 'first': give one of fair, fifo"),
-        ({"modell": "x"}, "modell is not an option of submit; the options are columns, batch_id,"),
+        (
+            {"modell": "x"},
+            "modell is not an option of submit; the options are columns, keep, delimiter,",
+        ),
         ({"batch_id": "a b"}, "batch id 'a b': use 1 to 128"),
         ({"deadline": dt.timedelta(0)}, "give a duration above 0"),
         ({"deadline": dt.datetime(2099, 1, 1)}, "the time zone is missing"),
@@ -366,3 +369,16 @@ def test_each_process_gets_its_own_answers_and_all_of_them(redis_url: str, tmp_p
             capture_output=True, text=True, timeout=90, check=False,
         )  # fmt: skip
     assert done.stdout == "True [0, 0, 0]\n", done.stderr
+
+
+def test_a_batch_that_is_not_there_has_an_error_of_its_own(client: Client) -> None:
+    with pytest.raises(producer.BatchNotFound, match="there is no batch nope"):
+        client.batch("nope")
+    assert issubclass(producer.BatchNotFound, BatchConflict)
+
+
+def test_a_queue_without_a_worker_is_named_at_once_and_by_a_wait(client: Client) -> None:
+    with pytest.warns(UserWarning, match=r"no worker serves queue warmq\.qwen; the requests wait"):
+        batch = client.submit([{"prompt": "x"}], model="qwen")
+    with pytest.raises(TimeoutError, match=r"no worker serves queue warmq\.qwen"):
+        batch.wait(timeout=0)

@@ -105,16 +105,19 @@ def test_a_run_that_is_complete_stays_so_where_its_object_cannot_be_asked_for(
     assert "was complete already, 700 results" in run().stderr
 
 
-@pytest.mark.parametrize("out", ["s3://warmq/out.jsonl", "out.parquet"])
+@pytest.mark.parametrize(
+    ("out", "errors"),
+    [("s3://warmq/out.jsonl", ()), ("out.parquet", ("--errors", "out.errors.parquet"))],
+)
 def test_an_error_file_that_no_run_has_left_is_not_replaced(
-    redis_url: str, store: BatchStore, gate: Gate, tmp_path: Path, out: str
+    redis_url: str, store: BatchStore, gate: Gate, tmp_path: Path, out: str, errors: tuple[str, ...]
 ):
     write_lines(tmp_path / "in.jsonl", [{"prompt": 7.5}])
     put("out.errors.jsonl", b"mine\n")
     (tmp_path / "out.errors.parquet").write_bytes(b"mine\n")
     done = subprocess.run(
-        producer_command("run", "in.jsonl", out), env=producer_env(redis_url), cwd=tmp_path,
-        capture_output=True, text=True, timeout=50, check=False,
+        producer_command("run", "in.jsonl", out, *errors), env=producer_env(redis_url),
+        cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     stem, dot, ending = out.rpartition(".")

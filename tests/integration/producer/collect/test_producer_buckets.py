@@ -36,6 +36,7 @@ from producer import Client
 from producer.collect.outputs import ResultFile, check_output
 from producer.input.reader import InputUnreadable
 from producer.input.source import open_source
+from producer.input.tables.kept import split_kept
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
 MAP = ("--map", "prompt={text}", "--map", "custom_id=id")
@@ -78,11 +79,14 @@ def test_failed_requests_go_to_an_object_beside_with_their_errors(
     assert run_producer("submit", name, "--batch-id", "b1", redis_url=redis_url).returncode == 0
     run_all(store)
     out = "s3://warmq/answers.parquet"
-    done = run_producer("results", "b1", "-o", out, "--json", redis_url=redis_url)
+    args = ("results", "b1", "-o", out, "--errors", "s3://warmq/answers.errors.parquet", "--json")
+    done = run_producer(*args, redis_url=redis_url)
     assert done.returncode == 1
     assert orjson.loads(done.stdout)["errors_file"] == "s3://warmq/answers.errors.parquet"
-    assert [row["line"] for row in rows(read(bucket, "answers.parquet"))] == [1]
+    table = rows(read(bucket, "answers.parquet"))
+    assert [(row["line"], row["status"]) for row in table] == [(1, "completed"), (2, "failed")]
     (failed,) = rows(read(bucket, "answers.errors.parquet"))
+    assert failed == table[1]
     assert (failed["custom_id"], failed["line"], failed["error_code"]) == (
         "odd", 2, "invalid_request",
     )  # fmt: skip
@@ -113,11 +117,11 @@ def test_an_object_that_is_no_earlier_collection_is_not_replaced(
     [
         ("s3://warmq/none.jsonl", "out.jsonl", "there is no such object"),
         ("s3://", "out.jsonl", "no bucket is named"),
-        ("ftp://host/a.jsonl", "out.jsonl", "give s3://, gs://, az:// and a bucket, https://"),
+        ("ftp://host/a.jsonl", "out.jsonl", "give an object (s3://BUCKET/NAME, gs://"),
         ("in.jsonl", "s3://no-such-bucket/out.jsonl", "set AWS_ACCESS_KEY_ID"),
         ("in.jsonl", "s3://warmq/", "it names no object"),
         ("in.jsonl", "https://host/out.jsonl", "give s3://, gs:// or az://"),
-        ("in.jsonl", "out.csv", "results are JSON lines or parquet"),
+        ("in.jsonl", "out.csv.gz", "results are JSON lines, parquet or CSV"),
         ("s3://warmq/same.jsonl", "s3://warmq/same.jsonl", "are the same file"),
     ],
 )
@@ -145,6 +149,21 @@ def test_the_files_of_a_folder_or_pattern_in_a_bucket_are_one_table(bucket: Any)
         assert [number for number, _ in lines] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(InputUnreadable, match="folder without"):
         open_source("s3://warmq/nothing/")
+
+
+@pytest.mark.parametrize("ending", [".parquet", ""])
+def test_partitions_in_a_bucket_are_columns(bucket: Any, ending: str):
+    """Consoles make an empty object for each folder, EMR another one beside it."""
+    for day in (10, 2):
+        put(bucket, f"hive/day={day}/", b"")
+        put(bucket, f"hive/day={day}_$folder$", b"")
+        for part in (1, 0):
+            put(bucket, f"hive/day={day}/00000{part}_0{ending}", parquet_bytes(1))
+    for name in ("s3://warmq/hive/", f"s3://warmq/hive/day=*/*{ending}"):
+        source = open_source(name, {"prompt": "{day}: {text}"}, ["day"])
+        lines = [line for chunk in source.chunks(None, 10**6) for _, line in chunk.lines]
+        kept = [orjson.loads(split_kept(line)[1])["day"] for line in lines]
+        assert kept == ["2", "2", "10", "10"]
 
 
 def test_an_object_that_changes_while_it_is_read_ends_the_submit(bucket: Any):

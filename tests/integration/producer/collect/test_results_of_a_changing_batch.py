@@ -29,6 +29,7 @@ from contract.results import ResultLine
 from demo.stack import eventually
 from producer.cli.collect import write
 from producer.collect.collect import Collector
+from producer.collect.columns import OutputColumns
 from producer.remedies import with_remedy
 
 #: More than are read from the index at once, which are 4,000.
@@ -91,7 +92,7 @@ def collect(
 
     try:
         lines = watched(collector(store, follow=follow).lines(order))
-        write(lines, str(out), str(errors), lambda _: None)
+        write(lines, OutputColumns(), str(out), str(errors), lambda _: None)
     except WarmqError:
         assert not out.exists()
         assert not errors.exists()
@@ -245,3 +246,6 @@ def test_partial_results_say_how_many_of_how_many(
     done = run_producer("results", "b1", "--partial", "-o", out, redis_url=redis_url)
     assert done.returncode == 1
     assert "b1: 300 results, 20 failed, of 700 requests" in done.stderr
+    store.cancel(now(store))
+    done = run_producer("results", "b1", "-o", out, "--force", redis_url=redis_url)
+    assert "b1: 300 results, 20 failed, 380 cancelled" in done.stderr

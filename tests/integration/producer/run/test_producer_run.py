@@ -320,3 +320,26 @@ def test_a_result_file_is_sorted_by_the_lines_of_its_input(tmp_path: Path) -> No
     path.write_bytes(b"".join(lines))
     sort_by_line(path)
     assert path.read_bytes() == lines[1] + lines[2] + lines[0]
+
+
+def test_a_list_has_one_row_for_a_run(redis_url: str, store: BatchStore, tmp_path: Path) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 1700), tmp_path / "out.jsonl"
+    with running(redis_url, source, out, "--window", "500") as process:
+        eventually(lambda: len(store.batches()) == 2, 20)
+        lessee = Lessee(client_of(store))
+        finish(lessee, lessee.pop(500))
+        eventually(lambda: done_windows(out) == 1, 20)
+        eventually(lambda: {b.id[-1] for b in store.batches() if b.sealed} == {"1", "2"}, 20)
+        finish(lessee, lessee.pop(7))
+        run_producer("submit", source, "--batch-id", "run_mine.1", redis_url=redis_url)
+        done = run_producer("list", redis_url=redis_url)
+        name = store.batches()[-1].id.partition(".")[0]
+        unknown = run_producer("status", name, redis_url=redis_url)
+        documents = run_producer("list", "--json", redis_url=redis_url)
+        process.kill()
+    _, mine, row = done.stdout.splitlines()
+    assert mine.startswith("run_mine.1 ")
+    assert row.split()[:4] == [name, "in_progress", "507/1500", "0"]
+    assert f"{name}." in unknown.stderr
+    # Programs get the batches
+    assert len(json.loads(documents.stdout)) == 3

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from kit.commands import doctor_findings
 from kit.commands.support import (
     as_json,
     batch_file,
@@ -19,7 +20,7 @@ from kit.commands.support import (
     write_lines,
 )
 from kit.drain.draining import Draining, draining, soon
-from kit.protocol.lessee import Lessee, submit_batch
+from kit.protocol.lessee import Lessee, now, submit_batch
 from kit.stacks.older_worker import announce
 
 from contract.redis.batches import BatchStore
@@ -111,7 +112,7 @@ def test_a_plan_needs_no_redis(tmp_path: Path) -> None:
 
 def test_bad_lines_set_the_exit_status(redis_url: str, tmp_path: Path) -> None:
     some = write_lines(tmp_path / "some.jsonl", [chat_line("a"), b"bad"])
-    all_ = write_lines(tmp_path / "all.jsonl", [b"bad"] * 12)
+    all_ = write_lines(tmp_path / "all.jsonl", [b'{"bad"'] * 12)
     found = run_producer("plan", some, redis_url=redis_url)
     assert found.returncode == 1
     assert "bad: line 2, not valid JSON" in found.stdout
@@ -126,6 +127,24 @@ def test_a_model_without_tokenizer_is_refused_by_name(redis_url: str, tmp_path: 
     assert done.returncode == 2
     assert f"can be read in {tmp_path}" in done.stderr
     assert "--estimate" in done.stderr
+
+
+@pytest.mark.parametrize("count", [3, 4000])
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": 4}])
+def test_submit_stores_the_estimate_of_plan(
+    redis_url: str, store: BatchStore, tmp_path: Path, count: int, limit: dict[str, int]
+) -> None:
+    doctor_findings.announce(store, mean_answer=10)
+    rows = [chat_line(f"r{n}", "ab " * (n % 61), **limit) for n in range(count)]
+    file = write_lines(tmp_path / "in.jsonl", rows)
+    planned = as_json(run_producer("plan", file, "--estimate", "--json", redis_url=redis_url))
+    run_producer("submit", file, "--batch-id", "b1", redis_url=redis_url)
+    found = now(store).expected
+    assert found is not None
+    near = pytest.approx(planned["prompt_tokens"]["total"], rel=0 if count == 3 else 0.1)
+    assert found["prompt_tokens"] == near
+    assert found["completion_tokens"] == planned["completion_tokens"]["expected"]
+    assert found["completion_tokens"] == count * (4 if limit else 10)
 
 
 def test_status_shows_what_was_expected_beside_what_came(
@@ -156,6 +175,42 @@ def test_the_time_left_of_a_running_batch_is_told_by_what_its_queue_did(
     told = run_producer(*command, redis_url=redis_url)
     assert told.returncode == 0, told.stderr
     assert "0:00:25" in told.stdout  # 50 tokens, by 2 a second
+
+
+@pytest.mark.parametrize("command", [("status", "b1"), ("top", "--once")])
+def test_a_batch_that_takes_turns_with_another_one_is_told_a_longer_time(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, command: tuple[str, ...]
+) -> None:
+    submit_batch(store, 12)
+    lessee = Lessee(redis_client)
+    finish(lessee, lessee.pop()[:2])  # of 5 tokens each
+    submit_batch(store, 500, batch_id="b2")
+    announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
+    minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each, 10 a request
+    redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 12 0 60 60 0 120 120")
+    told = run_producer(*command, redis_url=redis_url)
+    assert "0:01:15" in told.stdout  # 50 tokens, and 10 requests of 10 each, by 2 a second
+
+
+def test_a_plan_counts_what_waits_before_it(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+) -> None:
+    announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
+    minute = store.now_ms() // 60_000 - 1
+    redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 12 0 60 60 0 120 120")
+    file = batch_file(tmp_path / "in.jsonl", 10)
+    alone = as_json(run_producer("plan", file, "--estimate", "--json", redis_url=redis_url))
+    submit_batch(store, 7, batch_id="urgent", priority=0)
+    submit_batch(store, 500, batch_id="usual")
+    submit_batch(store, 500, batch_id="idle", priority=9)
+    found = as_json(run_producer("plan", file, "--estimate", "--json", redis_url=redis_url))
+    assert alone["duration"]["requests_before"] == 0
+    assert found["duration"]["requests_before"] == 17
+    longer_s = found["duration"]["seconds"] - alone["duration"]["seconds"]
+    assert longer_s == pytest.approx(17 * 10 / 2, abs=1)
+    announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)  # 15 s may have passed
+    told = run_producer("plan", file, "--estimate", redis_url=redis_url)
+    assert "with 17 requests of other batches before" in told.stdout
 
 
 def used(client: redis.Redis) -> int:

@@ -19,7 +19,8 @@ from kit.protocol.lessee import Lessee, client_of
 from kit.verdicts.owners import ownerless
 
 from contract.errors import BatchConflict
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 from producer.batch_watch import BatchChanged
 from producer.input.files import WriteFailed
 from producer.input.reader import RawChunk

@@ -27,7 +27,8 @@ from kit.protocol.lessee import client_of
 
 from contract import naming
 from contract.errors import BatchConflict, StoreUnavailable
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 from demo.stack import eventually
 from producer.batch_watch import BatchChanged
 from producer.cli.show import batch_json

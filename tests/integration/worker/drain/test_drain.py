@@ -332,6 +332,33 @@ async def test_revoke_ends_running_and_queued_requests(
     assert redis_client.llen(QUEUE) == 0
 
 
+async def test_requests_in_flight_at_an_automatic_stop_have_the_batchs_reason(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    bodies = [chat(f"{n}", user="simulate:fail" if n == 3 else LONG) for n in range(4)]
+    submitted = submit_batch(store, bodies=bodies)
+    redis_client.hset(keys.batch_key("b1"), "stop_after", "1")
+    async with draining(redis_url, simulated_slots=4, look_ahead=0) as running:
+        await soon(lambda: not running.drain.in_flight and now(store).finished)
+    reason = now(store).fields["reason"]
+    assert reason.startswith("stopped: 1 of 1 requests failed")
+    assert [error_of(redis_client, rid)["message"] for rid in submitted.ids[:3]] == [reason] * 3
+
+
+async def test_an_automatic_stop_that_was_missed_is_caught_up_with(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, bodies=[chat("0", user=LONG)])
+    async with draining(redis_url, simulated_slots=4) as running:
+        await soon(lambda: running.engines and running.engine.running == 1)
+        state = {"cancelling": 1, "sealed": 1, "stopped": "sealed", "reason": "stopped: too many"}
+        redis_client.hset(keys.batch_key("b1"), mapping=state)
+        redis_client.client_kill_filter(_type="pubsub")
+        await soon(lambda: now(store).finished)
+    error = error_of(redis_client, submitted.ids[0])
+    assert (error["code"], error["message"]) == ("cancelled", "stopped: too many")
+
+
 async def test_a_cancel_that_was_missed_is_caught_up_with_when_listening_again(
     own: RedisServer, own_store: BatchStore
 ) -> None:

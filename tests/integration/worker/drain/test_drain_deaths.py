@@ -23,7 +23,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.reads import Reads
 from demo.stack import RedisServer
-from worker.drain import supervisor
+from worker.drain import keeper
 from worker.drain.lifecycle import State
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
@@ -170,7 +170,7 @@ async def test_rejected_requests_in_between_do_not_prove_a_broken_engine(
 async def test_an_engine_whose_shutdown_hangs_is_not_waited_for_when_it_is_to_be_rebuilt(
     redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "SHUTDOWN_S", 0.3)
+    monkeypatch.setattr(keeper, "SHUTDOWN_S", 0.3)
     with pytest.raises(BaseExceptionGroup) as caught:
         async with scene(redis_server, "shutdown") as on:
             await on.full()

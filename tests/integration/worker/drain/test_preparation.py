@@ -77,8 +77,8 @@ def test_pop_takes_nothing_of_tenants_that_are_passed_over(redis_client: redis.R
     ask(worker, "greedy-4", "greedy")
     assert names(worker.pop(k=1)) == ["greedy-0"]
     assert worker.turn[1] > 0  # its turn goes on
-    assert names(worker.pop(without=["greedy", "unknown"])) == [f"polite-{n}" for n in range(4)]
-    assert worker.pop(without=["greedy"]) == []
+    assert names(worker.pop(excluded=["greedy", "unknown"])) == [f"polite-{n}" for n in range(4)]
+    assert worker.pop(excluded=["greedy"]) == []
     assert worker.head[3] == 0
     assert redis_client.hget(naming.turns_key(QUEUE), "waiting") == b"4"
     assert names(worker.pop()) == ["greedy-4", "greedy-1", "greedy-2", "greedy-3"]
@@ -92,7 +92,7 @@ def test_tenants_are_passed_over_also_while_messages_without_a_use_are_removed(
     cancelled = submit_batch(store, 500, batch_id="cancelled", tenant="polite")
     store.cancel(cancelled.batch)
     ask(worker, "greedy-0", "greedy")
-    assert worker.pop(without=["greedy"]) == []
+    assert worker.pop(excluded=["greedy"]) == []
 
 
 def test_a_request_of_which_two_tasks_wait_is_counted_once() -> None:

@@ -8,9 +8,10 @@ import re
 import pytest
 import redis
 from kit.drain.draining import LONG, Draining, draining, send, soon
-from kit.protocol.lessee import chat, submit_batch
+from kit.protocol.lessee import QUEUE, chat, submit_batch
 
 from contract.redis.batches import BatchStore
+from contract.redis.history import HistoryReads
 from worker.drain import progress
 from worker.drain.progress import Progress
 
@@ -126,3 +127,16 @@ async def test_a_worker_with_nothing_to_do_says_nothing(
         for _ in range(10):
             await told_of.log_if_due()
     assert told(caplog) == []
+
+
+async def test_the_last_seconds_of_a_stay_are_in_the_queues_history(
+    redis_url: str, store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "WRITE_S", 3600.0)
+    async with draining(redis_url) as running:
+        submit_batch(store, 5)
+        await idle(running, 5)
+        running.drain.stop()
+        await running.ended()
+    minutes = HistoryReads.using(store).day([QUEUE], 3)
+    assert sum(minute.completed for minute in minutes) == 5

@@ -15,7 +15,7 @@ from contract import naming
 from contract.errors import StoreUnavailable
 from contract.redis import keys
 from demo.stack import RedisServer
-from worker.drain import lifecycle, supervisor
+from worker.drain import keeper, lifecycle
 from worker.drain.lifecycle import State
 
 DRAIN_TIMEOUT_S = 0.4
@@ -163,13 +163,13 @@ def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the constants of a stop short; what they add up to is what is tested."""
     monkeypatch.setattr(lifecycle, "ABORT_S", 0.3)
     monkeypatch.setattr(lifecycle, "HURRY_S", 1.0)
-    monkeypatch.setattr(supervisor, "SHUTDOWN_S", 0.5)
+    monkeypatch.setattr(keeper, "SHUTDOWN_S", 0.5)
 
 
 async def stop(on: Scene, how: str) -> None:
     """Stop the worker; assert that it ends in time, and that only Redis makes it complain."""
     drain = on.running.drain
-    bound_s = lifecycle.HURRY_S + lifecycle.CANCEL_S + supervisor.SHUTDOWN_S + SLACK_S
+    bound_s = lifecycle.HURRY_S + lifecycle.CANCEL_S + keeper.SHUTDOWN_S + SLACK_S
     bound_s += DRAIN_TIMEOUT_S if how == "stop" else 0
     began = time.monotonic()
     drain.stop() if how == "stop" else drain.hurry()

@@ -359,7 +359,7 @@ async def test_the_rehearsal_asks_each_server_once_and_leaves_no_connection() ->
         seen = Preflight()
         await asyncio.to_thread(rehearse, settings, seen)
         assert seen.rows["model"] == "served"
-        (away,) = seen.found
+        (away,) = seen.findings
         assert away.problem == "a server is not ready: 127.0.0.1:9: cannot be reached: " + REFUSED
         assert not away.fatal
         with pytest.raises(SettingsError, match=r"no server can be used: .*WARMQ_MODEL is other"):
@@ -374,7 +374,7 @@ async def test_the_rehearsal_does_not_wait_for_a_server() -> None:
     settings = OpenAISettings(engine="openai", model=None, openai_base_urls=urls)
     seen = Preflight()
     await asyncio.to_thread(rehearse, settings, seen)
-    (found,) = seen.found
+    (found,) = seen.findings
     assert found.problem == "no server is ready: 127.0.0.1:9: cannot be reached: " + REFUSED
     assert found.fatal and "a worker that starts now waits for it" in found.remedy
 

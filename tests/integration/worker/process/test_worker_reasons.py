@@ -18,7 +18,7 @@ from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually, free_port
 from producer.queue_workers import QueueWorkers
 from worker.drain import sweeper
-from worker.drain.announcement import REASON_CHARACTERS, shown
+from worker.drain.announcement import REASON_CHARACTERS, without_secrets
 from worker.engine.catalogue import load_settings
 
 pytestmark = pytest.mark.timeout(120)
@@ -103,7 +103,7 @@ def test_a_reason_is_one_line_and_not_too_long_and_holds_no_secret() -> None:
         redis_url="redis://me:pa55%40word@host:1/0", _env_file=None,
     )  # fmt: skip
     url = settings.redis_url.get_secret_value()
-    told = shown(f"\nrefused: k3y-of-mine at {url} pa55@word\nat line 2", settings)
+    told = without_secrets(f"\nrefused: k3y-of-mine at {url} pa55@word\nat line 2", settings)
     assert told == "refused: *** at *** ***"
-    assert shown("", settings) == ""
-    assert len(shown("x" * 5000, settings)) == REASON_CHARACTERS
+    assert without_secrets("", settings) == ""
+    assert len(without_secrets("x" * 5000, settings)) == REASON_CHARACTERS

@@ -77,8 +77,6 @@ def test_the_extremes_of_every_number_start_a_worker_that_answers(
     redis_url: str, tmp_path: Path, which: int
 ) -> None:
     extremes = {name: values[which] for name, values in BOUNDS.items()}
-    # A time that a request would really take.
-    del extremes["simulated_latency_s"]
     log = tmp_path / "worker.log"
     with client_app(redis_url) as app, simulated(redis_url, log, **extremes) as worker:
         assert send(app, chat()).get(timeout=120)["object"] == "chat.completion"

@@ -69,6 +69,20 @@ def test_a_celery_client_that_traces_is_continued_in_the_worker(
     assert not span.links
 
 
+def test_the_stays_of_two_models_share_one_tracer_provider(
+    redis_url: str, tmp_path: Path, receiver: Receiver
+) -> None:
+    log, file = tmp_path / "worker.log", tmp_path / "in.jsonl"
+    file.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    with simulated(redis_url, log, traces=1, models='{"a": {}, "b": {}}'):
+        for model in ("a", "b", "a"):
+            before = len(receiver.named(f"process warmq.{model}"))
+            producer(redis_url, "submit", str(file), "--model", model, "--wait", traces=None)
+            receiver.wait_for(f"process warmq.{model}", before + 2)
+    assert log.read_text().count("swapping from model") >= 1
+    assert "TracerProvider" not in log.read_text()
+
+
 #: A Celery client with OpenTelemetry's own instrumentation: it prints the span it was called in.
 INSTRUMENTED = """
 import sys

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 from kit.chart.metric_pages import documented, series_of
 from kit.stacks.celery_side import client_app, send, simulated
@@ -148,6 +149,27 @@ def test_the_oldest_request_in_flight_is_told(redis_url: str, tmp_path: Path, po
         app.close()
         old = eventually(lambda: page(port)["warmq_oldest_in_flight_seconds", ""], 30, "held", 0.1)
         eventually(lambda: page(port)["warmq_oldest_in_flight_seconds", ""] > old, 30, "older", 0.1)
+
+
+def test_loads_of_several_models_are_counted(redis_url: str, tmp_path: Path, port: int) -> None:
+    models = orjson.dumps({"bad": {"path": "simulate:fail"}, "good": {}}).decode()
+    with simulated(redis_url, tmp_path / "worker.log", models=models, metrics_port=port):
+        scraped(port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    found = {
+        (sample.name, sample.labels["model"], sample.labels.get("outcome", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("warmq_model_")
+    }
+    loads, seconds = "warmq_model_loads_total", "warmq_model_load_seconds_total"
+    assert found.pop((seconds, "good", "")) > 0
+    assert found == {
+        (loads, "bad", "loaded"): 0, (loads, "bad", "failed"): 1, (seconds, "bad", ""): 0,
+        (loads, "good", "loaded"): 1, (loads, "good", "failed"): 0,
+        ("warmq_model_sleep_failed", "bad", ""): 0, ("warmq_model_sleep_failed", "good", ""): 0,
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("worker")

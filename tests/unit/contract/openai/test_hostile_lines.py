@@ -122,7 +122,8 @@ def test_damaged_compressed_input_ends_in_a_clear_error(
     try:
         list(chunks(source.lines(), SEED, 1000))
     except InputUnreadable as error:
-        assert "line" in error.message or "it is UTF-16" in error.message
+        # Random bytes may also begin as a file of another form does, for example as xz.
+        assert "line" in error.message or "it is " in error.message
     finally:
         source.close()
 

@@ -84,7 +84,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
     "tree": (CHAT_URL, schema(tree(11)), "properties altogether; give at most 1000"),
     "definitions": (
         CHAT_URL, schema({"$defs": {str(n): fields(20) for n in range(100)}}), "2000 properties"),
-    "alternatives": (CHAT_URL, schema({"anyOf": [TEXT] * 600}), "600 alternatives"),
+    "alternatives": (CHAT_URL, schema({"anyOf": [TEXT] * 600}), "600 subschemas"),
     "depth": (CHAT_URL, schema(deep(120)), "give at most 100 levels"),
     "regex": (COMPLETION_URL, structured(regex="a{0,50000}"), "give at most 1000"),
     "long regex": (COMPLETION_URL, structured(regex="a" * 200_000), "200012 bytes"),

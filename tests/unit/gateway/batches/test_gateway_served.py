@@ -34,6 +34,12 @@ def test_configured_models_are_names_and_other_names(text: str, found: dict[str,
     assert configured_models(text) == found
 
 
+@pytest.mark.parametrize("text", ["*", "*=a", "a=b,* = a"])
+def test_any_name_can_be_of_the_default_queue_only(text: str) -> None:
+    with pytest.raises(ValidationError, match=r"write \*=, any name of the default queue's model"):
+        GatewaySettings(gateway_models=text)
+
+
 @pytest.mark.parametrize("text", ["=a", "a, = ,b"])
 def test_a_configured_model_without_a_name_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValidationError, match="has no name; write NAME, NAME=MODEL or NAME="):
@@ -48,7 +54,7 @@ def test_a_configured_model_without_a_name_is_refused_in_words(text: str) -> Non
         ([worker("warmq.a", adapters=["l"])], "l", "warmq.a"),
         ([worker(model="/models/m")], "m", "warmq"),
         ([worker(model="/models/m")], "/models/m", "warmq"),
-        ([worker(model="org/m")], "m", None),
+        ([worker(model="org/m"), worker("warmq.a")], "m", None),
         ([worker()], "anything", "warmq"),
         ([worker(), worker("warmq.default")], "default", "warmq.default"),
         ([worker("other")], "anything", None),
@@ -60,6 +66,59 @@ def test_a_name_leads_to_the_queue_of_the_workers_that_answer_to_it(
     workers: list[dict[str, Any]], name: str, queue: str | None
 ) -> None:
     assert served(*workers).queue_of(name, None) == queue
+
+
+TINY = {"model": "models/tiny", "name": "tiny"}
+
+
+def test_a_folders_model_has_one_name_and_its_path_works_unseen() -> None:
+    known = served(worker(**TINY), worker("warmq.a"))
+    asked = {name: known.queue_of(name, None) for name in ("tiny", "models/tiny", "models")}
+    assert asked == {"tiny": "warmq", "models/tiny": "warmq", "models": None}
+    assert known.visible(known.names) == ["tiny", "a"]
+    assert known.listing(None) == "served are: a, tiny"
+
+
+@pytest.mark.parametrize(
+    ("workers", "configured", "queue"),
+    [
+        ([worker(**TINY)], "", "warmq"),
+        ([worker(**TINY), worker(**TINY)], "", "warmq"),
+        ([worker(**TINY)], "*=", "warmq"),
+        ([worker(**TINY), worker("warmq.a")], "a, *=", "warmq"),
+        ([], "tiny=, *=", "warmq"),
+        # Another model is served, or was until a minute ago, or may be: a name may mean that one.
+        ([worker(**TINY), worker("warmq.a")], "", None),
+        ([worker(**TINY), worker("warmq.a", silent_s=50.0)], "", None),
+        ([worker(**TINY), worker(model="other")], "", None),
+        ([worker(**TINY, adapters=["sql"])], "", None),
+        ([worker(**TINY)], "tiny=", None),
+        ([worker(**TINY)], "large", None),
+        # A worker with a served name refuses other names, and so does the gateway.
+        ([worker("warmq.a", **TINY)], "", None),
+        ([worker("warmq.a", **TINY)], "*=", None),
+        ([worker(**TINY, protocol=1)], "", None),
+        ([], "*=", None),
+    ],
+)
+def test_any_name_is_the_only_models_or_if_configured_the_default_queues(
+    workers: list[dict[str, Any]], configured: str, queue: str | None
+) -> None:
+    known = ServedModels.of(workers, "warmq", configured, silent=False)
+    assert known.queue_of("gpt-4o-mini", None) == queue
+    assert known.queue_of("gpt-4o-mini", ["tiny"]) is None
+
+
+def test_a_model_is_not_loaded_where_workers_could_load_it_only() -> None:
+    models = {"a": "warmq.a", "b": "warmq.b", "c": "warmq.c"}
+    first, second = worker("warmq.a", models=models), worker("warmq.b", models=models)
+    assert served(first).not_loaded == {"warmq.b", "warmq.c"}
+    assert served(first, second).not_loaded == {"warmq.c"}
+    assert served(first | {"state": "swapping"}, second).not_loaded == {"warmq.a", "warmq.c"}
+    assert served(first | {"state": "starting"}).not_loaded == {"warmq.b", "warmq.c"}
+    assert served(first, worker("warmq.c")).not_loaded == {"warmq.b"}
+    assert served(worker("warmq.a"), worker()).not_loaded == set()
+    assert served(first, configured="other=c").queue_of("other", None) == "warmq.c"
 
 
 def test_what_is_configured_counts_beside_what_is_served() -> None:

@@ -39,6 +39,8 @@ PAIRS = [
 ANY_TEXT = {("File", "purpose")}
 #: Fields of the SDK's models that the gateway never sends.
 LEFT_OUT = {"File": {"status_details"}, "Model": {"shutdown_date"}}
+#: Fields that only the gateway has.
+ADDED = {"Batch": {"failures", "cut"}}
 
 
 def struct_of(module: str, name: str) -> type[msgspec.Struct]:
@@ -84,7 +86,7 @@ def test_the_fields_are_those_of_the_sdk(
     ours = {field.encode_name for field in msgspec.structs.fields(struct)}
     theirs = {field.alias or key for key, field in model.model_fields.items()}
     assert theirs - LEFT_OUT.get(name, set()) <= ours
-    assert ours <= theirs
+    assert ours - ADDED.get(name, set()) <= theirs
 
 
 @pytest.mark.parametrize(("module", "name", "model"), PAIRS)

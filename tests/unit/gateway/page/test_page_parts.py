@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from importlib.resources import files
 from typing import Any, get_args
 
@@ -11,11 +12,14 @@ from contract.redis.history import DAY, Minute
 from gateway.batches.api.record import Status
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
+from gateway.page import rendering
 from gateway.page.batches import FIGURES
-from gateway.page.fleet import fill_chart, rate_chart
+from gateway.page.fleet import fill_chart, rate_chart, rates_of
 from gateway.page.live import MAX_OF_SESSION, MAX_OF_TENANT, MAX_VIEWERS, LiveFeed, Viewer
 from gateway.page.rendering import LANGUAGES, language_of, translate
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
+from gateway.page.summary import PARTS
+from producer.stalls import TEXTS, Stall
 from worker.drain.lifecycle import State
 
 DASHBOARD = files("gateway.page")
@@ -30,7 +34,8 @@ def texts() -> set[str]:
         found |= {one or other for one, other in TRANSLATED.findall(entry.read_text())}
     states = {*get_args(Status), *(state.value for state in State), "silent", "running", "waiting"}
     figures = {title for title, _ in FIGURES}
-    return found | states | figures | set(REMEDIES.values()) | {OTHER_REMEDY}
+    of_modules = {text for pair in (*PARTS.values(), *TEXTS.values()) for text in pair}
+    return found | states | figures | of_modules | set(REMEDIES.values()) | {OTHER_REMEDY}
 
 
 def test_every_text_of_the_page_is_there_in_every_language():
@@ -52,6 +57,13 @@ def test_the_language_is_the_first_of_the_browsers_that_there_is():
     assert language_of("") == language_of("fr") == "en"
 
 
+def test_the_bounds_of_a_bin_differ():
+    assert rendering.between(0.1301, 0.1342) == "0.1301–0.1342"
+    assert rendering.between(1000.0, 1200.0) == "1,000–1,200"
+    assert rendering.between(3.0, 6.5) == "3.0–6.5"
+    assert rendering.between(2.0, 2.0) == "2"
+
+
 def day(began: int) -> list[Minute]:
     """Return a day whose first slots were there in so manyeth a minute."""
     return [Minute(n, completion_tokens=60 * (n >= began), slots_s=n >= began) for n in range(DAY)]
@@ -69,6 +81,30 @@ def test_a_young_ring_is_shown_as_it_is():
     young = [Minute(7, 1, 0, 10, 120, 0, 30, 60)]
     assert rate_chart(young).most == 2.0
     assert fill_chart(young).most == 0.5
+
+
+def test_rates_are_those_of_the_last_whole_minute_if_it_had_slots():
+    whole = Minute(7, 50, 10, 600, 1200, 900, 30, 60)
+    rates = rates_of([Minute(6), whole, Minute(8, 99)])
+    assert rates == {"out_s": 20.0, "in_s": 10.0, "requests_s": 1.0, "cached": 1.0}
+    assert rates_of([whole._replace(prompt_tokens=0), Minute(8)])["cached"] is None
+    for unknown in ([], [whole], [Minute(7), Minute(8)]):
+        assert set(rates_of(unknown).values()) == {None}
+
+
+def test_a_sentence_begins_with_a_capital_but_a_name_stays_as_it_is():
+    page = "{% import 'macros.html' as m %}{{ m.stalls(_, found) }}"
+    found = [
+        Stall(
+            "queue_unserved",
+            *TEXTS["queue_unserved"],
+            {"model": "gpt-4", "queue": "q", "waiting": 5, "command": "warmq-worker"},
+        )
+    ]
+    template = rendering._ENVIRONMENT.from_string(page)
+    for language, begins in (("en", "No worker serves gpt-4"), ("ko", "gpt-4(")):
+        html = template.render(_=partial(translate, language), found=found)
+        assert f"<strong>{begins}" in html
 
 
 def watched(*viewers: tuple[str, str]) -> LiveFeed:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import orjson
 import pytest
 
 from contract.errors import StoreUnavailable
 from contract.streaming import Piece, Transcript
 from gateway.http.caller import Caller
-from gateway.page import live
-from gateway.page.live import LiveText
+from gateway.page import live_text
+from gateway.page.live_text import LiveText
 from gateway.page.requests import done_at, result_fields, text_of
 
 DONE = b'{"status":"SUCCESS","result":{}}'
@@ -50,9 +49,9 @@ def text_by(listener: Silent) -> LiveText:
 
 
 async def event(text: LiveText) -> dict[str, Any] | None:
-    """Return the event that is sent now, None for none."""
-    events = await text.events()
-    return orjson.loads(events[0].partition(b"data: ")[2]) if events else None
+    """Return what is sent now, None for nothing."""
+    found = await text.changed()
+    return None if found is None else dict(zip(("attempt", "text", "ended"), found, strict=True))
 
 
 async def test_a_request_that_ended_before_anybody_listened_has_ended() -> None:
@@ -64,7 +63,7 @@ async def test_a_request_that_ended_before_anybody_listened_has_ended() -> None:
 async def test_an_end_whose_event_was_missed_is_found_and_then_not_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "CHECK_S", 0.0)
+    monkeypatch.setattr(live_text, "CHECK_S", 0.0)
     listener = Silent("a")
     text = text_by(listener)
     listener.transcripts["a"].add(Piece("a", 2, 0, 0, "Once"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kit.redis_servers.debian_redis import Authority
 
-from gateway.webhooks.posting import NotDelivered, post
+from contract.webhooks import NotDelivered, post
 
 
 @pytest.fixture
@@ -49,3 +49,32 @@ def asks_for_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_a_receiver_that_refuses_the_client_has_not_answered(asks_for_a_certificate: str) -> None:
     with pytest.raises(NotDelivered, match="SSLError"):
         post(asks_for_a_certificate, b"{}", {}, private=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", 204),
+        (b"HTTP/1.0 500\r\n\r\n", 500),
+        (b"HTTP/1.1 200 OK\r\ncontent-len", None),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", None),
+        (b"SSH-2.0-OpenSSH\r\n", None),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000 + b"\r\n\r\n", None),
+        (b"", None),
+    ],
+)
+def test_only_a_whole_answer_counts(answer: bytes, status: int | None) -> None:
+    def serve() -> None:
+        sock, _ = server.accept()
+        with sock:
+            sock.recv(4096)
+            sock.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        if status is not None:
+            assert post(url, b"{}", {}, private=True) == status
+        else:
+            with pytest.raises(NotDelivered):
+                post(url, b"{}", {}, private=True)

@@ -6,8 +6,8 @@ import pytest
 
 from contract.batch import Batch
 from producer.cli import progress
-from producer.cli.progress import Meter, Rates, SubmitPause, describe
-from producer.queue_workers import clock_text
+from producer.cli.progress import FailureNews, Meter, Rates, SubmitPause, describe
+from producer.queue_workers import QueueWorkers, clock_text
 
 
 def batch(**counters: int) -> Batch:
@@ -36,16 +36,19 @@ def test_a_retry_that_takes_results_back_gives_no_negative_rate(monkeypatch):
 
 
 def test_a_running_batch_is_told_with_rate_failures_and_time_left():
-    text = describe(batch(total=500, completed=100, failed=2), 20.0, 400.4)
+    text = describe(batch(total=500, completed=100, failed=2), 20.0, 400.4, left_s=20.0)
     assert text == "102/500 done, 2 failed, 20.0 requests/s, 400 tokens/s, ETA 0:00:20"
 
 
 def test_a_narrow_line_leaves_out_the_rates_and_keeps_the_time_left():
     running = batch(total=500, completed=100, failed=2)
-    assert describe(running, 20.0, 400.4, width=60) == (
+    assert describe(running, 20.0, 400.4, width=60, left_s=20.0) == (
         "102/500 done, 2 failed, 20.0 requests/s, ETA 0:00:20"
     )
-    assert describe(running, 20.0, 400.4, width=40) == "102/500 done, 2 failed, ETA 0:00:20"
+    assert (
+        describe(running, 20.0, 400.4, width=40, left_s=20.0)
+        == "102/500 done, 2 failed, ETA 0:00:20"
+    )
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 160])
@@ -55,13 +58,30 @@ def test_a_terminal_of_any_width_shows_the_time_left(capsys, monkeypatch, column
     monkeypatch.setenv("COLUMNS", str(columns))
     running = batch(total=50_000, completed=12_345, failed=12)
     with Meter("batch_20261122224059_cc8df627b9d642aa", 50_000) as meter:
-        meter.update(12_357, describe(running, 20.0, 400.4, width=meter.width))
+        meter.update(12_357, describe(running, 20.0, 400.4, width=meter.width, left_s=1882))
     told = capsys.readouterr().err
     assert "ETA 0:31:22" in told
     assert "27b9d642aa" in told
 
 
-def test_no_time_is_promised_where_nothing_moves():
+def test_a_batch_that_has_ended_before_has_no_rates():
+    ended = batch(total=500, completed=499, failed=1, finished_at=2000)
+    assert describe(ended, 0.0, 0.0) == "500/500 done, 1 failed"
+    assert "20.0 requests/s" in describe(ended, 20.0, 0.0)
+
+
+def test_a_plain_line_that_has_not_changed_is_repeated_each_minute_only(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Meter("b1") as meter:
+        for _ in range(120):
+            now += 1.0
+            meter.update(0, "0 of 5 rows done" if now <= 115 else "1 of 5 rows done")
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["b1: 0 of 5 rows done", "b1: 0 of 5 rows done", "b1: 1 of 5 rows done"]
+
+
+def test_no_time_is_promised_where_none_is_known():
     assert "ETA" not in describe(batch(total=500), 0.0, 0.0)
 
 
@@ -115,3 +135,19 @@ def test_on_a_terminal_a_bar_is_drawn_on_stderr(capsys, monkeypatch):
     captured = capsys.readouterr()
     assert "5/10 done [x]" in captured.err
     assert captured.out == ""
+
+
+def test_failures_are_told_from_ten_ended_requests():
+    news = FailureNews()
+    failing = {"failures": "invalid_request 9"}
+    for ended, told in ((9, False), (10, True)):
+        found = batch(total=500, failed=9, completed=ended - 9)
+        assert bool(news.add(Batch("b1", found.fields | failing))) is told
+
+
+def test_a_worker_that_was_just_started_is_not_missing():
+    class Nobody:
+        def announcements(self, queue: str) -> list[dict[str, object]]:
+            return []
+
+    assert QueueWorkers(Nobody(), "warmq", starting=True).text() == "the worker starts"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import pickle
+import pkgutil
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,14 +16,16 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+import producer
 from contract.batch import Batch as QueueBatch
 from contract.errors import RequestRejected, WarmqError
 from contract.openai.lines import parse_line
 from contract.settings import Settings
+from producer import AsyncBatch, AsyncClient
 from producer.cli.context import open_input
 from producer.client.batch import Batch
 from producer.client.client import Client, _source, submission_of
-from producer.collect.parquet import finish_reason_of, text_of, tokens_of
+from producer.collect.answers import finish_reason_of, text_of, tokens_of
 from producer.input.iterable import IterableSource
 from producer.input.options import BadOption, check_column_conflicts
 from producer.input.reader import Input, InputUnreadable
@@ -45,12 +50,9 @@ def errors(source: Source) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "series", [pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]])], ids=type
-)
-def test_a_series_is_refused_with_what_to_give(series: Any) -> None:
+def test_an_array_is_refused_with_what_to_give() -> None:
     with pytest.raises(BadOption, match=r"is not accepted.*give a data frame"):
-        _source(series, {"prompt": "x"})
+        _source(pa.chunked_array([["a"]]), {"prompt": "x"})
 
 
 def test_a_stream_that_breaks_names_the_row() -> None:
@@ -227,3 +229,81 @@ class LengthUnknown(list[dict[str, str]]):
 def test_rows_whose_length_is_an_error_are_read_all_the_same() -> None:
     source = IterableSource(LengthUnknown([{"prompt": "a"}, {"prompt": "b"}]))
     assert [line for chunk in source.chunks(None, 1000) for line in chunk.lines]
+
+
+def test_every_error_of_the_client_is_a_name_of_the_library() -> None:
+    for module in pkgutil.walk_packages(producer.__path__, "producer."):
+        if not module.name.startswith(("producer.cli", "producer.__main__")):
+            importlib.import_module(module.name)
+    # These are kinds of results, or of the commands `plan` and `run` alone.
+    others = {"RequestRejected", "RequestFailed", "EngineDead", "NoTokenizer", "RunStopped",
+              "LocalPartEnded"}  # fmt: skip
+    every = set(_below(WarmqError))
+    names = {e.__name__ for e in every if e.__module__.startswith(("producer", "contract"))}
+    assert {"BatchNotFound", "InputUnreadable", "BadOption", "WritesLost"} <= names
+    for name in (names | {"WarmqError"}) - others:
+        assert issubclass(getattr(producer, name), WarmqError)
+        assert name in producer.__all__
+
+
+def _below(kind: type) -> Iterator[type]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
+@pytest.mark.parametrize("name", [None, "review", "max_tokens"])
+@pytest.mark.parametrize("kind", [pd.Series, lambda values, name: pl.Series(name, values)])
+def test_a_series_of_texts_has_prompts(kind: Any, name: str | None) -> None:
+    source = _source(kind(["a", "b"], name=name), {})
+    assert lines(source) == [{"prompt": "a"}, {"prompt": "b"}]
+    assert source.size == 2
+    assert lines(source.reopen()) == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+def test_a_series_is_a_column_for_templates() -> None:
+    series = pd.Series(["a", None], name="review")
+    source = _source(series, {"messages.user": "Kind? {review}"})
+    good, bad = source.chunks(SEED, 10**6).__next__().lines
+    assert orjson.loads(good[1])["messages"] == [{"role": "user", "content": "Kind? a"}]
+    assert bad[1].startswith(b"[")
+    with pytest.raises(BadOption, match=r"no column 'text'.*there are review"):
+        _source(series, {"messages.user": "Kind? {text}"})
+
+
+@pytest.mark.parametrize("kind", [pd.Series, pl.Series])
+def test_a_series_of_requests_or_chats_is_taken(kind: Any) -> None:
+    chat = [{"role": "user", "content": "a"}]
+    assert lines(_source(kind([{"prompt": "a"}, {"prompt": "b"}]), {})) == [
+        {"prompt": "a"},
+        {"prompt": "b"},
+    ]
+    assert lines(_source(kind([chat]), {})) == [{"messages": chat}]
+
+
+@pytest.mark.parametrize("key", [5, "5"])
+def test_a_bias_for_all_requests_takes_numbers_as_keys(key: Any) -> None:
+    submission = submission_of({"fields": {"logit_bias": {key: -100}}}, Settings())
+    assert submission.overrides == {"logit_bias": {"5": -100}}
+    assert '"logit_bias":{"5":-100}' in submission.options
+    assert parse_line(b'{"prompt":"x"}', submission.overrides).body
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"x", 1j])
+def test_a_field_for_all_requests_that_json_does_not_have_is_named(value: Any) -> None:
+    with pytest.raises(BadOption, match=r"fields stop: .*cannot be written as JSON"):
+        submission_of({"fields": {"stop": value}}, Settings())
+
+
+def test_clients_and_batches_for_asyncio_can_be_pickled() -> None:
+    client = pickle.loads(pickle.dumps(AsyncClient("redis://127.0.0.1:1/0", queue="q")))
+    assert client._client._settings.queue == "q"
+    store: Any = object()
+    made = AsyncBatch(Batch(store, QueueBatch("b1", {}), Settings()))
+    assert pickle.loads(pickle.dumps(made)).id == copy.deepcopy(made).id == "b1"
+
+
+@pytest.mark.parametrize("fields", [{"guided_choice": ["a"]}, {"temprature": 1}, {"top_p": 7}])
+def test_a_field_that_no_request_takes_is_refused_before_queueing(fields: Any) -> None:
+    with pytest.raises(BadOption, match=f"fields {next(iter(fields))}"):
+        submission_of({"fields": fields}, Settings(_env_file=None))

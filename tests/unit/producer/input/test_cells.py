@@ -328,9 +328,9 @@ def test_a_list_as_python_writes_it_is_no_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("p;x\nq;1\n", "separated by ;"),
-        ("p|x\nq|1\n", r"separated by \|"),
-        ("p\tx\nq\t1\n", "separated by tabs"),
+        ("p;x\nq;1\n", "looks like ';'"),
+        ("p|x\nq|1\n", r"looks like '\|'"),
+        ("p\tx\nq\t1\n", "looks like 'tab'"),
         ("sep=;\np;x\nq;1\n", "first line, sep=;"),
         ("sep=,\np,x\nq,1\n", "first line, sep=,"),
         ("p,x\nq,1\n".encode("utf-16-le"), "UTF-16"),
@@ -342,10 +342,54 @@ def test_another_form_of_csv_is_named(tmp_path: Path, text: str | bytes, words: 
     with pytest.raises((BadOption, InputUnreadable), match=words):
         open_source(path, {"prompt": "p"})
     if not words.startswith("UTF"):
-        with pytest.raises(BadOption, match=words):
+        with pytest.raises(InputUnreadable, match=words) as raised:
             open_source(path, {})
+        assert raised.value.remedy == "give_delimiter"
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "tab", "\\t", ":"])
+def test_a_delimiter_is_given(tmp_path: Path, delimiter: str) -> None:
+    mark = "\t" if delimiter in ("tab", "\\t") else delimiter
+    path = text_file(tmp_path / "a.csv", f'p{mark}n\n"a{mark}b, c"{mark}4\n')
+    source = open_source(path, {"prompt": "p", "max_tokens": "n"}, delimiter=delimiter)
+    assert requests_of(source) == [{"prompt": f"a{mark}b, c", "max_tokens": 4}]
+    assert requests_of(source.reopen()) == [{"prompt": f"a{mark}b, c", "max_tokens": 4}]
+
+
+@pytest.mark.parametrize("delimiter", [";;", '"', "\n"])
+def test_a_wrong_delimiter_is_named(tmp_path: Path, delimiter: str) -> None:
+    path = text_file(tmp_path / "a.csv", "p\nq\n")
+    with pytest.raises(BadOption, match=r"^delimiter: .*give one character"):
+        open_source(path, {}, delimiter=delimiter)
+    with pytest.raises(InputUnreadable, match="looks like ','"):
+        open_source(text_file(tmp_path / "b.csv", "p,n\nq,1\n"), {}, delimiter=";")
+    lines = text_file(tmp_path / "a.jsonl", '{"prompt": "x"}\n')
+    with pytest.raises(BadOption, match=r"^delimiter: only CSV"):
+        open_source(lines, {}, delimiter=";")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "delimiter", "told"),
+    [("a.csv", "sep=;\np;n\n", "", ";"), ("a.csv", "sep=;\np;n\n", ";", ";"),
+     ("a.tsv", "sep=\t\np\tn\n", "", "tab")],
+)  # fmt: skip
+def test_excels_first_line_names_the_delimiter(
+    tmp_path: Path, name: str, text: str, delimiter: str, told: str
+) -> None:
+    with pytest.raises(InputUnreadable, match=r"remove the file's first line, sep=") as raised:
+        open_source(text_file(tmp_path / name, text), {}, delimiter=delimiter)
+    assert raised.value.facts == {"delimiter": told}
 
 
 def test_a_column_with_a_semicolon_in_its_name_is_one(tmp_path: Path) -> None:
     path = text_file(tmp_path / "a.csv", "a;b\nq\n")
     assert requests_of(open_source(path, {"prompt": "a;b"})) == [{"prompt": "q"}]
+
+
+def test_a_text_is_a_number_only_where_a_field_takes_one(tmp_path: Path) -> None:
+    """A text is neither changed nor lost where only lists and objects are taken."""
+    columns = {"prompt": ["q"] * 5, "c": ["0", "true", '"a"', "null", '{"a": 1}']}
+    pairs = {"prompt": "prompt", "chat_template_kwargs": "c"}
+    rows = requests_of(open_source(parquet(tmp_path / "in.parquet", columns), pairs))
+    kept = [row.get("chat_template_kwargs") for row in rows]
+    assert kept == ["0", "true", '"a"', None, {"a": 1}]

@@ -18,7 +18,7 @@ from gateway.batches.api.record import BatchPart
 from gateway.batches.runner.input_file import model_of, validate_input
 from gateway.batches.runner.queueing import PartLines
 from gateway.file_store import lines_of
-from gateway.page.submit import HEAD_BYTES, named_in
+from gateway.page.file_plan import HEAD_BYTES, named_in
 from producer.input import decompression, reader
 from producer.input.reader import MOST_BLANKS, Input, InputUnreadable, chunks
 

@@ -22,7 +22,10 @@ SIGNED = "https://user:secret@host/a.jsonl?X-Amz-Signature=secret"
     ("use", "told"),
     [
         (lambda: open_source("https:///a.jsonl?sign=secret"), "https:///a.jsonl: no host is"),
-        (lambda: open_source("htps://user:secret@host/a?sign=secret"), "htps://host/a: give s3:"),
+        (
+            lambda: open_source("htps://user:secret@host/a?sign=secret"),
+            "htps://host/a: give an object (s3:",
+        ),
         (lambda: open_source(SIGNED, {"prompt": "x"}), "https://host/a.jsonl is not a table"),
         (lambda: check_output(SIGNED), "cannot write https://host/a.jsonl: "),
         (lambda: check_output("https://host/a.csv?sign=secret"), "cannot write https://host/a.csv"),

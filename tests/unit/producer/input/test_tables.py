@@ -21,7 +21,7 @@ from contract.openai.lines import parse_line
 from producer.input.options import BadOption
 from producer.input.reader import CHUNK_LINES, InputUnreadable
 from producer.input.source import open_source
-from producer.input.tables.mapping import Template, is_template
+from producer.input.tables.mapping import Template
 
 PROMPT = {"prompt": "text"}
 
@@ -101,7 +101,7 @@ def test_any_text_can_be_written_in_a_template(texts: list[str], values: list[st
     template = Template.parse("prompt", "".join(parts))
     filled = template.fill(dict(zip(names, values, strict=True)))
     assert filled == "".join(texts) + "".join(values)
-    assert is_template("".join(parts)) == bool(names)
+    assert template.columns == tuple(names)
 
 
 def test_a_bad_cell_is_told_by_row_and_column_with_the_remedy(tmp_path: Path):

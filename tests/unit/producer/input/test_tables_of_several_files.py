@@ -155,29 +155,114 @@ def prompts(name: str) -> list[str]:
     return [request["prompt"] for request in requests_of(open_source(name))]
 
 
-@pytest.mark.parametrize("form", [SPARK, DASK, RAY, DUCKDB])
-def test_a_folder_of_parts_names_the_pattern_that_takes_all_in_order(
+SNOWFLAKE = "data_01b2c3d4-0000-0000-0000-00010002{0:04}_0{0}_0_0.snappy.parquet"
+POLARS = "{:08}.parquet"
+FORMS = [SPARK, DASK, RAY, DUCKDB, SNOWFLAKE, POLARS, "part-{}.parquet", "{:012}.parquet"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("folder", ["out", "br[1]", "a b=c?"])
+def test_the_folder_of_a_writer_is_one_table_in_the_order_of_its_numbers(
+    tmp_path: Path, form: str, folder: str
+) -> None:
+    names = [form.format(number) for number in range(12)]
+    written(tmp_path / folder, names)
+    aside = ["_SUCCESS", "._SUCCESS.crc", f".{names[0]}.crc", "_metadata", "_common_metadata"]
+    for name in aside:
+        (tmp_path / folder / name).write_bytes(b"PAR1 or not")
+    written(tmp_path / folder / "_temporary" / "0", [names[0]])
+    for name in (folder, f"{folder}/", f"{folder}/*{Path(names[0]).suffix}"):
+        expected = [str(number) for number in range(12)]
+        assert prompts(f"{tmp_path}/{name}") == expected
+
+
+@pytest.mark.parametrize(
+    "form", ["{:06}_0", "20260101_101112_00042_abcde_{:08}-1a2b-4c3d-8e4f-5a6b7c8d9e0f"]
+)
+def test_parquet_files_without_an_ending_are_those_of_hive_and_athena(
     tmp_path: Path, form: str
 ) -> None:
-    folder = tmp_path / "out"
-    written(folder, [form.format(number) for number in range(12)])
-    (folder / "_SUCCESS").touch()
-    with pytest.raises(BadOption) as raised:
-        open_source(str(folder))
-    assert f"'{folder}/*.parquet' for all of them as one table" in raised.value.message
-    assert "and 9 more" in raised.value.message
-    assert raised.value.message.count(".parquet'") == 4
-    assert prompts(f"{folder}/*.parquet") == [str(number) for number in range(12)]
+    written(tmp_path / "t" / "year=2026", [form.format(number) for number in range(12)])
+    (tmp_path / "t" / "year=2026" / "000099_0").touch()  # an empty part
+    (tmp_path / "t" / "year=2026" / "README.md").write_text("no table")
+    assert prompts(f"{tmp_path}/t") == [str(number) for number in range(12)]
 
 
-def test_a_folder_of_partitions_names_its_pattern(tmp_path: Path) -> None:
-    for day in ("day=2", "day=10"):
-        written(tmp_path / "hive" / day, ["a-0.parquet", "b-1.parquet"])
-    name = f"{tmp_path}/hive"
-    with pytest.raises(BadOption, match=r"or '[^']*/hive/\*\*/\*\.parquet'"):
-        open_source(name)
-    assert prompts(f"{name}/**/*.parquet") == ["0", "1", "0", "1"]
-    assert prompts(f"{name}/day=*/a-*.parquet") == ["0", "0"]
+def test_folders_of_hives_form_are_columns(tmp_path: Path) -> None:
+    for key in ("day=10", "day=2", "day=__HIVE_DEFAULT_PARTITION__", "day=3%2F4"):
+        written(tmp_path / "hive" / "year=2026" / key, ["data_1.parquet", "data_0.parquet"])
+    pairs = {"prompt": "prompt", "custom_id": "{year}/{day}/{prompt}"}
+    for name in ("hive", "hive/year=2026", "hive/**/*.parquet", "hive/*/*/*.parquet"):
+        source = open_source(f"{tmp_path}/{name}", pairs)
+        assert [(r["custom_id"], r["prompt"]) for r in requests_of_good(source)] == [
+            (f"2026/{day}/{n}", n) for day in ("2", "3/4", "10") for n in ("1", "0")
+        ]
+    one = open_source(f"{tmp_path}/hive/year=2026/day=2/*.parquet", pairs)
+    assert [r["custom_id"] for r in requests_of_good(one)] == ["2026/2/1", "2026/2/0"]
+    assert prompts(f"{tmp_path}/hive") == ["1", "0"] * 4
+    assert prompts(f"{tmp_path}/hive/**/*_0.parquet") == ["1"] * 4
+
+
+def requests_of_good(source: sources.Source) -> list[dict[str, Any]]:
+    """Return the requests; rows without a day are bad rows."""
+    return [found for found in requests_of(source) if isinstance(found, dict)]
+
+
+def test_a_column_of_the_file_precedes_that_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "day=2"
+    folder.mkdir()
+    parquet(folder / "0.parquet", {"prompt": ["a"], "day": [2]})
+    (request,) = requests_of(open_source(str(tmp_path), {"prompt": "{day}", "max_tokens": "day"}))
+    assert request == {"prompt": "2", "max_tokens": 2}
+    text_file(tmp_path / "day=2" / "1.parquet", b"")
+    with pytest.raises(InputUnreadable, match=r"1\.parquet"):
+        prompts(str(tmp_path))
+
+
+def test_folders_of_csv_and_their_keys(tmp_path: Path) -> None:
+    for number in (10, 9):
+        (tmp_path / f"n={number}").mkdir()
+        text_file(tmp_path / f"n={number}" / "0.csv", f"prompt\nrow {number}\n")
+    source = open_source(str(tmp_path), {"prompt": "prompt", "max_tokens": "n"})
+    assert requests_of(source) == [
+        {"prompt": "row 9", "max_tokens": 9}, {"prompt": "row 10", "max_tokens": 10},
+    ]  # fmt: skip
+    before = source.fingerprint()
+    (tmp_path / "n=10").rename(tmp_path / "n=11")
+    again = open_source(str(tmp_path), {"prompt": "prompt", "max_tokens": "n"})
+    assert again.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["fold_1-00000-of-00001.parquet", "fold_2-00000-of-00001.parquet"], "several splits"),
+        (["run1/part.0.parquet", "run2/part.0.parquet"], "several splits"),
+        (["reviews.parquet", "labels.parquet"], "several splits"),
+        (["a.parquet", "b.csv"], "files of 2 kinds"),
+    ],
+)
+def test_a_folder_of_several_tables_names_their_patterns(
+    tmp_path: Path, names: list[str], words: str
+) -> None:
+    for name in names:
+        written((tmp_path / name).parent, [Path(name).name])
+    with pytest.raises(BadOption, match=words) as raised:
+        open_source(str(tmp_path))
+    assert f"'{tmp_path}/" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [("_delta_log/0.json", "Delta"), ("metadata/v1.metadata.json", "Iceberg"),
+     (".hoodie/x", "Hudi")],
+)  # fmt: skip
+def test_a_table_whose_log_deletes_rows_is_refused(tmp_path: Path, log: str, kind: str) -> None:
+    written(tmp_path, ["part-0.parquet"])
+    (tmp_path / log).parent.mkdir()
+    text_file(tmp_path / log, "{}")
+    with pytest.raises(InputUnreadable, match=f"a table of {kind}"):
+        open_source(str(tmp_path))
 
 
 @pytest.mark.parametrize("folder", ["br[1]", "what?", "a b", "[x"])
@@ -201,15 +286,17 @@ def test_a_relative_pattern_and_hidden_files(
 def test_keys_of_a_bucket(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     """Brackets in a key stand for themselves; numbers count."""
     keys = [f"s3://b/{folder}/{DASK.format(number)}" for number in sorted(map(str, range(12)))]
-    monkeypatch.setattr(sources, "keys_under", lambda _: iter(keys))
+    monkeypatch.setattr(
+        sources, "urls_under", lambda _: iter([*keys, f"s3://b/{folder}/", f"s3://b/{folder}/x/"])
+    )
     opened: list[list[Any]] = []
     monkeypatch.setattr(sources, "place_of", lambda name: name)
-    monkeypatch.setattr(sources, "TableSource", lambda _, places, __: opened.append(places))
+    monkeypatch.setattr(
+        sources, "TableSource", lambda _, parts, *__: opened.append([part.place for part in parts])
+    )
     open_source(f"s3://b/{folder}/part.*.parquet")
-    assert opened == [[f"s3://b/{folder}/{DASK.format(number)}" for number in range(12)]]
-    with pytest.raises(BadOption) as raised:
-        open_source(f"s3://b/{folder}/")
-    assert f"'s3://b/{folder}/*.parquet' for all of them as one table" in raised.value.message
+    open_source(f"s3://b/{folder}/")
+    assert opened == [[f"s3://b/{folder}/{DASK.format(number)}" for number in range(12)]] * 2
 
 
 # -- frames ------------------------------------------------------------------

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import parse_line
-from producer.submit.order.keys import depth_bytes, keys_of, text_of
+from contract.openai.pooling import EMBEDDINGS_URL
+from producer.submit.order.keys import depth_bytes, keys_of, model_of, text_of
 from producer.submit.order.prefix import PrefixOrder, choose_order, prefix_order
 from producer.submit.order.records import Records, Spool
 
@@ -32,7 +33,8 @@ def text(seed: int, size: int) -> str:
 def records(bodies: list[bytes], url: str = CHAT_URL, **options: int) -> Records:
     found = Records(**options)
     for start in range(0, len(bodies), 7):
-        found.add(*keys_of([text_of(url, body) for body in bodies[start : start + 7]]))
+        some = bodies[start : start + 7]
+        found.add(*keys_of([text_of(url, body) for body in some]), map(model_of, some))
     return found
 
 
@@ -134,7 +136,7 @@ def test_requests_that_read_no_prefix_cache_stay_where_they_are() -> None:
 
 def test_no_file_is_no_problem() -> None:
     found = Records()
-    found.add(*keys_of([]))
+    found.add(*keys_of([]), [])
     assert prefix_order(found).order.tolist() == []
 
 
@@ -142,6 +144,36 @@ def test_no_file_is_no_problem() -> None:
 def test_auto_groups_what_does_not_fit_the_cache(cache: int, grouped: bool) -> None:
     bodies = [chat(f"{text(n % 8, 2_000)} {text(50 + n, 100)}") for n in range(64)]
     assert choose_order("auto", records(bodies), cache).in_groups == grouped
+
+
+def test_lines_of_a_model_are_put_together_and_then_those_of_a_document() -> None:
+    bodies = [
+        chat(f"{text(d, 300)} {text(70 + q, 60)}", **({"model": model} if model else {}))
+        for q in range(3) for d in range(2) for model in ("b", "a", "")
+    ]  # fmt: skip
+    found = planned(bodies)
+    names = [orjson.loads(bodies[n]).get("model", "") for n in found.order]
+    assert names == ["b"] * 6 + ["a"] * 6 + [""] * 6
+    assert found.order.tolist()[:6] == [0, 6, 12, 3, 9, 15]
+    assert (found.models, found.changes) == (3, 17)
+    assert found.groups == 6
+
+
+def test_lines_without_a_text_or_a_common_beginning_are_put_together_by_model() -> None:
+    bodies = [orjson.dumps({"model": "ab"[n % 2], "input": str(n)}) for n in range(6)]
+    assert planned(bodies, EMBEDDINGS_URL).order.tolist() == [0, 2, 4, 1, 3, 5]
+    assert planned(bodies, EMBEDDINGS_URL).saved == 0
+
+
+@pytest.mark.parametrize(
+    ("models", "grouped"),
+    [("aaaa", False), ("aabb", False), ("abab", True), ("aaba", True), ("", False), ("abc", False)],
+)
+def test_auto_groups_models_that_alternate(models: str, grouped: bool) -> None:
+    bodies = [chat(text(n, 100), model=model) for n, model in enumerate(models)]
+    choice = choose_order("auto", records(bodies), 0)
+    assert choice.in_groups == grouped
+    assert choose_order("auto", records(bodies), 10**6, choice.name).name == choice.name
 
 
 def test_auto_leaves_a_file_without_anything_in_common() -> None:
@@ -202,8 +234,8 @@ def test_many_records_are_written_to_disk_in_groups() -> None:
     for _ in range(50):
         keys = draw.integers(1, 9, (500, draw.integers(1, 6)), dtype=np.uint64)
         sizes = np.full(500, 64, dtype=np.uint32)
-        kept.add(keys, sizes)
-        spooled.add(keys, sizes)
+        kept.add(keys, sizes, [""] * len(sizes))
+        spooled.add(keys, sizes, [""] * len(sizes))
     for level in range(kept.levels):
         assert (kept.column(level) == spooled.column(level)).all()
     assert len(spooled) == 25_000

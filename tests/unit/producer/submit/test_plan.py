@@ -11,6 +11,7 @@ from kit.commands.support import chat_line, write_lines
 
 from contract.settings import Settings
 from demo.stack import MODEL
+from producer.cli.commands.plan import _tokens_out
 from producer.input.reader import Input
 from producer.submit.expected import mean_answer
 from producer.submit.plan import FileContent, Plan, kv_tokens, plan, saved_tokens
@@ -22,7 +23,7 @@ from producer.submit.prompt_tokens import (
     prompt_of,
 )
 from producer.submit.submission import Submission
-from producer.time_left import Pace
+from producer.time_left import Outlook, Pace
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WORKER: dict[str, Any] = {
@@ -43,7 +44,12 @@ def planned(
     source = Input(str(write_lines(path / "in.jsonl", lines)))
     submission = Submission("plan", "warmq", 6, "", set_)
     return plan(
-        Settings(_env_file=None), submission, source, CharacterCounter(), workers or [], PACE
+        Settings(_env_file=None),
+        submission,
+        source,
+        CharacterCounter(),
+        workers or [],
+        Outlook(PACE),
     )
 
 
@@ -75,8 +81,11 @@ def test_limits_count_each_choice_and_lines_without_one_are_told(tmp_path: Path)
         chat_line("a", max_completion_tokens=7, max_tokens=99),
         chat_line("b"),
     ]
-    found = planned(tmp_path, lines).content
-    assert (found.limits, found.without_limit) == (37, 1)
+    whole = planned(tmp_path, lines)
+    assert (whole.content.limits, whole.content.without_limit) == (37, 1)
+    told = _tokens_out(whole)
+    assert "at most 37 and 1 line without max_tokens" in told
+    assert "WARMQ_DEFAULT_MAX_TOKENS" in told
 
 
 def test_answers_are_expected_as_the_queues_were_unless_a_line_fixes_them(tmp_path: Path) -> None:
@@ -205,3 +214,16 @@ def test_announcements_of_other_versions_are_taken_as_far_as_they_go() -> None:
     ]
     assert (mean_answer(odd), kv_tokens(odd)) == (None, None)
     assert (mean_answer([*odd, WORKER]), kv_tokens([*odd, WORKER])) == (10.0, 1000)
+
+
+def test_prompts_beyond_the_workers_context_are_counted(tmp_path: Path) -> None:
+    class Counts(CharacterCounter):
+        def exact(self, prompt: Any) -> bool:
+            return True
+
+    given = [{"prompt": "x" * 40}, {"prompt": "x" * 44, "custom_id": "b"}, {"prompt": "x" * 80}]
+    source = Input(str(write_lines(tmp_path / "in.jsonl", given)))
+    settings, submission = Settings(_env_file=None), Submission("plan", "warmq", 6, "")
+    found = plan(settings, submission, source, Counts(), [WORKER | {"max_model_len": 10}])
+    assert (found.content.too_long, found.context) == (2, 10)
+    assert found.content.first_too_long == "line 2 (b)"

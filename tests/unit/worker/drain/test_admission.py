@@ -36,12 +36,12 @@ def test_what_is_set_holds_for_both(one_step: bool) -> None:
 @pytest.mark.parametrize(("slots", "places"), [(1, 1), (2, 1), (4, 3), (32, 30), (256, 240)])
 def test_requests_of_many_sequences_leave_slots_to_others(slots: int, places: int) -> None:
     assert multi_sequence_slots(slots) == places
-    assert AdmissionLimits(slots, slots + 8).slots_of_many == places
+    assert AdmissionLimits(slots, slots + 8).multi_sequence_slots == places
 
 
 def test_a_quarter_of_those_that_wait_may_be_of_many_sequences() -> None:
-    assert room(one_step=False).many_waiting == 16
-    assert AdmissionLimits(32, 32).many_waiting == 1
+    assert room(one_step=False).multi_sequence_waiting == 16
+    assert AdmissionLimits(32, 32).multi_sequence_waiting == 1
 
 
 # -- requests of many sequences ----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,7 +19,8 @@ from worker.engine.vllm import preflight
 from worker.machine import devices
 from worker.machine.devices import Cards
 from worker.machine.packages import Packages
-from worker.tools.check import check_engine, check_redis, report
+from worker.models.config import models_of
+from worker.tools.check import check_engine, check_models, check_redis, report
 
 SDK = {
     "vllm": "0.30.0+cpu", "vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0",
@@ -47,8 +49,8 @@ def look(
         patched.setattr(preflight, "installed", lambda: packages)
         seen = check_engine(settings)
         check_redis(settings, seen)
-    assert all(finding.remedy for finding in seen.found)
-    return report(seen.rows, seen.found)
+    assert all(finding.remedy for finding in seen.findings)
+    return report(seen.rows, seen.findings)
 
 
 def test_a_good_set_up_says_what_will_happen(tmp_path: Path) -> None:
@@ -262,3 +264,22 @@ def test_a_set_up_that_starts_has_nothing_in_its_way(redis_url: str) -> None:
     done = checked(redis_url=redis_url, model=MODEL, engine_args="--max-num-seqs 2")
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout.endswith("\nNothing in the way.\n")
+
+
+def test_each_of_several_models_has_its_rows_its_problems_and_its_residence(
+    tmp_path: Path,
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    entries = {"good": {"path": str(MODEL)}, "lost": {"path": str(tmp_path / "none")}}
+    settings = load_settings(models=json.dumps(entries), redis_url=url, _env_file=None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("worker.tools.check.rehearse", lambda settings, seen: None)
+        seen = check_models(models_of(settings))
+    rows = seen.rows
+    assert rows["good: model"] == str(MODEL) and rows["lost: model"] == str(tmp_path / "none")
+    assert rows["platform"] == "CPU" and "good: platform" not in rows
+    assert "stopped" in rows["good: residence"] and "CPU" in rows["lost: residence"]
+    problems = [finding.problem for finding in seen.findings]
+    assert sum(problem.startswith("model 'lost': ") for problem in problems) == 1
+    assert sum("Redis" in problem for problem in problems) == 1  # all models have this one
+    assert report(rows, seen.findings).count("problem:") == 2

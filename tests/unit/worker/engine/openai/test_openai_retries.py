@@ -15,6 +15,7 @@ from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.catalogue import load_settings
 from worker.engine.openai import OpenAISettings
+from worker.engine.openai.metrics import Metrics, allowed_to_wait, next_limit, read_metrics
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import (
     LONGEST_RETRY_AFTER_S,
@@ -25,8 +26,7 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
-from worker.engine.openai.upstream import Metrics, allowed_to_wait, next_limit, read_metrics
-from worker.engine.remote.fleet import Health
+from worker.engine.remote.servers import Health
 
 PAGE = ROOT / "docs/reference/engine-openai.md"
 
@@ -137,7 +137,9 @@ def test_only_what_was_inside_a_server_that_is_ill_may_have_brought_it_down(
 def test_the_page_has_the_table_of_the_code() -> None:
     page = PAGE.read_text()
     for happened, _, action in TABLE:
-        assert f"| {happened} | {action} |" in page, happened
+        # A row of the page may have several faults of one action.
+        rows = [line for line in page.splitlines() if line.endswith(f" | {action} |")]
+        assert any(happened in re.split(r"<br>|^\| | \| ", row) for row in rows), happened
 
 
 def test_every_field_that_stops_streaming_is_on_the_page() -> None:

@@ -14,7 +14,7 @@ from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine
 from worker.engine.parent_death import ASK_FIRST_ENV
 from worker.engine.rbln import rules
-from worker.engine.rbln.rules import Line, limit_options, line_of
+from worker.engine.rbln.rules import Releases, limit_options, releases_of
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine.packages import Packages, release_of
 
@@ -36,32 +36,32 @@ def found(
 
 
 @pytest.mark.parametrize(
-    ("version", "line", "options"),
+    ("version", "releases", "options"),
     [
-        ("0.1.2", Line.FORK, False),
-        ("0.8.0.post1", Line.FORK, False),
-        ("0.8.1", Line.BY_HAND, True),
-        ("0.9.2", Line.BY_HAND, True),
-        ("0.9.3", Line.READS_FILE, False),
-        ("0.10.4", Line.READS_FILE, False),
-        ("0.11.2.post1", Line.READS_FILE, False),
-        ("0.12.0", Line.SUPPORTED, False),
-        ("0.13.1", Line.SUPPORTED, False),
+        ("0.1.2", Releases.FORK, False),
+        ("0.8.0.post1", Releases.FORK, False),
+        ("0.8.1", Releases.BY_HAND, True),
+        ("0.9.2", Releases.BY_HAND, True),
+        ("0.9.3", Releases.READS_FILE, False),
+        ("0.10.4", Releases.READS_FILE, False),
+        ("0.11.2.post1", Releases.READS_FILE, False),
+        ("0.12.0", Releases.SUPPORTED, False),
+        ("0.13.1", Releases.SUPPORTED, False),
     ],
 )
 def test_how_each_release_is_treated(
-    tmp_path: Path, version: str, line: Line, options: bool
+    tmp_path: Path, version: str, releases: Releases, options: bool
 ) -> None:
     folder = compiled(tmp_path, "b2_flash")
-    assert line_of(version) is line
+    assert releases_of(version) is releases
     words = limit_options(read(folder), version)
     assert words == (
         ["--max-num-seqs", "2", "--max-model-len", "4096", "--max-num-batched-tokens", "4096",
          "--block-size", "1024"] if options else []
     )  # fmt: skip
     judged = found(folder, {"vllm-rbln": version, "rebel-compiler": version})
-    assert any(fatal for fatal, _ in judged) is (line is Line.FORK)
-    assert bool(judged) is (line is not Line.SUPPORTED)
+    assert any(fatal for fatal, _ in judged) is (releases is Releases.FORK)
+    assert bool(judged) is (releases is not Releases.SUPPORTED)
 
 
 def test_a_compiled_folder_and_matching_packages_are_fine(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from contract.openai.body import CHAT_URL
 from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine import EngineRequest
-from worker.engine.remote.fleet import Health, Report, Server
+from worker.engine.remote.servers import Health, Report, Server
 from worker.engine.spec import Preflight
 from worker.engine.triton import TritonSettings
 from worker.engine.triton.engine import MOST_SERVERS, TritonEngine, rehearse
@@ -208,5 +208,7 @@ def test_the_check_asks_the_servers_once(
     one, seen = FakeServer(health=health or Health.WELL), Preflight()
     one.up, one.parameters = False, {}  # type: ignore[attr-defined]
     rehearse(TritonSettings(engine="triton", model=str(MODEL), triton_model="m"), seen)
-    assert [found.problem for found in seen.found] == ([f"{told}: fake:1: it went"] if told else [])
+    assert [found.problem for found in seen.findings] == (
+        [f"{told}: fake:1: it went"] if told else []
+    )
     assert seen.rows == ({} if told else {"model": "m"})

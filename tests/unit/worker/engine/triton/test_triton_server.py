@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from worker.engine.remote.fleet import Health
+from worker.engine.remote.servers import Health
 from worker.engine.triton.request import ServerDown
 
 MODULE = "worker.engine.triton.server"

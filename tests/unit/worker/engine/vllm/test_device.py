@@ -76,7 +76,7 @@ def test_check_and_start_refuse_a_missing_driver_with_the_same_words(
     assert seen.rows["platform"] == "NVIDIA GPU, CUDA 13"
     with pytest.raises(SettingsError) as refused:
         vllm.make(settings)  # type: ignore[arg-type]
-    assert [str(finding) for finding in seen.found if finding.fatal] == [str(refused.value)]
+    assert [str(finding) for finding in seen.findings if finding.fatal] == [str(refused.value)]
 
 
 @pytest.mark.parametrize(

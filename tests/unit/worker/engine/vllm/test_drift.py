@@ -194,6 +194,13 @@ def test_what_the_adapter_relies_on_is_there() -> None:
         assert inspect.iscoroutinefunction(getattr(AnthropicServingMessages, name))
     assert inspect.iscoroutinefunction(OpenAIServingResponses.create_responses)
     assert inspect.iscoroutinefunction(ServingTokenization.create_tokenize)
+    # What worker/engine/vllm/adapters.py calls and changes
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
+    assert inspect.iscoroutinefunction(AsyncLLMEngine.add_lora)
+    assert inspect.iscoroutinefunction(AsyncLLMEngine.remove_lora)
+    made = inspect.getsource(OpenAIServingModels.__init__)
+    assert "self.lora_requests" in made and "self.lora_id_counter" in made
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
 

@@ -339,6 +339,7 @@ def test_other_platforms_get_what_vllms_parser_says(
     untouched = make_arg_parser(_Parser(add_help=False)).parse_args(
         ["--disable-log-stats", "--max-num-seqs", "7", "--model", str(MODEL)]
     )
+    untouched.served_model_name = ["tiny", str(MODEL)]
     untouched.limit_mm_per_prompt = dict(MAX_MEDIA)  # the one default of our own
     assert vars(options("--max-num-seqs 7", on_cpu=False)) == vars(untouched)
     npu = Packages(installed().versions | {"vllm-rbln": "0.12.0"}, rebel=True)

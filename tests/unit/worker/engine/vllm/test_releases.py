@@ -65,7 +65,7 @@ def test_start_and_check_say_the_same(
         monkeypatch.setattr(f"{module}.installed", lambda: newer)
     settings = VllmSettings(model=str(MODEL))
     (finding,) = judge_release(newer)
-    assert finding in ENGINE.check(settings).found
+    assert finding in ENGINE.check(settings).findings
     caplog.set_level(logging.WARNING)
     ENGINE.make(settings)
     assert str(finding) in caplog.messages
@@ -102,7 +102,7 @@ async def test_a_field_that_the_running_release_lacks_is_refused_by_name() -> No
 def test_an_orderly_end_is_quiet_where_vllm_has_made_its_logs_handlers_anew(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.vllm.engine.end_children", lambda grace_s: None)
+    monkeypatch.setattr("worker.engine.vllm.engine.end_children", lambda *_: None)
     from worker.engine.vllm.engine import VllmEngine
     from worker.engine.vllm.processes import ORDERLY_END
 

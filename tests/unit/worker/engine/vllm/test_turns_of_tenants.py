@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from worker.engine.vllm.grammars import Turns
+from worker.engine.vllm.grammars import FairLock
 
 
 class Line:
-    """Requests of tenants at one `Turns`; `ended` has them in the order in which they were in."""
+    """Requests of tenants at one `FairLock`; `ended` has them in the order of their turns."""
 
     def __init__(self) -> None:
-        self.turns, self.go_on = Turns(), asyncio.Event()
+        self.turns, self.go_on = FairLock(), asyncio.Event()
         self.entered: list[str] = []
 
     async def enter(self, tenant: str) -> None:
@@ -73,7 +73,7 @@ async def test_one_that_gives_up_as_it_gets_its_turn_passes_it_on() -> None:
 
 
 async def test_an_error_passes_the_turn_on() -> None:
-    turns = Turns()
+    turns = FairLock()
     with pytest.raises(ValueError, match="no"):
         async with turns.taken("a"):
             raise ValueError("no")

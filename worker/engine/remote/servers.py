@@ -1,6 +1,6 @@
 """Watches the health of a remote engine's servers, and chooses one for each request.
 
-A subclass of `Server` implements a protocol. `Fleet` contains all servers of one engine.
+A subclass of `Server` speaks HTTP or gRPC with it. `Servers` contains all servers of one engine.
 
 A server that is down gets no requests until its health is good again. After a hang, a server may
 appear healthy, so it also rests: it gets no requests for REST_S seconds, unless its class decides
@@ -64,7 +64,7 @@ class Server:
     - `unusable`: the server can be used only with other settings;
     - `misses`: health checks in a row without an answer in time;
     - `rest_until`: time until which it gets no requests, and stays down if it is down;
-    - `ask_from`: time of the next health check, unless a request fails before;
+    - `check_from`: time of the next health check, unless a request fails before;
     - `progress_at`: time of its latest step; `stepped` is called at each step.
     """
 
@@ -80,7 +80,7 @@ class Server:
         self.in_flight = 0
         self.misses = 0
         self.rest_until = 0.0
-        self.ask_from = 0.0
+        self.check_from = 0.0
         self.progress_at = time.monotonic()
         self.stepped: Callable[[], None] = lambda: None
         self._running: set[asyncio.Timeout] = set()
@@ -107,7 +107,7 @@ class Server:
 
     @property
     def trouble(self) -> str:
-        """Why the server gets no requests or fewer, as an error text; '' if nothing is wrong."""
+        """Why the server gets no requests, or fewer; '' if nothing is wrong."""
         return "" if self.up else self.why
 
     @property
@@ -120,7 +120,7 @@ class Server:
         full = self.limit is not None and self.in_flight >= self.limit
         return self.up and not full and now >= self.rest_until
 
-    def sends(self) -> None:
+    def gets_request(self) -> None:
         """Note that the server gets a request."""
         self.in_flight += 1
 
@@ -164,7 +164,7 @@ class Server:
 S = TypeVar("S", bound=Server)
 
 
-class Fleet(Generic[S]):
+class Servers(Generic[S]):
     """All servers of one engine. Times are in seconds.
 
     A server hangs if it makes no step for `stall_s` while it runs requests. `start` waits at most
@@ -208,7 +208,7 @@ class Fleet(Generic[S]):
         began, logged_at = time.monotonic(), -math.inf
         while True:
             now = time.monotonic()
-            await asyncio.gather(*(self.ask(s) for s in servers if now >= s.ask_from))
+            await asyncio.gather(*(self.ask(s) for s in servers if now >= s.check_from))
             if not self.dead:
                 break
             if all(server.unusable for server in servers):
@@ -277,7 +277,7 @@ class Fleet(Generic[S]):
                     self._hand_out_after_rests(now)
                     return
                 best = min(free, key=lambda s: (s in avoid, s.in_flight / (s.limit or 1)))
-                best.sends()
+                best.gets_request()
                 future.set_result(best)
             self._waiting.popleft()
 
@@ -330,7 +330,7 @@ class Fleet(Generic[S]):
         """Check one server's health until cancelled; end its requests if it hangs."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
-            if time.monotonic() >= server.ask_from:
+            if time.monotonic() >= server.check_from:
                 await self.ask(server)
             if server.up and not server.misses:
                 await server.measure()

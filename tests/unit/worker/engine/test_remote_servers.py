@@ -11,8 +11,8 @@ import pytest
 
 from contract.errors import EngineDead
 from contract.settings import SettingsError
-from worker.engine.remote import fleet as fleet_module
-from worker.engine.remote.fleet import MISSES, Fleet, Health, Interrupted, Report, Server
+from worker.engine.remote import servers as servers_module
+from worker.engine.remote.servers import MISSES, Health, Interrupted, Report, Server, Servers
 
 WELL, ILL = Report(Health.WELL), Report(Health.ILL, "went away")
 SILENT, UNUSABLE = Report(Health.SILENT, "is late"), Report(Health.UNUSABLE, "refuses the key")
@@ -45,13 +45,13 @@ class FakeServer(Server):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for health a hundred times as often."""
-    monkeypatch.setattr(fleet_module, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(servers_module, "ASK_EVERY_S", 0.01)
 
 
 @pytest.fixture
-async def two() -> AsyncIterator[Fleet[FakeServer]]:
+async def two() -> AsyncIterator[Servers[FakeServer]]:
     """Return a fleet of two servers that are well and have no limit."""
-    fleet: Fleet[FakeServer] = Fleet(stall_s=60, wait_s=None)
+    fleet: Servers[FakeServer] = Servers(stall_s=60, wait_s=None)
     await fleet.start([FakeServer("a"), FakeServer("b")])
     yield fleet
     await fleet.close()
@@ -64,7 +64,7 @@ async def until(look: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_each_request_goes_where_the_fewest_are_in_flight(two: Fleet[FakeServer]) -> None:
+async def test_each_request_goes_where_the_fewest_are_in_flight(two: Servers[FakeServer]) -> None:
     a, b = two.servers
     taken = [await two.take() for _ in range(4)]
     assert (a.in_flight, b.in_flight) == (2, 2)
@@ -75,7 +75,7 @@ async def test_each_request_goes_where_the_fewest_are_in_flight(two: Fleet[FakeS
 
 
 async def test_servers_with_limits_are_filled_evenly_and_the_rest_waits_in_turn() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, None)
+    fleet: Servers[FakeServer] = Servers(60, None)
     small, large = FakeServer("a", 1), FakeServer("b", 3)
     await fleet.start([small, large])
     assert [await fleet.take() for _ in range(4)].count(large) == 3
@@ -93,7 +93,7 @@ async def test_servers_with_limits_are_filled_evenly_and_the_rest_waits_in_turn(
 
 
 async def test_who_is_cancelled_with_a_server_in_hand_sends_nothing() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, None)
+    fleet: Servers[FakeServer] = Servers(60, None)
     only = FakeServer("a", 1)
     await fleet.start([only])
     held = await fleet.take()
@@ -107,7 +107,9 @@ async def test_who_is_cancelled_with_a_server_in_hand_sends_nothing() -> None:
     await fleet.close()
 
 
-async def test_a_server_to_avoid_is_taken_only_if_there_is_no_other(two: Fleet[FakeServer]) -> None:
+async def test_a_server_to_avoid_is_taken_only_if_there_is_no_other(
+    two: Servers[FakeServer],
+) -> None:
     a, b = two.servers
     b.in_flight = 5
     assert await two.take(frozenset([a])) is b
@@ -116,7 +118,7 @@ async def test_a_server_to_avoid_is_taken_only_if_there_is_no_other(two: Fleet[F
 
 
 async def test_a_server_whose_health_is_bad_gets_nothing_until_it_is_good(
-    two: Fleet[FakeServer],
+    two: Servers[FakeServer],
 ) -> None:
     a, b = two.servers
     a.report = ILL
@@ -131,7 +133,7 @@ async def test_a_server_whose_health_is_bad_gets_nothing_until_it_is_good(
 
 
 async def test_a_busy_server_may_answer_late_but_not_every_time() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, None)
+    fleet: Servers[FakeServer] = Servers(60, None)
     fleet.servers = [server] = [FakeServer("a")]
     await fleet.ask(server)
     server.report = SILENT
@@ -143,14 +145,14 @@ async def test_a_busy_server_may_answer_late_but_not_every_time() -> None:
 
 
 async def test_those_who_ask_for_health_at_once_share_one_question() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, None)
+    fleet: Servers[FakeServer] = Servers(60, None)
     server = FakeServer("a")
     await asyncio.gather(*(fleet.ask(server) for _ in range(20)))
     assert server.asked == 1
 
 
 async def test_a_server_that_hangs_loses_its_requests_and_rests_though_it_looks_healthy() -> None:
-    fleet: Fleet[FakeServer] = Fleet(stall_s=0.05, wait_s=None)
+    fleet: Servers[FakeServer] = Servers(stall_s=0.05, wait_s=None)
     hung, other = FakeServer("a"), FakeServer("b")
     await fleet.start([hung, other])
     assert await fleet.take() is hung
@@ -169,7 +171,7 @@ async def test_a_server_that_hangs_loses_its_requests_and_rests_though_it_looks_
 
 
 async def test_a_server_whose_judge_decides_is_not_away_when_what_runs_in_it_stalls() -> None:
-    fleet: Fleet[FakeServer] = Fleet(stall_s=0.05, wait_s=None)
+    fleet: Servers[FakeServer] = Servers(stall_s=0.05, wait_s=None)
     server = FakeServer("a")
     server.down_if_stalled = False
     await fleet.start([server])
@@ -181,14 +183,14 @@ async def test_a_server_whose_judge_decides_is_not_away_when_what_runs_in_it_sta
 
 
 async def test_a_server_is_asked_no_sooner_than_it_bears() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, None)
+    fleet: Servers[FakeServer] = Servers(60, None)
     server = FakeServer("a")
-    server.ask_from = time.monotonic() + 600
+    server.check_from = time.monotonic() + 600
     with suppress(TimeoutError):
         async with asyncio.timeout(0.1):
             await fleet.start([server])
     assert server.asked == 0
-    server.ask_from = 0.0
+    server.check_from = 0.0
     await fleet.start([server])
     await until(lambda: server.asked > 3)
     await fleet.close()
@@ -212,7 +214,7 @@ async def test_a_time_limit_of_the_protocols_library_is_not_an_interruption() ->
 
 
 async def test_with_no_server_left_nobody_is_blamed_and_those_who_wait_are_told(
-    two: Fleet[FakeServer],
+    two: Servers[FakeServer],
 ) -> None:
     a, b = two.servers
     a.limit = b.limit = 1
@@ -232,7 +234,7 @@ async def test_with_no_server_left_nobody_is_blamed_and_those_who_wait_are_told(
     assert two.dead
 
 
-async def test_killing_a_fleet_interrupts_what_runs_in_it(two: Fleet[FakeServer]) -> None:
+async def test_killing_a_fleet_interrupts_what_runs_in_it(two: Servers[FakeServer]) -> None:
     server = await two.take()
 
     async def run() -> None:
@@ -247,7 +249,7 @@ async def test_killing_a_fleet_interrupts_what_runs_in_it(two: Fleet[FakeServer]
     assert two.dead
 
 
-async def test_progress_is_that_of_the_latest_busy_server(two: Fleet[FakeServer]) -> None:
+async def test_progress_is_that_of_the_latest_busy_server(two: Servers[FakeServer]) -> None:
     a, b = two.servers
     a.progress_at, b.progress_at = 5.0, 9.0
     assert two.last_progress() > 9.0, "nothing runs: nothing can hang"
@@ -258,7 +260,7 @@ async def test_progress_is_that_of_the_latest_busy_server(two: Fleet[FakeServer]
 
 
 async def test_a_start_waits_until_one_server_is_well() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, wait_s=None)
+    fleet: Servers[FakeServer] = Servers(60, wait_s=None)
     servers = [FakeServer("a", report=ILL), FakeServer("b", report=UNUSABLE)]
     starting = asyncio.create_task(fleet.start(servers))
     await until(lambda: servers[0].asked > 3)
@@ -271,7 +273,7 @@ async def test_a_start_waits_until_one_server_is_well() -> None:
 
 
 async def test_a_start_that_waited_long_enough_says_why_and_blames_nobody() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, wait_s=0.03)
+    fleet: Servers[FakeServer] = Servers(60, wait_s=0.03)
     server = FakeServer("a", report=ILL)
     with pytest.raises(EngineDead, match=r"WARMQ_REMOTE_WAIT_S.*a: went away") as raised:
         await fleet.start([server])
@@ -280,12 +282,12 @@ async def test_a_start_that_waited_long_enough_says_why_and_blames_nobody() -> N
 
 
 async def test_a_start_does_not_wait_for_what_only_a_setting_can_mend() -> None:
-    fleet: Fleet[FakeServer] = Fleet(60, wait_s=None)
+    fleet: Servers[FakeServer] = Servers(60, wait_s=None)
     with pytest.raises(SettingsError, match="no server can be used: a: refuses the key"):
         await fleet.start([FakeServer("a", report=UNUSABLE), FakeServer("b", report=UNUSABLE)])
 
 
-async def test_a_fleet_whose_watch_failed_is_dead(two: Fleet[FakeServer]) -> None:
+async def test_a_fleet_whose_watch_failed_is_dead(two: Servers[FakeServer]) -> None:
     async def fail() -> None:
         raise ValueError("a bug")
 

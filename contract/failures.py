@@ -1,0 +1,72 @@
+"""Reads how many lines of a batch failed with each error code (contract/lua/failures.lua)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from contract.batch import Batch
+
+#: Most error codes in one text, and most first requests of a code (as in the scripts).
+_CODES_IN_TEXT, _FIRST = 3, 5
+#: Ended requests from which the share of failed ones is shown.
+FEWEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFailures:
+    """The failures with one error code.
+
+    `count` counts lines. `first` has the request ids of the first failed requests that were not run
+    again. The code '' stands for failures from workers of 0.2.0, which noted no codes.
+    """
+
+    code: str
+    count: int
+    first: tuple[str, ...] = ()
+
+
+def failures_of(batches: Iterable[Batch]) -> list[CodeFailures]:
+    """Return the failures of one or several queue batches, the most frequent code first."""
+    found: dict[str, CodeFailures] = {}
+    for batch in batches:
+        noted = [_read(line) for line in batch.fields.get("failures", "").splitlines()]
+        failed = batch.number("failed")
+        unknown = failed - sum(one.count for one in noted)
+        if unknown < 0:  # a producer of 0.2.0 has run some again, and changed no count
+            noted, unknown = [], failed
+        if unknown:
+            noted.append(CodeFailures("", unknown))
+        for one in noted:
+            before = found.get(one.code, CodeFailures(one.code, 0))
+            first = (before.first + one.first)[:_FIRST]
+            found[one.code] = CodeFailures(one.code, before.count + one.count, first)
+    return sorted(found.values(), key=lambda one: -one.count)
+
+
+def _read(line: str) -> CodeFailures:
+    code, count, *first = line.split(" ")
+    return CodeFailures(code, int(count), tuple(first))
+
+
+def failures_text(batch: Batch) -> str:
+    """Return for example `65 of 70 failed: 40 max_tokens, 25 unknown_field`; '' without failures.
+
+    The second number is of the requests that have ended.
+    """
+    codes = failures_of([batch])
+    return codes_text(codes, batch.terminal) if codes else ""
+
+
+def failures_so_far(batch: Batch) -> str:
+    """Return failures_text, or '' while too few requests of a large batch have ended."""
+    small = batch.sealed and batch.number("total") < FEWEST
+    return failures_text(batch) if small or batch.terminal >= FEWEST else ""
+
+
+def codes_text(codes: list[CodeFailures], ended: int) -> str:
+    """Return the text about failures with these codes, of `ended` requests."""
+    named = [f"{one.count} {one.code or 'of unknown code'}" for one in codes[:_CODES_IN_TEXT]]
+    if len(codes) > _CODES_IN_TEXT:
+        named.append(f"{sum(one.count for one in codes[_CODES_IN_TEXT:])} of other codes")
+    if len(codes) == 1 and codes[0].code:
+        named = [codes[0].code]
+    return f"{sum(one.count for one in codes)} of {ended} failed: {', '.join(named)}"

@@ -1,0 +1,30 @@
+"""Writes the prompt of a request's body as text, for people."""
+
+from typing import Any
+
+import orjson
+
+
+def prompt_text(body: dict[str, Any]) -> str:
+    """Return the prompt as text.
+
+    Each message begins with its role. Of an image, audio or video the text has only the part's
+    type, for example [image_url].
+    """
+    prompt = body.get("messages") or body.get("prompt") or body.get("input") or body
+    if not (isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)):
+        return _plain(prompt)
+    texts = [(str(one.get("role", "")), _content(one.get("content"))) for one in prompt]
+    return "\n".join(f"{role}: {text}" for role, text in texts)
+
+
+def _content(content: object) -> str:
+    """Return the text of a message's content, which may have parts."""
+    if not (isinstance(content, list) and all(isinstance(part, dict) for part in content)):
+        return "" if content is None else _plain(content)
+    parts = (part.get("text", f"[{part.get('type', '')}]") for part in content)
+    return "\n".join(map(_plain, parts))
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

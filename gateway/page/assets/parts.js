@@ -1,0 +1,44 @@
+// @ts-check
+// Times in the viewer's zone, and parts of a page that are read again while it is open.
+
+// As the server writes them, in every language, so that no width changes.
+const long = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
+const short = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+
+/** @param {ParentNode} root */
+export function localTimes(root) {
+  for (const time of /** @type {NodeListOf<HTMLTimeElement>} */ (root.querySelectorAll("time[datetime]"))) {
+    time.title = `${time.dateTime} (UTC)`;
+    time.textContent = ("short" in time.dataset ? short : long).format(new Date(time.dateTime));
+  }
+}
+
+/** Milliseconds between two readings after an event, and without one. */
+const AFTER_MS = 10_000, IDLE_MS = 60_000;
+let readAt = Date.now();
+let changed = false;
+
+/** Notes that an event of the stream has come. */
+export const note = () => { changed = true; };
+
+async function read() {
+  readAt = Date.now();
+  changed = false;
+  const answer = await fetch(location.href).catch(() => null);
+  if (!answer?.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  localTimes(fresh);
+  for (const part of document.querySelectorAll("[data-part]")) {
+    const other = fresh.querySelector(`[data-part="${/** @type {HTMLElement} */ (part).dataset.part}"]`);
+    if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...other.childNodes);
+  }
+}
+
+/** Reads the parts again while the page is visible. */
+export function keepParts() {
+  if (!document.querySelector("[data-part]")) return;
+  setInterval(() => {
+    const age = Date.now() - readAt;
+    if (!document.hidden && (age >= IDLE_MS || (changed && age >= AFTER_MS))) read();
+  }, 1000);
+}

@@ -1,0 +1,86 @@
+"""Reads options from stdin, converts the file, and writes frames (running.py) to stdout.
+
+The program runs in a folder in which the file has the user's name for it, which messages then show.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import Any
+
+import orjson
+
+from contract.errors import WarmqError
+from gateway.page.conversion.lines import converted, url_of
+from gateway.page.conversion.running import (
+    BAD_ROW,
+    COLUMNS,
+    CPU_S,
+    END,
+    ERROR,
+    LINE,
+    MEMORY_BYTES,
+    MOST_PROBLEMS,
+    PROBLEM,
+)
+from producer.input.reader import FilePlace
+from producer.input.source import open_source
+from producer.input.tables.source import columns_of, kind_of, other_delimiter
+
+
+def _write(kind: bytes, content: bytes = b"") -> None:
+    sys.stdout.buffer.write(kind + content + b"\n")
+
+
+def _convert(options: dict[str, Any]) -> None:
+    name, changed, problems, last, reported = options["name"], False, 0, 0, 0
+    mark = _delimiter(name, options["pairs"])
+    _write(COLUMNS, orjson.dumps(list(columns_of(FilePlace(name), mark))))
+    source = open_source(name, options["pairs"], delimiter=mark)
+    url = url_of(getattr(source, "fields", ()))
+    for chunk in source.chunks(None, options["longest"]):
+        for number, line, problem, is_new in converted(chunk, options["overrides"], url):
+            for _ in range(last + 1, number):  # blank lines, so that lines keep their numbers
+                _write(LINE)
+            last, changed = number, changed or is_new
+            if problem and line:
+                if reported < MOST_PROBLEMS:
+                    _write(BAD_ROW, orjson.dumps([number, problem]))
+                    reported += 1
+                _write(LINE, line)
+            elif problem:
+                _write(PROBLEM, orjson.dumps([number, problem]))
+                problems += 1
+            else:
+                _write(LINE, line)
+        if problems >= MOST_PROBLEMS:
+            break
+    _write(END, orjson.dumps(changed))
+
+
+def _delimiter(name: str, pairs: dict[str, str]) -> str:
+    """Return the delimiter of a CSV file that has another one than its kind; '' if it has not."""
+    if kind_of(name) not in (".csv", ".tsv"):
+        return ""
+    columns = columns_of(FilePlace(name))
+    return "" if any(columns[0] in given for given in pairs.values()) else other_delimiter(columns)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)
+    options = orjson.loads(sys.stdin.buffer.read())
+    os.chdir(options["folder"])
+    try:
+        _convert(options)
+    except WarmqError as error:
+        _write(ERROR, orjson.dumps(error.message))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

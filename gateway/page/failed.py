@@ -1,0 +1,81 @@
+"""What failed in a batch, for its page: by error code, and how many requests a retry would run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contract.batch import Batch as QueueBatch
+from contract.redis.failures import FailedCode, FailedRequest
+from gateway.batches.api.failures import failures_of_view
+from gateway.http.services import Services
+from gateway.page.requests import OTHER_REMEDY, REMEDIES
+from gateway.redis.batch_views import BatchView
+from gateway.redis.request_reads import RequestReads
+
+#: Codes of lines that no retry can run, because the line is wrong.
+LINE_ERRORS = frozenset((
+    "invalid_json", "invalid_request", "unknown_field", "unknown_url", "duplicate_custom_id",
+    "line_too_long",
+))  # fmt: skip
+#: Outcomes that a retry may run again, by the name of their button.
+OUTCOMES = {"failed": ("failed",), "stopped": ("cancelled", "expired")}
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The failed lines with one error code: their number, the remedy, and the first of them."""
+
+    code: str
+    count: int
+    remedy: str
+    first: list[FailedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The numbers of requests that a retry would run, and of lines that it cannot run (`invalid`).
+
+    `stopped` requests are cancelled or expired. `anew`: a retry makes a new batch.
+    """
+
+    failed: int = 0
+    stopped: int = 0
+    invalid: int = 0
+    anew: bool = False
+
+
+def failed_codes(services: Services, view: BatchView, row: Mapping[str, Any]) -> list[Code]:
+    """Return a batch's failures by code, the most frequent first; stopped requests come last."""
+    found = failures_of_view(services, view)
+    if rest := _stopped(row, found):
+        found = [*found, FailedCode(row["status"], rest)]
+    return [
+        Code(one.code, one.count, REMEDIES.get(one.code, OTHER_REMEDY), one.first) for one in found
+    ]
+
+
+def _stopped(row: Mapping[str, Any], codes: list[FailedCode]) -> int:
+    """Return the number of requests that the batch's cancellation or deadline has ended."""
+    if row["status"] not in ("cancelling", "cancelled", "expired"):
+        return 0
+    # As in OpenAI's API, `failed` of a row counts all requests without an answer.
+    return max(0, int(row["failed"]) - sum(one.count for one in codes))
+
+
+def retry_of(
+    services: Services, view: BatchView, row: Mapping[str, Any], codes: list[Code]
+) -> Retry:
+    """Return what a retry would run; nothing before the batch has ended."""
+    if not row["ended"] or not row["failed"]:
+        return Retry()
+    if isinstance(view.source, QueueBatch):
+        can = RequestReads.using(services.batches).retryable(view.id)
+        stopped = min(can, view.source.number("cancelled") + view.source.number("expired"))
+        failed = can - stopped
+        return Retry(failed, stopped, max(0, view.source.number("failed") - failed))
+    if row["status"] == "failed":  # the whole file was refused
+        return Retry()
+    invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
+    return Retry(failed=max(0, row["failed"] - invalid), invalid=invalid, anew=True)

@@ -1,0 +1,273 @@
+"""Plans an uploaded file by the gateway's own rules, and renders some of its prompts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from contract.errors import RequestRejected, WarmqError
+from contract.openai.body import BODY_TYPES, CHAT_URL
+from contract.openai.lines import parse_line
+from contract.redis.waiting import WaitingReads
+from gateway.batches.api.batches import DEFAULT_PRIORITY
+from gateway.batches.runner.input_file import InputSummary, model_of, validate_input
+from gateway.file_store import lines_of
+from gateway.files.files import FileRecord
+from gateway.http.caller import Caller
+from gateway.http.services import Services
+from gateway.page.conversion.running import Conversion, convert
+from gateway.page.file_reading import ReadGuard, TooLong
+from gateway.page.requests import prompt_in
+from gateway.served_models import ServedModels
+from producer.input.options import BadOption
+from producer.input.reader import Input
+from producer.input.structured import with_structure
+from producer.input.tables.source import kind_of
+from producer.run.trial import Spread
+from producer.submit.plan import Plan, plan
+from producer.submit.prompt_tokens import CharacterCounter
+from producer.submit.submission import Submission
+from producer.time_left import OutlookReads
+
+#: Most uncompressed bytes of a file that is planned while the browser waits, and most seconds.
+PLANNED_BYTES, PLANNED_S = 32 * 2**20, 10.0
+#: Most bytes and lines at the start of a file that are searched for endpoints and models. The lines
+#: are bounded because each malformed one costs an exception.
+HEAD_BYTES, HEAD_LINES = 256 * 1024, 2000
+#: Prompts that are shown, and most characters of each.
+PREVIEWS, PREVIEW_CHARACTERS = 5, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a user chose for a file: as --map, --set and --model of `producer submit`.
+
+    `system` and `user` are templates over a table's columns, `id` is the column of the custom_id,
+    `fields` has a `name=value` on each line, for all requests; `answers` are the texts that an
+    answer may be, with a comma between them, as --choice has them.
+    """
+
+    id: str = ""
+    system: str = ""
+    user: str = ""
+    answers: str = ""
+    model: str = ""
+    fields: str = ""
+
+    @classmethod
+    def of(cls, sent: Mapping[str, str]) -> Self:
+        """Return the choices in a query or form."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: sent.get(name, "").replace("\r\n", "\n")[:20_000] for name in names})
+
+    def as_query(self) -> dict[str, str]:
+        """Return the choices that were made, as `of` reads them."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """The field of each column or template; empty if columns have the names of fields."""
+        named = {"custom_id": self.id, "messages.system": self.system, "messages.user": self.user}
+        return {name: value for name, value in named.items() if value} if self.user else {}
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The fields for all requests; a value is JSON if it is valid, otherwise text.
+
+        Raises BadOption for bad allowed answers.
+        """
+        found: dict[str, Any] = {"model": self.model} if self.model else {}
+        for line in filter(str.strip, self.fields.split("\n")):
+            name, _, text = line.partition("=")
+            try:
+                found[name.strip()] = orjson.loads(text)
+            except orjson.JSONDecodeError:
+                found[name.strip()] = text.strip()
+        return with_structure(found, self.answers.strip() or None, None)
+
+
+@dataclass(slots=True)
+class FilePlan:
+    """The plan of one file.
+
+    `problem` is why there is none, `refused` why the gateway would refuse the file. `bad_rows`
+    are the problems of a table's rows that fail alone. `convert`: the file is not in OpenAI's form.
+    `columns` are a table's. `prompts` are custom_ids and texts of
+    requests that are spread over the file. `unserved` are models that no worker serves, `waiting`
+    is the number of requests in the queue before it, `idle`: no worker runs. `size`: bytes read.
+    """
+
+    plan: Plan | None = None
+    problem: str = ""
+    refused: list[str] = field(default_factory=list)
+    bad_rows: dict[int, str] = field(default_factory=dict)
+    convert: bool = False
+    columns: list[str] = field(default_factory=list)
+    prompts: list[tuple[str, str]] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    unserved: list[str] = field(default_factory=list)
+    served: str = ""
+    idle: bool = False
+    waiting: int = 0
+    url: str = ""
+    size: int = 0
+
+
+def named_in(lines: Iterable[bytes]) -> tuple[Counter[str], Counter[str]]:
+    """Count the endpoints and models that the first lines of a file name."""
+    urls, models = Counter[str](), Counter[str]()
+    for line in islice(lines, HEAD_LINES):
+        try:
+            url = orjson.loads(line)["url"]
+        except (orjson.JSONDecodeError, TypeError, LookupError):
+            continue
+        if isinstance(url, str) and url in BODY_TYPES:
+            urls[url] += 1
+        if model := model_of(line):
+            models[model] += 1
+    return urls, models
+
+
+def converts(record: FileRecord, choices: Choices) -> bool:
+    """Return whether a file must be converted whatever its lines are."""
+    return bool(kind_of(record.filename) or choices.model or choices.fields or choices.answers)
+
+
+def plan_file(
+    services: Services, caller: Caller, record: FileRecord, choices: Choices, guard: ReadGuard
+) -> FilePlan:
+    """Plan a file for the queue of the model that most of its lines name."""
+    head = b"".join(services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES)))
+    urls, models = named_in(lines_of([head]))
+    found = FilePlan(convert=converts(record, choices), size=record.bytes)
+    _name(found, urls, models)
+    ready = bool(urls) and not found.convert
+    if not urls and head.lstrip()[:1] == b"{":
+        found.convert = True  # the short form
+    if record.bytes > PLANNED_BYTES:
+        return found
+    guard.start(PLANNED_S)
+    try:
+        with batch_lines(services, record, choices, ready, guard) as (path, made):
+            if made is not None:
+                found.columns, found.problem = made.columns, made.error
+                found.convert, found.refused = made.changed, made.problems
+                found.bad_rows = made.bad_rows
+                with path.open("rb") as file:
+                    _name(found, *named_in(file))
+            if not found.problem:
+                _plan(services, caller, found, path, guard)
+    except TooLong:
+        found.plan = None
+    except WarmqError as error:
+        found.problem = error.message
+    return found
+
+
+@contextmanager
+def batch_lines(
+    services: Services, record: FileRecord, choices: Choices, ready: bool, guard: ReadGuard
+) -> Iterator[tuple[Path, Conversion | None]]:
+    """Provide a file's lines in OpenAI's form; it is converted unless it is `ready`.
+
+    Raises TooLong for more than PLANNED_BYTES.
+    """
+    with services.store.local(record.id) as path:
+        if ready:
+            yield path, None
+            return
+        with tempfile.NamedTemporaryFile(prefix="warmq-page-") as lines:
+            made = _convert(services, record, choices, path, lines, guard)
+            lines.flush()
+            yield Path(lines.name), made
+
+
+def _name(found: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
+    found.url = urls.most_common(1)[0][0] if urls else CHAT_URL
+    found.models = [name for name, _ in models.most_common(10)]
+
+
+def _convert(
+    services: Services, record: FileRecord, choices: Choices, path: Path, lines: Any,
+    guard: ReadGuard,
+) -> Conversion:  # fmt: skip
+    left = PLANNED_BYTES
+
+    def write(line: bytes) -> None:
+        nonlocal left
+        left -= len(line)
+        if left < 0:
+            raise TooLong
+        lines.write(line)
+
+    longest, problem = services.settings.max_line_bytes, ""
+    try:
+        overrides = choices.overrides
+    except BadOption as error:  # the page shows it next to the columns
+        overrides, problem = {}, error.message
+    made = convert(path, record.filename, choices.pairs, overrides, longest, write, guard)
+    made.error = made.error or problem
+    return made
+
+
+def _plan(
+    services: Services, caller: Caller, found: FilePlan, path: Path, guard: ReadGuard
+) -> None:
+    """Add the plan, the problems for which the file would be refused, and the first prompts."""
+    settings = services.settings
+
+    def watch() -> None:
+        guard()
+        found.size = max(found.size, source.decompressed)
+        if source.decompressed > PLANNED_BYTES:
+            raise TooLong
+
+    served = ServedModels.of(
+        services.batches.announcements(), settings.queue, settings.gateway_models
+    )
+    model = found.models[0] if found.models else ""
+    queue = served.queue_of(model, caller.models) or settings.queue
+    workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
+    outlook = OutlookReads.using(services.batches).outlook(queue, workers)
+    spread = Spread(PREVIEWS)
+    with closing(Input(str(path), watch=watch)) as source:
+        submission, counter = Submission("plan", queue, DEFAULT_PRIORITY), CharacterCounter()
+        made = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
+    messages = {f"line {number}": text for number, text in found.bad_rows.items()}
+    first = made.content.first_bad
+    first[:] = [messages.get(text.partition(",")[0], text) for text in first]
+    longest, most = settings.max_line_bytes, settings.gateway_max_requests
+    summary = validate_input(path, found.url, longest, most, guard)
+    found.refused = (
+        found.refused or [_text_of(summary, n) for n in range(len(summary.problems))][:10]
+    )
+    asked = sorted(summary.bytes_of)
+    found.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]
+    found.served, found.idle = served.listing(caller.models), not served.alive
+    totals = WaitingReads.using(services.batches).waiting_totals([queue])
+    found.waiting = sum(totals.values())
+    found.prompts = list(_prompts(line for _, line, _ in spread.chosen))
+    found.plan = made
+
+
+def _text_of(summary: InputSummary, index: int) -> str:
+    problem = summary.problems[index]
+    return f"line {problem.line}: {problem.message}" if problem.line else problem.message
+
+
+def _prompts(lines: Iterable[bytes]) -> Iterable[tuple[str, str]]:
+    for line in lines:
+        try:
+            request = parse_line(line)
+        except RequestRejected:
+            continue
+        text = prompt_in(orjson.loads(request.body))
+        yield request.custom_id or "", text[:PREVIEW_CHARACTERS]

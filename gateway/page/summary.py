@@ -1,0 +1,101 @@
+"""Sums up the caller's batches: the sentence on the overview, and what stalls them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gateway.page.view import View
+from producer.stalls import TEXTS, Stall, StallReads
+
+Row = Mapping[str, Any]
+
+#: Seconds for which failures are counted, and most error codes in the sentence.
+_DAY_S, _CODES = 86_400, 3
+#: Name of a part of the sentence -> its text for one and for several.
+PARTS = {
+    "none": ("No batch runs.", "No batch runs."),
+    "runs": ("1 batch runs.", "{n} batches run."),
+    "runs_until": (
+        "1 batch runs, done about {at}.", "{n} batches run, the last one done about {at}."
+    ),
+    "waits": ("1 batch waits: {model} has no worker that is ready.",
+              "{n} batches wait: {model} has no worker that is ready."),
+    "failed": ("1 line failed in the last 24 hours: {codes}.",
+               "{n} lines failed in the last 24 hours: {codes}."),
+}  # fmt: skip
+#: Stalls of all requests of a queue.
+_OF_QUEUES = {name for name, (text, _) in TEXTS.items() if "{queue}" in text} - {
+    "tenant_capped", "queue_full", "lease_held",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One clause of the sentence: a text of PARTS, and its fields."""
+
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def stalls_of(view: View, rows: Iterable[Row], queues: Iterable[str] = ()) -> list[Stall]:
+    """Return what stalls these batches and queues; workers' reasons are for operators only."""
+    caller, settings = view.caller, view.services.settings
+    unfinished = [row for row in rows if not row["ended"]]
+    names = {queue for row in unfinished for queue in row["queues"]} | set(queues)
+    if not names:
+        return []
+    submitted = [row["submitted"] for row in unfinished if row["submitted"] is not None]
+    tenant = None if caller.operator else caller.tenant
+    found = StallReads.using(view.services.batches).stalls(settings, names, submitted, tenant)
+    return found if caller.operator else [replace(one, detail="") for one in found]
+
+
+def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Part]:
+    """Return the sentence about these batches; `now` is in seconds since 1970."""
+    if not rows:
+        return []
+    facts = [one.facts for one in stalls if one.code in _OF_QUEUES]
+    named = {one["queue"]: one["model"] for one in facts}
+    models = {
+        queue: f"queue {queue}" if queue == model else model for queue, model in named.items()
+    }
+    stopped = {one.facts["batch"] for one in stalls if one.code == "submit_stopped"}
+    waits, left = Counter[str](), []
+    for row in rows:
+        if row["ended"]:
+            continue
+        if row["queues"] and all(queue in models for queue in row["queues"]):
+            waits[models[row["queues"][0]]] += 1
+        elif row["id"] not in stopped or row["done"] < row["total"]:
+            left.append(row["left_s"])
+    parts = [_runs(left, now)] if left or not waits else []
+    parts += [_part("waits", count, model=model) for model, count in waits.most_common()]
+    return parts + _failed(rows, now)
+
+
+def _runs(left: Sequence[float | None], now: float) -> Part:
+    known = [one for one in left if one is not None]
+    if known and len(known) == len(left):
+        return _part("runs_until", len(left), at=now + max(known))
+    return _part("runs" if left else "none", len(left))
+
+
+def _failed(rows: Iterable[Row], now: float) -> list[Part]:
+    codes = Counter[str]()
+    for row in rows:
+        if (row["ended_at"] or now) >= now - _DAY_S:
+            codes.update(dict(row["failures"]))
+    if not codes:
+        return []
+    named = [f"{count:,} {code or '?'}" for code, count in codes.most_common(_CODES)]
+    if (rest := codes.total() - sum(count for _, count in codes.most_common(_CODES))) > 0:
+        named.append(f"{rest:,} …")
+    return [_part("failed", codes.total(), codes=", ".join(named))]
+
+
+def _part(name: str, count: int, **fields: Any) -> Part:
+    one, several = PARTS[name]
+    return Part(one if count == 1 else several, {"n": f"{count:,}"} | fields)

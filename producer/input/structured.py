@@ -1,0 +1,118 @@
+"""Options for structured answers: the allowed texts, or the JSON schema, of all answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+from contract.openai.structured import refuse_large
+from producer.input.formats import binary_format
+from producer.input.options import BadOption
+
+#: The field that the options set.
+_FIELD = "structured_outputs"
+#: Fields that constrain an answer as well, so that only one of them may be set.
+_EXCLUSIVE = (_FIELD, "response_format", "text", "output_config")
+#: Keys of OpenAI's wrappers around a schema.
+_WRAPPERS = ("json_schema", "schema")
+#: A schema as an object, as the file that has it, or as a class of pydantic's.
+Schema = Mapping[str, Any] | str | os.PathLike[str] | type
+
+
+def with_structure(
+    fields: Mapping[str, Any],
+    choice: str | Iterable[str] | None,
+    schema: Schema | None,
+    prefix: str = "",
+) -> dict[str, Any]:
+    """Return the fields of all lines, with those for the allowed texts or the schema of answers.
+
+    `prefix` precedes the options' names in errors. Raises BadOption.
+    """
+    if choice is None and schema is None:
+        return dict(fields)
+    used = f"{prefix}choice" if schema is None else f"{prefix}schema"
+    if choice is not None and schema is not None:
+        raise BadOption(f"{prefix}choice and {prefix}schema exclude each other: give one")
+    if both := [name for name in _EXCLUSIVE if fields.get(name) is not None]:
+        raise BadOption(f"{used}: {both[0]} is set for all lines as well; leave one out")
+    value: dict[str, Any] = {}
+    if choice is not None:
+        value["choice"] = _texts(choice, used)
+    if schema is not None:
+        value["json"] = _object(schema, used)
+    try:
+        refuse_large(_FIELD, value, "")
+    except RequestRejected as error:
+        raise BadOption(f"{used}: {error.message.partition(': ')[2]}") from None
+    return {**fields, _FIELD: value}
+
+
+def _texts(choice: str | Iterable[str], used: str) -> list[str]:
+    """Return the allowed texts; a given text has several, as `good,bad` or a JSON list."""
+    given = _split(choice) if isinstance(choice, str) else list(choice)
+    if not given:
+        raise BadOption(f"{used}: no answer is given; give texts, for example good,bad")
+    seen: set[str] = set()
+    for text in given:
+        if not isinstance(text, str) or not text:
+            kind = "is empty" if text == "" else f"{text!r} is not a text"
+            raise BadOption(f"{used}: an answer {kind}; give texts, for example good,bad")
+        if text in seen:
+            raise BadOption(f"{used}: {text!r} is given twice; give each answer once")
+        seen.add(text)
+    return given
+
+
+def _split(text: str) -> list[Any]:
+    if text.startswith("["):
+        try:
+            found = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            found = None
+        if isinstance(found, list):
+            return found
+    return [part.strip() for part in text.split(",")]
+
+
+def _object(schema: Schema, used: str) -> dict[str, Any]:
+    """Return a schema as an object."""
+    name = ""
+    if isinstance(schema, str | os.PathLike):
+        name = os.fspath(schema)
+        found = _read(name, used)
+    elif hasattr(schema, "model_json_schema"):
+        found = schema.model_json_schema()
+    else:
+        found = dict(schema) if isinstance(schema, Mapping) else schema
+    place = f"{used} {name}".rstrip()
+    if not isinstance(found, dict):
+        raise BadOption(f'{place}: it is not a JSON object such as {{"type": "object", ...}}')
+    if wrapper := next((key for key in _WRAPPERS if isinstance(found.get(key), dict)), ""):
+        raise BadOption(f"{place}: the schema is inside its field {wrapper!r}; give only that")
+    try:
+        orjson.dumps(found)
+    except TypeError as error:
+        raise BadOption(f"{place}: cannot be written as JSON: {error}") from None
+    return found
+
+
+def _read(name: str, used: str) -> Any:
+    try:
+        content = Path(name).read_bytes()
+    except OSError as error:
+        raise BadOption(f"{used} {name}: cannot be read: {error.strerror}") from None
+    if remedy := binary_format(name, content):
+        raise BadOption(f"{used} {name}: {remedy}")
+    try:
+        return orjson.loads(content.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        raise BadOption(
+            f"{used} {name}: line {error.lineno}, character {error.colno}: not valid JSON: "
+            f"{error.msg}"
+        ) from None

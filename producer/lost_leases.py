@@ -1,0 +1,66 @@
+"""Counts requests that wait for the end of a dead worker's leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from contract.errors import StoreForbidden
+from contract.naming import PRIORITY_SEPARATOR
+from contract.redis import keys
+from contract.redis.announcements import WORKER_SILENT_S
+from contract.redis.reads import Reads
+
+#: Most leases that are read. Workers renew theirs, so a dead worker's are among the first to end.
+MOST_LEASES = 1000
+
+
+@dataclass(slots=True)
+class LostLeases:
+    """The leases of dead workers in one queue; `left_s` is the time until the last one ends."""
+
+    requests: int = 0
+    left_s: float = 0.0
+    workers: set[str] = field(default_factory=set)
+
+
+class LostLeaseReads(Reads):
+    """Reads the leases in one Redis. Calls raise StoreUnavailable."""
+
+    def lost_leases(self, batch: tuple[str, str] | None = None) -> dict[str, LostLeases]:
+        """Return the leases of dead workers by queue; with `batch` (id, life) only this batch's.
+
+        A worker is dead if its announcement, which it writes every second, is missing or old.
+        """
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hgetall(keys.WORKERS).time()
+        pipe.zrange(keys.LEASES, "1", "+inf", byscore=True, offset=0, num=MOST_LEASES,
+                    withscores=True)  # fmt: skip
+        try:
+            announced, (seconds, microseconds), leases = pipe.execute()
+        except StoreForbidden:
+            return {}
+        now_s = seconds + microseconds / 1e6
+        ends: dict[bytes, dict[bytes, float]] = {}
+        for lease, ends_ms in leases:
+            worker = lease.rpartition(b"/")[0]
+            if _silent_s(announced.get(worker), now_s) >= WORKER_SILENT_S:
+                ends.setdefault(worker, {})[lease] = ends_ms
+        found: dict[str, LostLeases] = {}
+        names = [worker.decode(errors="replace") for worker in ends]
+        records = self._each("hgetall", [keys.worker_key(name) for name in names])
+        for name, of_worker, leased in zip(names, ends.values(), records, strict=True):
+            for lease in of_worker.keys() & leased.keys():
+                _, _, _, where, _, _, *owner = leased[lease].decode(errors="replace").split("\0", 7)
+                if batch is None or tuple(owner) == batch:
+                    queue = where.partition(PRIORITY_SEPARATOR[0])[0].removesuffix(":suspects")
+                    lost = found.setdefault(queue, LostLeases())
+                    lost.requests += 1
+                    lost.left_s = max(lost.left_s, of_worker[lease] / 1000 - now_s)
+                    lost.workers.add(name)
+        return found
+
+
+def _silent_s(announcement: bytes | None, now_s: float) -> float:
+    """Return the age of an announcement in seconds; infinity without one."""
+    at_ms = (announcement or b"").partition(b"\0")[0]
+    return abs(now_s - int(at_ms) / 1000) if at_ms.isdigit() else float("inf")

@@ -1,0 +1,65 @@
+"""Stops a run in which too many requests fail; the same command continues the run."""
+
+from dataclasses import dataclass
+
+from contract.batch import Batch
+from contract.errors import WarmqError
+from contract.redis.batches import BatchStore
+from producer.run.journal import RunProgress
+
+#: Fewest ended requests of which a share of failures is judged.
+FEWEST_JUDGED = 100
+
+
+class RunStopped(WarmqError):
+    """So many requests of a run have failed that it was stopped."""
+
+    code = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLimit:
+    """The limit of a run's failures since this command began (`begun`); '' for none.
+
+    Redis judges each window while it runs (contract/lua/failures.lua), and counts the requests of
+    earlier windows, too.
+    """
+
+    store: BatchStore
+    stop_after: str
+    begun: RunProgress
+
+    def _since(self, done: RunProgress) -> tuple[int, int]:
+        """Return how many requests ended and failed since this command began."""
+        failed = done.failed - self.begun.failed
+        return done.completed - self.begun.completed + failed, failed
+
+    def judged_from(self, done: RunProgress) -> dict[str, str]:
+        """Return the field of a window's batch that counts the windows before it."""
+        ended, failed = self._since(done)
+        return {"judged_from": f"-{ended} 0 -{ended} -{failed}"} if ended else {}
+
+    def reopen(self, batch: Batch) -> None:
+        """Run again what failed or was cancelled in a window that was stopped."""
+        self.store.retry(batch, ("failed", "cancelled"))
+
+    def check_window(self, batch_id: str) -> None:
+        """Raise RunStopped if a window was stopped, once its requests have ended."""
+        batch = self.store.batch(batch_id)
+        if batch is not None and batch.stopped:
+            reason = batch.fields["reason"]
+            self.store.cancel(batch, reason)
+            raise RunStopped(reason)
+
+    def check(self, done: RunProgress) -> None:
+        """Raise RunStopped if the requests of all windows together reach the limit."""
+        ended, failed = self._since(done)
+        limit = float(self.stop_after.rstrip("%") or "inf")
+        share = self.stop_after.endswith("%")
+        if share and ended < FEWEST_JUDGED:
+            return
+        if (100 * failed / ended if share else failed) >= limit:
+            raise RunStopped(
+                f"stopped: {failed} of {ended} requests failed (stop after failures: "
+                f"{self.stop_after})"
+            )

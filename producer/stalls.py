@@ -1,0 +1,331 @@
+"""Finds stalls: reasons why requests cannot run now, each with its remedy.
+
+`producer doctor`, `producer status` and the page show the same stalls.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract import naming
+from contract.batch import Batch
+from contract.errors import StoreForbidden
+from contract.redis import keys
+from contract.redis.announced_models import failure_of, has_loaded
+from contract.redis.announcements import WAITS_FOR, is_alive, model_name, queues_of
+from contract.redis.tenants import Tenants
+from contract.redis.waiting import WaitingReads
+from contract.settings import Settings
+from producer.lost_leases import LostLeaseReads, LostLeases
+from producer.queue_workers import clock_text, served_names
+
+#: Seconds without a new line after which the submit of an unsealed batch may have stopped.
+STOPPED_S = 10.0
+
+Worker = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One reason why requests cannot run.
+
+    `text` and `remedy` are templates with the keys of `facts` in braces: the page translates the
+    templates. `detail` is what the workers announce about the reason. A `passing` stall ends
+    without anyone's help, or may not be a stall.
+    """
+
+    code: str
+    text: str
+    remedy: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
+    passing: bool = False
+
+    def sentence(self) -> str:
+        """Return the reason in English."""
+        text = self.text.format_map(self.facts)
+        return f"{text} ({self.detail})" if self.detail else text
+
+    def advice(self) -> str:
+        """Return the remedy in English."""
+        return self.remedy.format_map(self.facts)
+
+
+#: Code -> text and remedy. `default_unserved` is `queue_unserved` of a queue without a model.
+TEXTS = {
+    "queue_unserved": (
+        "no worker serves {model} (queue {queue}); requests waiting: {waiting}",
+        "start a worker for it (`{command}`), or cancel its batches and submit them with another "
+        "--model",
+    ),
+    "default_unserved": (
+        "no worker serves the queue {queue}; requests waiting: {waiting}",
+        "start a worker for it (`{command}` without WARMQ_SERVED_MODEL_NAME), or cancel its "
+        "batches and submit them with --model",
+    ),
+    "servers_unreachable": (
+        "the workers of {model} (queue {queue}) wait for their servers; requests waiting: "
+        "{waiting}",
+        "start the servers, or correct their addresses; the workers go on by themselves",
+    ),
+    "workers_degraded": (
+        "no engine of {model} (queue {queue}) runs: each died and is being rebuilt; requests "
+        "waiting: {waiting}",
+        "the workers' logs have the reason",
+    ),
+    "workers_starting": (
+        "the workers of {model} (queue {queue}) are starting; requests waiting: {waiting}",
+        "the requests run when a worker is ready; the workers' logs have the progress",
+    ),
+    "model_not_loaded": (
+        "no worker has loaded {model} (queue {queue}) now; requests waiting: {waiting}",
+        "a worker loads it when its own model has no work, or when a request has waited for "
+        "max_wait (docs/how-to/several-models.md)",
+    ),
+    "model_unloadable": (
+        "no worker can load {model} (queue {queue}); requests waiting: {waiting}",
+        "correct its entry in WARMQ_MODELS, or free memory, and start the worker again; until then "
+        "the worker tries again less and less often, and serves its other models",
+    ),
+    "workers_draining": (
+        "the workers of {model} (queue {queue}) are stopping and take no more requests; requests "
+        "waiting: {waiting}",
+        "start another worker with `warmq-worker`",
+    ),
+    "tenant_capped": (
+        "tenant {tenant} has as many requests of {model} in flight as its cap allows ({cap}); "
+        "requests waiting: {waiting}",
+        "`producer tenant set {tenant} --max-in-flight none` lifts the cap",
+    ),
+    "lease_held": (
+        "a worker has died: its {count} requests of queue {queue} wait for the end of their "
+        "leases, for at most {left}",
+        "a worker of the queue runs them again then; nothing is lost",
+    ),
+    "memory_full": (
+        "Redis is full and refuses new requests: {percent} % of its maxmemory are used",
+        "collect and `producer delete` finished batches, or raise maxmemory",
+    ),
+    "memory_high": (
+        "Redis is above WARMQ_HIGH_WATER, so submit waits: {percent} % of its maxmemory are used",
+        "collect and `producer delete` finished batches, or raise maxmemory",
+    ),
+    "queue_full": (
+        "submit waits: {waiting} requests wait in queue {queue}, as many as "
+        "WARMQ_HIGH_WATER_REQUESTS allows",
+        "wait until workers have taken some, or set Redis's maxmemory",
+    ),
+    "submit_stopped": (
+        "batch {batch} is submitted only in part: {lines} lines read, no more for {quiet}",
+        "if its `producer submit` no longer runs, the same command with --batch-id {batch} "
+        "completes it; or cancel the batch",
+    ),
+}
+_PASSING = {
+    "workers_starting", "model_not_loaded", "lease_held", "memory_high", "queue_full",
+    "tenant_capped", "submit_stopped",
+}  # fmt: skip
+#: Stalls while which submits wait.
+_SUBMITS_WAIT = {"memory_full", "memory_high", "queue_full"}
+
+
+def _stall(code: str, detail: str = "", **facts: Any) -> Stall:
+    return Stall(code, *TEXTS[code], facts, detail, code in _PASSING)
+
+
+def model_of(queue: str, default: str, workers: Iterable[Worker] = ()) -> str:
+    """Return the model in a queue's name, or else that of its workers, or else the queue."""
+    if queue.startswith(f"{default}."):
+        return queue.removeprefix(f"{default}.")
+    names = (model_name(one) for one in workers if one.get("queue") == queue)
+    return next(filter(None, names), queue)
+
+
+def _unserved(queue: str, default: str, detail: str, facts: Mapping[str, Any]) -> Stall:
+    """Return the stall of a queue without a worker; its remedy starts one of exactly this queue."""
+    model = queue.removeprefix(f"{default}.")
+    base, of_model = (queue, False) if model == queue else (default, True)
+    environment = {"WARMQ_QUEUE": base} if base != naming.DEFAULT_QUEUE else {}
+    environment |= {"WARMQ_SERVED_MODEL_NAME": model} if of_model else {}
+    words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    text, remedy = TEXTS["queue_unserved" if of_model else "default_unserved"]
+    facts = {**facts, "command": " ".join([*words, "warmq-worker"])}
+    return Stall("queue_unserved", text, remedy, facts, detail)
+
+
+def queue_stall(
+    queue: str, default: str, waiting: int, workers: Sequence[Worker], alive: Iterable[Worker]
+) -> Stall | None:
+    """Return why none of a queue's requests can run; None if a worker is ready.
+
+    `default` is the default queue, `workers` are the living ones of the queue, and `alive` are
+    those of all queues.
+    """
+    model = model_of(queue, default, workers)
+    facts: dict[str, Any] = {"queue": queue, "model": model, "waiting": waiting}
+    if not workers:
+        names = served_names(alive, default)[:8]
+        detail = f"served are: {', '.join(names)}" if names else ""
+        served = sorted({one for worker in alive for one in queues_of(worker)})
+        # The output of `doctor --json` has these keys.
+        facts |= {"in_flight": 0, "workers": 0, "others": list(served)}
+        return _unserved(queue, default, detail, facts) if waiting else None
+    failures = [failure_of(worker, queue) for worker in workers]
+    if all(failures):
+        return _stall("model_unloadable", _joined(failures), **facts)
+    workers = [worker for worker, why in zip(workers, failures, strict=True) if not why]
+    takers = [one for one in workers if has_loaded(one, queue) and one.get("state") != "draining"]
+    if not takers and any(one.get("state") in ("ready", "swapping") for one in workers):
+        return _stall("model_not_loaded", _loaded(workers), **facts) if waiting else None
+    workers = takers or workers
+    states = [str(worker.get("state", "")) for worker in workers]
+    reasons = [str(worker.get("why") or "") for worker in workers]
+    if set(states) - {"starting", "degraded", "draining"}:
+        return None
+    detail = _joined(reasons)
+    waits = [WAITS_FOR in reason for reason in reasons]
+    able = [n for n, state in enumerate(states) if state != "draining"]
+    if able and all(waits[n] for n in able):
+        return _stall("servers_unreachable", detail, **facts)
+    if not able or "starting" in states:
+        code = "workers_starting" if able else "workers_draining"
+        return _stall(code, detail, **facts) if waiting else None
+    return _stall("workers_degraded", detail, **facts)
+
+
+def _loaded(workers: Iterable[Worker]) -> str:
+    """Return a text with the models that workers have loaded, and the swaps that they are at."""
+    names = sorted({model_name(one) for one in workers if one.get("state") == "ready"})
+    swaps = _joined(str(one.get("why")) for one in workers if one.get("state") == "swapping")
+    return _joined([f"loaded are: {', '.join(names)}" if names else "", swaps])
+
+
+def _joined(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, reasons)))
+
+
+def memory_stall(used: int, limit: int, high_water: float) -> Stall | None:
+    """Return a stall if Redis uses more bytes than submits may fill; a limit of 0 is none."""
+    if not limit or used < limit * high_water:
+        return None
+    code = "memory_full" if used >= limit else "memory_high"
+    facts: dict[str, Any] = {
+        "used_bytes": used,
+        "limit_bytes": limit,
+        "percent": round(100 * used / limit),
+    }
+    return _stall(code, **facts)
+
+
+def quiet_s(batch: Batch, now_ms: int) -> float:
+    """Return the seconds since an unsealed batch got its last lines; 0 if that is unknown."""
+    last_ms = batch.number("lines_at")
+    return max(0.0, (now_ms - last_ms) / 1000) if last_ms and not batch.sealed else 0.0
+
+
+def submit_stall(batch: Batch, now_ms: int) -> Stall | None:
+    """Return a stall if the submit of a batch seems to have stopped before its end."""
+    quiet = quiet_s(batch, now_ms)
+    if quiet < STOPPED_S or "cancelling" in batch.fields:
+        return None
+    facts: dict[str, Any] = {
+        "batch": batch.id,
+        "lines": batch.number("cursor"),
+        "quiet": clock_text(quiet),
+    }
+    return _stall("submit_stopped", quiet_s=round(quiet), **facts)
+
+
+def lease_stall(queue: str, lost: LostLeases) -> Stall:
+    """Return the stall of requests that wait for the end of dead workers' leases."""
+    left_s = max(0, round(lost.left_s))
+    facts: dict[str, Any] = {"queue": queue, "count": lost.requests, "left_s": left_s}
+    return _stall("lease_held", ", ".join(sorted(lost.workers)[:3]), **facts,
+                  left=clock_text(left_s))  # fmt: skip
+
+
+class StallReads(LostLeaseReads, WaitingReads, Tenants):
+    """Finds stalls in one Redis. Calls raise StoreUnavailable."""
+
+    def stalls(
+        self,
+        settings: Settings,
+        queues: Iterable[str],
+        batches: Iterable[Batch],
+        tenant: str | None = None,
+    ) -> list[Stall]:
+        """Return the stalls of these queues and unfinished batches, in about five round trips.
+
+        Messages of cancelled and deleted batches do not count: a worker drops them.
+
+        With `tenant`, the caps of other tenants are left out.
+        """
+        names = sorted(set(queues))
+        alive = [worker for worker in self.announcements() if is_alive(worker)]
+        waiting = Counter(self.waiting_totals(names))
+        suspects = self._each("llen", [keys.suspects_list(queue) for queue in names])
+        waiting.update(dict(zip(names, suspects, strict=True)))
+        found: list[Stall | None] = self._of_redis(settings, waiting)
+        for queue in names:
+            workers = [worker for worker in alive if queue in queues_of(worker)]
+            stall = queue_stall(queue, settings.queue, waiting[queue], workers, alive)
+            if stall and waiting[queue] and (gone := self._cancelled(queue)):
+                left = waiting[queue] - gone
+                stall = queue_stall(queue, settings.queue, left, workers, alive)
+            found.append(stall)
+            found += self._caps(queue, model_of(queue, settings.queue, workers), workers, tenant)
+        lost = self.lost_leases()
+        found += [lease_stall(queue, lost[queue]) for queue in names if queue in lost]
+        unsealed = [batch for batch in batches if not (batch.sealed or batch.finished)]
+        # While submits have to wait, one that runs looks like one that has stopped.
+        if unsealed and not any(one and one.code in _SUBMITS_WAIT for one in found):
+            now_ms = self.now_ms()
+            found += [submit_stall(batch, now_ms) for batch in unsealed]
+        return [one for one in found if one is not None]
+
+    def _cancelled(self, queue: str) -> int:
+        """Return how many messages of cancelled and deleted batches wait in a queue."""
+        lists = [one for one in self.waiting_lists(queue) if one.batch_id]
+        names = [keys.batch_key(one.batch_id) for one in lists]
+        fields = self._each("hmget", names, ["created_at", "cancelling"])
+        return sum(
+            one.requests
+            for one, (created, flag) in zip(lists, fields, strict=True)
+            if flag or not created
+        )
+
+    def _of_redis(self, settings: Settings, waiting: Mapping[str, int]) -> list[Stall | None]:
+        try:
+            memory = self._client.info("memory")
+        except StoreForbidden:  # only `producer doctor` needs a user that may call INFO
+            return []
+        limit = int(memory.get("maxmemory", 0))
+        if limit:
+            return [memory_stall(int(memory["used_memory"]), limit, settings.high_water)]
+        most = settings.high_water_requests
+        return [_stall("queue_full", queue=q, waiting=n) for q, n in waiting.items() if n >= most]
+
+    def _caps(
+        self, queue: str, model: str, workers: Sequence[Worker], tenant: str | None
+    ) -> list[Stall | None]:
+        """Return a stall for each tenant whose requests wait for its cap while slots are free."""
+        raws = self._client.smembers(f"{naming.turns_key(queue)}:capped")
+        # Each entry is <priority>\x06<tenant>.
+        names = {raw.decode().partition("\x06")[2] for raw in raws}
+        names = names if tenant is None else names & {tenant}
+        slots = sum(n for one in workers if isinstance(n := one.get("slots"), int))
+        if not names or sum(self.in_flight_by(queue).values()) >= slots:
+            return []
+        waits = Counter[str]()
+        for one in self.waiting_by(queue):
+            waits[one.tenant] += one.requests
+        return [
+            _stall("tenant_capped", queue=queue, model=model, tenant=name, waiting=waits[name],
+                   cap=self.tenant(name).max_in_flight)
+            for name in sorted(names)
+            if waits[name]
+        ]  # fmt: skip

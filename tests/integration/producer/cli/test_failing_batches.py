@@ -1,0 +1,173 @@
+"""A batch that goes wrong: what failed, how it is stopped, what a retry would do."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import orjson
+import pytest
+from kit.commands.support import (
+    batch_file,
+    chat_line,
+    finish,
+    producer_command,
+    producer_env,
+    run_all,
+    run_producer,
+    write_lines,
+)
+from kit.protocol.lessee import Lessee, client_of, counts, now, submit_batch
+
+from contract.errors import RequestFailed
+from contract.redis.batches import BatchStore
+from demo.stack import eventually
+from producer import Client
+from producer.input.options import BadOption
+
+ERROR = RequestFailed("it broke", code="broken")
+
+
+def wrong_lines(path: Path, count: int, wrong: int) -> Path:
+    """Write lines of which the first ones have an unknown field."""
+    return write_lines(
+        path, (chat_line(f"r{n}", **({"colour": 1} if n < wrong else {})) for n in range(count))
+    )
+
+
+def test_status_has_failures_by_code_with_the_first_ones(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    run_producer("submit", wrong_lines(tmp_path / "in", 5, 2), "--batch-id", "b1",
+                 redis_url=redis_url)  # fmt: skip
+    lessee = Lessee(client_of(store))
+    finish(lessee, lessee.pop(1), ERROR)
+    done = run_producer("status", "b1", "--json", redis_url=redis_url)
+    first, second = orjson.loads(done.stdout)["failures"]
+    assert (first["code"], first["count"], len(first["first"])) == ("unknown_field", 2, 2)
+    assert (second["code"], second["first"][0]["custom_id"]) == ("broken", "r2")
+    table = run_producer("status", "b1", redis_url=redis_url).stdout
+    assert "3 of 3 failed: 2 unknown_field, 1 broken" in table
+    assert "line 3, r2: broken: it broke" in table
+    listed = orjson.loads(run_producer("list", "--json", redis_url=redis_url).stdout)
+    assert [one["code"] for one in listed[0]["failures"]] == ["unknown_field", "broken"]
+
+
+def test_watch_prints_failures_as_soon_as_there_are_some(redis_url: str, store: BatchStore) -> None:
+    submit_batch(store, 3)
+    lessee = Lessee(client_of(store))
+    leases = lessee.pop()
+    with subprocess.Popen(
+        producer_command("watch", "b1"), env=producer_env(redis_url), stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        process.stderr.readline()
+        finish(lessee, leases[:2], ERROR)
+        while "failed" not in (line := process.stderr.readline()):
+            assert line
+        assert line == "b1: 2 of 2 failed: broken\n"
+        finish(lessee, leases[2:])
+        _, told = process.communicate(timeout=20)
+    assert "b1: 2 of 3 failed: broken" in told
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--order", "prefix"), ("--wait",)])
+def test_a_submit_whose_lines_are_rejected_is_stopped_and_says_why(
+    redis_url: str, tmp_path: Path, store: BatchStore, more: tuple[str, ...]
+) -> None:
+    path = wrong_lines(tmp_path / "in", 2500, 150)
+    done = run_producer("submit", path, "--batch-id", "b1", "--stop-after-failures", "100", *more,
+                        redis_url=redis_url)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    batch = now(store)
+    assert (batch.status, batch.stopped) == ("cancelled", True)
+    assert counts(batch)["failed"] == 150
+    assert "stopped: 150 of 150 requests failed" in done.stderr
+    state = orjson.loads(run_producer("status", "b1", "--json", redis_url=redis_url).stdout)
+    assert state["stop_after_failures"] == "100"
+    assert state["reason"].startswith("stopped: 150")
+
+
+def test_rejected_lines_alone_are_no_share_of_what_has_ended(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    """3 % of the lines are rejected, at once; the others wait for a worker."""
+    path = wrong_lines(tmp_path / "in", 5000, 150)
+    done = run_producer("submit", path, "--batch-id", "b1", "--stop-after-failures", "40%",
+                        redis_url=redis_url)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert now(store).status == "in_progress"
+    run_all(store)
+    assert now(store).status == "completed"
+
+
+def test_a_stopped_batch_goes_on_after_a_retry_and_the_same_submit(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    path = wrong_lines(tmp_path / "in", 2000, 10)
+    command = ("submit", path, "--batch-id", "b1", "--stop-after-failures", "10")
+    assert run_producer(*command, redis_url=redis_url).returncode == 1
+    queued = now(store).number("total")
+    assert queued < 2000
+    assert (
+        run_producer("retry", "b1", "--include", "cancelled", redis_url=redis_url).returncode == 0
+    )
+    assert run_producer(*command, redis_url=redis_url).returncode == 0
+    run_all(store)
+    assert counts(now(store)) == {"completed": 1990, "failed": 10}
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "101%", "0%", "1.5", "many", "5%%", "", "%"])
+def test_a_wrong_limit_is_refused_before_anything_is_queued(
+    redis_url: str, tmp_path: Path, store: BatchStore, value: str
+) -> None:
+    path = batch_file(tmp_path / "in", 1)
+    done = run_producer("submit", path, f"--stop-after-failures={value}", redis_url=redis_url)
+    assert done.returncode == 2
+    assert f"--stop-after-failures {value}: give a number" in done.stderr
+    assert store.batches() == []
+
+
+def test_the_client_stops_too_and_has_the_failures(redis_url: str, store: BatchStore) -> None:
+    with Client(redis_url) as client:
+        batch = client.submit(
+            [{"prompt": "x", "colour": n} for n in range(20)] + [{"prompt": "x"}] * 5,
+            stop_after_failures=20,
+        )
+        status = batch.status()
+        assert (status.status, status.failures) == ("cancelled", {"unknown_field": 20})
+        assert status.reason.startswith("stopped: 20 of 20")
+        for wrong in (0, True, 5.5, "x"):
+            with pytest.raises(BadOption, match="stop_after_failures"):
+                client.submit([], stop_after_failures=wrong)  # type: ignore[arg-type]
+
+
+def test_retry_says_what_it_would_do_where_nothing_can_be_retried(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    run_producer("submit", wrong_lines(tmp_path / "in", 1500, 2), "--batch-id", "b1",
+                 redis_url=redis_url)  # fmt: skip
+    store.cancel(now(store))
+    done = run_producer("retry", "b1", redis_url=redis_url)
+    assert "0 requests queued again" in done.stderr
+    assert "1,498 are cancelled: --include cancelled" in done.stderr
+    assert "2 failed lines are wrong themselves" in done.stderr
+    done = run_producer("retry", "b1", "--include", "cancelled", redis_url=redis_url)
+    assert "1498 requests queued again" in done.stderr
+    assert "--include" not in done.stderr
+
+
+def test_a_running_batch_stops_although_its_submitter_has_left(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    path = batch_file(tmp_path / "in", 300)
+    run_producer("submit", path, "--batch-id", "b1", "--stop-after-failures", "5%",
+                 redis_url=redis_url)  # fmt: skip
+    workers = [Lessee(client_of(store), f"w{n}") for n in range(4)]
+    for lessee in workers:
+        finish(lessee, lessee.pop(25), ERROR)
+    assert workers[0].pop() == []
+    assert eventually(lambda: now(store).finished, 5)
+    assert counts(now(store)) == {"failed": 100, "cancelled": 200}

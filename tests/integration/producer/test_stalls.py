@@ -1,0 +1,146 @@
+"""Stalls in a real Redis: caps, memory, submits that have stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit.commands.doctor_findings import announce
+from kit.commands.support import as_json, run_producer
+from kit.protocol.lessee import QUEUE, Lessee, client_of, submit_batch
+
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.redis.tenants import Tenant, Tenants
+from contract.settings import Settings
+from producer.cli.progress import LeasesLost
+from producer.stalls import Stall, StallReads
+
+SETTINGS = Settings()
+
+
+def stalls(store: BatchStore, tenant: str | None = None, **changed: Any) -> dict[str, Stall]:
+    settings = SETTINGS.model_copy(update=changed)
+    found = StallReads.using(store).stalls(settings, [QUEUE], store.batches(), tenant)
+    return {one.code: one for one in found}
+
+
+def test_a_ready_worker_and_a_batch_that_is_submitted_are_no_stall(store: BatchStore) -> None:
+    announce(store)
+    submit_batch(store, 3)
+    assert stalls(store) == {}
+
+
+def test_suspects_wait_for_a_worker_too(store: BatchStore) -> None:
+    client_of(store).lpush(keys.suspects_list(QUEUE), b"x")
+    assert stalls(store)["queue_unserved"].facts["waiting"] == 1
+
+
+def test_requests_of_a_cancelled_or_deleted_batch_do_not_wait(store: BatchStore) -> None:
+    for name in ("b1", "b2", "b3"):
+        submit_batch(store, 3, batch_id=name)
+    cancelled, deleted = store.batch("b1"), store.batch("b2")
+    assert cancelled is not None and deleted is not None
+    store.cancel(cancelled)
+    store.cancel(deleted)
+    store.delete(deleted)
+    assert stalls(store)["queue_unserved"].facts["waiting"] == 3
+    last = store.batch("b3")
+    assert last is not None
+    store.cancel(last)
+    assert "queue_unserved" not in stalls(store)
+
+
+def test_a_cap_stalls_requests_while_slots_are_free(store: BatchStore) -> None:
+    announce(store, slots=4)
+    Tenants.using(store).set_tenant(Tenant("alice", max_in_flight=2))
+    submit_batch(store, 5, tenant="alice")
+    Lessee(client_of(store), "celery@a.12.0a1b2c3d").pop(4)
+    found = stalls(store)
+    assert set(found) == {"tenant_capped"}
+    facts = found["tenant_capped"].facts
+    assert (facts["tenant"], facts["cap"], facts["waiting"]) == ("alice", 2, 3)
+    assert "tenant set alice" in found["tenant_capped"].advice()
+    assert stalls(store, "alice") == found
+    assert stalls(store, "bob") == {}
+    announce(store, slots=2)  # its cap is not what they wait for
+    assert stalls(store) == {}
+
+
+def test_requests_of_a_dead_worker_wait_until_its_lease_ends(
+    redis_url: str, store: BatchStore
+) -> None:
+    submit_batch(store, 5)
+    Lessee(client_of(store), "celery@dead.7.1").pop(2)
+    announce(store, "celery@dead.7.1", silent_s=-10)
+    announce(store)
+    Lessee(client_of(store), "celery@a.12.0a1b2c3d").pop(1)
+    assert stalls(store) == {}
+    announce(store, "celery@dead.7.1", silent_s=20)
+    stall = stalls(store)["lease_held"]
+    assert (stall.facts["count"], stall.facts["queue"], stall.passing) == (2, QUEUE, True)
+    assert 0 < stall.facts["left_s"] <= 60
+    assert "celery@dead.7.1" in stall.sentence()
+    client_of(store).hdel(keys.WORKERS, "celery@dead.7.1")  # others remove it after a minute
+    assert stalls(store)["lease_held"].facts["count"] == 2
+    shown = as_json(run_producer("status", "b1", "--json", redis_url=redis_url))
+    assert [one["code"] for one in shown["stalls"]] == ["lease_held"]
+    batch = store.batch("b1")
+    assert batch is not None
+    text = LeasesLost(store).text(batch)
+    assert "its 2 requests of queue warmq wait for the end of their leases" in text
+
+
+def test_a_queue_without_room_is_a_stall(store: BatchStore) -> None:
+    announce(store)
+    submit_batch(store, 3)
+    assert stalls(store, high_water_requests=3)["queue_full"].facts["waiting"] == 3
+    assert stalls(store, high_water_requests=4) == {}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_submit_that_stopped_is_a_stall_unless_redis_is_full(
+    store: BatchStore, full: bool
+) -> None:
+    announce(store)
+    submit_batch(store, 3, seal=False)
+    batch = store.batch("b1")
+    assert batch is not None
+    client_of(store).hset(keys.batch_key("b1"), "lines_at", batch.number("lines_at") - 60_000)
+    found = stalls(store, high_water_requests=3 if full else 100)
+    assert set(found) == ({"queue_full"} if full else {"submit_stopped"})
+
+
+def test_each_chunk_of_lines_is_noted_with_its_time(store: BatchStore) -> None:
+    before = store.now_ms()
+    submit_batch(store, 3, seal=False)
+    batch = store.batch("b1")
+    assert batch is not None
+    assert before <= batch.number("lines_at") <= store.now_ms()
+
+
+def test_status_says_what_stalls_a_batch_with_its_remedy(redis_url: str, store: BatchStore) -> None:
+    submit_batch(store, 3, queue="warmq.gpt-4")
+    done = run_producer("status", "b1", redis_url=redis_url)
+    assert "!! no worker serves gpt-4 (queue warmq.gpt-4); requests waiting: 3" in done.stdout
+    assert "start a worker for it" in done.stdout
+
+
+def test_status_as_json_has_the_stalls_with_their_remedies(
+    redis_url: str, store: BatchStore
+) -> None:
+    def found() -> dict[str, Any]:
+        shown = as_json(run_producer("status", "b1", "--json", redis_url=redis_url))
+        return {one["code"]: one for one in shown["stalls"]}
+
+    submit_batch(store, 3)
+    stall = found()["queue_unserved"]
+    assert "requests waiting: 3" in stall["message"]
+    assert "WARMQ_SERVED_MODEL_NAME" in stall["remedy"]
+    assert stall["passing"] is False
+    announce(store, state="starting")
+    assert found()["workers_starting"]["passing"] is True
+    announce(store)
+    assert found() == {}
+    store.cancel(store.batches()[0])
+    assert found() == {}

@@ -1,0 +1,158 @@
+"""What a worker of several models reads in Redis, and the claims of swaps."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import orjson
+import pytest
+import redis
+from kit.protocol.lessee import submit_batch
+
+from contract import naming
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from demo.stack import RedisServer
+from worker.models.backlog import BacklogReads
+from worker.models.policy import Stay, Terms, choose
+
+QUEUES = {"a": "warmq.a", "b": "warmq.b"}
+
+
+@pytest.fixture
+def reads(redis_client: redis.Redis) -> BacklogReads:
+    return BacklogReads(redis_client)
+
+
+def test_a_batch_waits_since_its_creation_or_since_a_worker_left_it(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    batch = submit_batch(store, 7, batch_id="b1", queue="warmq.b").batch
+    redis_client.hset(keys.batch_key("b1"), "created_at", int(batch.created) - 90_000)
+    found = reads.backlog(QUEUES, "w1", {})
+    assert found.demands["a"].requests == 0 and found.demands["b"].requests == 7
+    assert found.demands["b"].tokens > 0 and found.demands["b"].online_s is None
+    assert 90 <= found.demands["b"].oldest_s < 120
+    reads.note_left(["warmq.b"])
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].oldest_s < 30
+
+
+@pytest.mark.parametrize("priority", [0, 6])
+def test_requests_without_a_batch_wait_since_they_were_first_seen(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis, priority: int
+) -> None:
+    submitted = submit_batch(store, 1, queue="warmq.a", priority=priority, fifo=True)
+    first = reads.backlog(QUEUES, "w1", {}).demands["a"]
+    then = reads.backlog(QUEUES, "w1", {}).demands["a"]
+    assert 0 <= first.oldest_s < then.oldest_s
+    assert (then.online_s is not None) == (priority == 0)
+    redis_client.delete(submitted.list_key, naming.turns_key("warmq.a"))
+    assert reads.backlog(QUEUES, "w1", {}).demands["a"].requests == 0
+
+
+def test_a_deadline_leaves_the_time_that_the_work_needs(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, 10, batch_id="b1", queue="warmq.b")
+    redis_client.hset(keys.batch_key("b1"), "deadline", reads.now_ms() + 100_000)
+    free = reads.backlog(QUEUES, "w1", {}).demands["b"]
+    busy = reads.backlog(QUEUES, "w1", {"b": free.tokens / 60}).demands["b"]
+    assert 90 < free.slack_s <= 100
+    assert 30 < busy.slack_s <= 40
+    assert reads.backlog(QUEUES, "w1", {}).demands["a"].slack_s == math.inf
+
+
+def announce(client: redis.Redis, reads: BacklogReads, worker: str, queue: str) -> None:
+    """Write the announcement of a worker that serves a queue with 16 slots."""
+    said = orjson.dumps({"state": "ready", "queue": queue, "slots": 16})
+    client.hset(keys.WORKERS, worker, b"%d\0%s" % (reads.now_ms(), said))
+
+
+def test_the_claim_of_a_dead_worker_holds_no_queue(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, 2, batch_id="b1", queue="warmq.b")
+    assert reads.claim("warmq.b", "w2", 16, 60, 0)
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].slots == 16  # it starts, perhaps
+    made = b"%d" % (reads.now_ms() - 20_000)
+    claim = redis_client.hget(keys.SWAP_CLAIMS, "warmq.b\0w2").rpartition(b"\0")[0]
+    redis_client.hset(keys.SWAP_CLAIMS, "warmq.b\0w2", claim + b"\0" + made)
+    announce(redis_client, reads, "w2", "warmq.a")
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].slots == 16
+    redis_client.hdel(keys.WORKERS, "w2")
+    found = reads.backlog(QUEUES, "w1", {})
+    assert found.demands["b"].slots == 0
+    assert reads.claim("warmq.b", "w1", 16, 60, found.claims["b"])
+
+
+def test_what_another_program_wrote_badly_counts_as_missing(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, 2, batch_id="b1", queue="warmq.b")
+    now = reads.now_ms()
+    odd = orjson.dumps({"state": "ready", "queue": "warmq.b", "slots": "many", "limit": {}})
+    redis_client.hset(keys.WORKERS, "other", b"%d\0%s" % (now, odd))
+    redis_client.hset(keys.SWAP_LEFT, "warmq.b", "x")
+    redis_client.hset(keys.SWAP_CLAIMS, b"\xff\0w", b"soon\0x")
+    redis_client.hset(naming.turns_key("warmq.b"), "mean", "nan")
+    redis_client.hset(keys.batch_key("b1"), mapping={"created_at": "?", "deadline": "inf"})
+    found = reads.backlog(QUEUES, "w1", {}).demands["b"]
+    assert found.requests == 2 and found.slots == 1
+    assert found.oldest_s == 0 and found.slack_s == math.inf
+
+
+def test_one_of_two_workers_that_decided_on_the_same_claims_gets_the_queue(
+    reads: BacklogReads, redis_client: redis.Redis
+) -> None:
+    announce(redis_client, reads, "w1", "warmq.a")
+    seen = reads.backlog(QUEUES, "w1", {}).claims["b"]
+    assert reads.claim("warmq.b", "w1", 16, 60, seen)
+    assert not reads.claim("warmq.b", "w2", 16, 60, seen)
+    other = reads.backlog(QUEUES, "w2", {})
+    assert other.claims["b"] == 1 and other.demands["b"].slots == 16
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].slots == 0  # its own claim
+    reads.end_claim("warmq.b", "w1")
+    assert reads.claim("warmq.b", "w2", 16, 0.001, 0)
+    assert redis_client.ttl(keys.SWAP_CLAIMS) > 0
+
+
+def test_of_many_workers_that_read_the_same_backlog_one_swaps(
+    reads: BacklogReads, store: BatchStore, redis_server: RedisServer
+) -> None:
+    submit_batch(store, 12, batch_id="b1", queue="warmq.b")
+    terms = dict.fromkeys(QUEUES, Terms(1.0, 0.0))
+    together = threading.Barrier(8)
+
+    def swaps(worker: str) -> bool:
+        """Decide as a worker of 16 slots does, until the claim is made or nothing is to do."""
+        with redis_server.client() as client:
+            own, first = BacklogReads(client), True
+            while True:
+                found = own.backlog(QUEUES, worker, {})
+                if first:
+                    together.wait(20)
+                first = False
+                if (swap := choose(Stay("a", 100.0), found.demands, terms)) is None:
+                    return False
+                if own.claim(QUEUES[swap.model], worker, 16, 60, found.claims[swap.model]):
+                    return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(swaps, [f"w{n}" for n in range(8)])) == 1
+    assert reads.backlog(QUEUES, "late", {}).demands["b"].slots == 16
+
+
+def test_the_messages_of_a_cancelled_batch_need_no_model(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    batches = [submit_batch(store, 5, batch_id=n, queue="warmq.b").batch for n in ("b1", "b2")]
+    redis_client.hset(keys.batch_key("b2"), "deadline", reads.now_ms() + 1000)
+    store.cancel(batches[0])
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 5
+    store.cancel(batches[1])
+    demand = reads.backlog(QUEUES, "w1", {}).demands["b"]
+    assert (demand.requests, demand.tokens, demand.slack_s) == (0, 0.0, math.inf)
+    assert store.retry(batches[1], ["cancelled"]) == 5
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 5

@@ -1,0 +1,309 @@
+"""Decides how many requests may be in flight at a server that people use. No I/O, no clock.
+
+`step` is called once a second with what the last second showed. The limit grows by a little, is
+cut by a factor when people feel the requests (they miss a target), and is 0 when they feel them
+badly. Requests that run are not ended.
+
+What people feel, and why it is read from these two places:
+
+- Between tokens: the mean of the server's histogram over all clients. Each step of vLLM gives one
+  token to each running request, so people's requests and ours have the same steps, and nothing
+  has to be taken out.
+- To the first token: a probe, one request for one token with people's priority. The server's
+  histogram does not do: it has no label for the client, most of its first tokens are ours, and
+  its buckets are wider than the effect that must be found.
+
+While nobody else has used the server for some seconds, there is nobody to feel anything: only the
+number of requests that the server can start limits ours.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from worker.engine.openai.metrics import CEILING, FILLED
+
+#: Default targets, as factors of what the server shows while no request of ours is there.
+TTFT_FACTOR, ITL_FACTOR = 3.0, 2.5
+#: Multiple of a target from which it is missed badly.
+BADLY = 2.0
+#: Part of a target below which the limit may grow.
+HEADROOM = 0.9
+#: Smallest and largest factor of a cut.
+DEEPEST_CUT, SMALLEST_CUT = 0.5, 0.95
+#: Nearness to the limit of the latest cut within which the limit grows by one at a time.
+NEAR = 0.75
+#: Limit at the start and after an idle time, until the requests' effect is known.
+FIRST = 8
+#: Steps after a cut in which the limit does not grow, or is cut again: the effect comes later.
+SETTLE = 3
+#: Steps between two tries to start more requests than the server could start before.
+TRY_MORE = 10
+#: Steps without other clients after which nobody is there.
+NOBODY = 10
+#: Most steps in which the guard learns what the server shows without requests.
+LEARN = 6
+#: Probes in a second, one after the other; their median is one value. More are sent in a quiet one.
+PROBES, QUIET_PROBES = 3, 9
+#: Number of latest values that count, and the fewest that show more than chance.
+LATEST, FEWEST = 7, 5
+#: Steps without any measurement after which the limit shrinks, and the factor for each step.
+BLIND, BLIND_CUT = 3, 0.8
+#: Part of the way to a new value by which a quiet value falls, and rises, in each quiet step. It
+#: rises slowly, so that a rush hour does not become the measure.
+FALLS, RISES = 0.1, 0.02
+#: Tokens of the probes that let the histogram show the time between tokens, with nobody there.
+MANY_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Felt:
+    """What the last second showed; None: unknown.
+
+    `in_flight` are our requests. `ttft_s` is the probe's time, `itl_s` the mean time between
+    tokens, `waiting` the number of requests that wait in the server. `other_clients`: some have
+    used it.
+    """
+
+    in_flight: int
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    waiting: int | None = None
+    other_clients: bool | None = None
+
+
+class Signal:
+    """One thing that people feel: its latest values, its quiet value and its target, in seconds."""
+
+    def __init__(self, name: str, target_s: float | None, factor: float, enough: int) -> None:
+        self.name, self.enough = name, enough
+        self.quiet_s: float | None = None
+        self._given, self._factor = target_s, factor
+        self._recent: deque[float] = deque(maxlen=LATEST)
+        self._quiet_steps = 0
+        self._ever = False
+
+    def note(self, value: float | None, *, quiet: bool) -> None:
+        """Note a step's value. A step without one makes the latest values count less."""
+        if value is None:
+            if self._recent:
+                self._recent.popleft()
+            return
+        self._recent.append(value)
+        self._ever = True
+        if quiet:
+            self._quiet_steps += 1
+            before_s = value if self.quiet_s is None else self.quiet_s
+            part = max(FALLS if value < before_s else RISES, 1 / self._quiet_steps)
+            self.quiet_s = before_s + part * (value - before_s)
+
+    def forget(self) -> None:
+        """Forget the latest values: they are of another limit."""
+        self._recent.clear()
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a target that can be believed."""
+        return self._given is not None or self._quiet_steps >= self.enough
+
+    @property
+    def lost(self) -> bool:
+        """Whether there were values, and are none now."""
+        return self._ever and not self._recent
+
+    @property
+    def target_s(self) -> float | None:
+        """The target: the user's, or a factor of the quiet value; None until that is known."""
+        if self._given is not None:
+            return self._given
+        return None if self.quiet_s is None else self._factor * self.quiet_s
+
+    @property
+    def felt_s(self) -> float | None:
+        """The median of the latest values, which one outlier does not change."""
+        return median(self._recent) if len(self._recent) >= FEWEST else None
+
+    @property
+    def missed(self) -> float:
+        """The median as a multiple of the target."""
+        return self._of_target(self.felt_s)
+
+    @property
+    def latest_s(self) -> float | None:
+        """The latest value."""
+        return self._recent[-1] if self._recent else None
+
+    @property
+    def latest_missed(self) -> float:
+        """The latest value as a multiple of the target."""
+        return self._of_target(self.latest_s)
+
+    def _of_target(self, value: float | None) -> float:
+        target_s = self.target_s
+        return value / target_s if value is not None and target_s else 0.0
+
+    def shown(self, felt_s: float | None) -> str:
+        """Return a value and the target in words."""
+        felt_ms, target_ms = 1000 * (felt_s or 0.0), 1000 * (self.target_s or 0.0)
+        return f"{self.name} after {felt_ms:.1f} ms, target {target_ms:.1f} ms"
+
+
+class Guard:
+    """The limit of our requests in flight at one server (`limit`), and the reason (`why`)."""
+
+    def __init__(
+        self, ceiling: int = CEILING, ttft_s: float | None = None, itl_s: float | None = None
+    ) -> None:
+        self.limit = 0
+        self.why = "learns what people feel without requests"
+        self.ttft = Signal("first token", ttft_s, TTFT_FACTOR, 3)
+        self.itl = Signal("next token", itl_s, ITL_FACTOR, 1)
+        self.ceiling = ceiling
+        #: Limit up to which it doubles each second: the last one that was not too much.
+        self._fast_to = ceiling
+        #: Most requests that the server could start, and the steps for which the limit was there.
+        self._roof, self._at_roof = ceiling, 0
+        self._settle = self._blind = self._unused = self._steps = 0
+        self._alone = self._felt_at = 0
+        self._paused = False
+        self._had_waiting = False
+
+    @property
+    def learning(self) -> bool:
+        """Whether the limit is 0 because the quiet values are not known yet."""
+        return self._steps < LEARN and not (self.ttft.known and self.itl.known)
+
+    @property
+    def probe_tokens(self) -> int:
+        """Tokens for the next probe to ask for; only the time of one token is a `ttft_s`."""
+        wanted = self.learning and self.ttft.known and not self.itl.known
+        return MANY_TOKENS if wanted else 1
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a probe has missed the target badly."""
+        return BADLY * (self.ttft.target_s or 2.5)
+
+    def step(self, felt: Felt) -> int:
+        """Return the limit for the next second."""
+        self._note(felt)
+        if self._steps == 0 or self.learning:
+            self._steps += 1
+            if self.learning:
+                return self.limit
+        self._steps = LEARN
+        self._settle = max(0, self._settle - 1)
+        self._decide(felt)
+        self.limit = max(0, min(self.limit, self.ceiling))
+        return self.limit
+
+    def alarm(self, ttft_s: float) -> int:
+        """Pause at once if this probe missed the target badly; return the limit."""
+        target_s = self.ttft.target_s
+        if target_s and ttft_s > BADLY * target_s and self._alone < NOBODY and not self.learning:
+            self._pause(self.ttft.shown(ttft_s))
+        return self.limit
+
+    def shown(self) -> dict[str, Any]:
+        """Return the reason of the limit, what people feel and the targets, for `inspect stats`."""
+        shown: dict[str, Any] = {"why": self.why, "nobody_else": self._alone >= NOBODY}
+        for name, signal in (("ttft_ms", self.ttft), ("itl_ms", self.itl)):
+            seconds = (signal.latest_s, signal.target_s)
+            shown[name], shown[f"{name}_target"] = (s and round(1000 * s, 1) for s in seconds)
+        return shown
+
+    def _note(self, felt: Felt) -> None:
+        # The histogram's last second has our tokens unless two steps found none of our requests.
+        quiet = felt.in_flight == 0 and self._unused > 0
+        self._unused = self._unused + 1 if felt.in_flight == 0 else 0
+        self.ttft.note(felt.ttft_s, quiet=felt.in_flight == 0)
+        self.itl.note(felt.itl_s, quiet=quiet)
+        self._alone = self._alone + 1 if felt.other_clients is False else 0
+        self._had_waiting |= felt.waiting is not None
+        measured = felt.ttft_s is not None or felt.waiting is not None
+        self._blind = 0 if measured or not felt.in_flight else self._blind + 1
+
+    def _decide(self, felt: Felt) -> None:
+        own, waiting = felt.in_flight, felt.waiting or 0
+        nobody = self._alone >= NOBODY
+        worst = max((self.ttft, self.itl), key=lambda signal: signal.missed)
+        missed = 0.0 if nobody else worst.missed
+        sudden = max((self.ttft, self.itl), key=lambda signal: signal.latest_missed)
+        if not nobody and sudden.latest_missed > BADLY:
+            self._pause(sudden.shown(sudden.latest_s))
+        elif self._paused:
+            if missed <= 1 and not waiting:
+                self._resume(own)
+        elif missed > 1:
+            if not self._settle:
+                self._cut(own, missed**-0.5, worst.shown(worst.felt_s))
+        elif waiting:
+            self._make_room(own, waiting, nobody=nobody)
+        elif self._blind >= BLIND:
+            self._cut(own, BLIND_CUT, "nothing can be measured")
+        elif own == 0:
+            self._begin()
+        elif self._may_grow(felt, missed):
+            self._grow(nobody=nobody)
+
+    def _begin(self) -> None:
+        """Allow few requests after an idle time: many at once would be felt."""
+        if not self.limit or self.limit > FIRST:
+            self.limit = min(FIRST, self.ceiling)
+            self.why = "begins with few requests"
+
+    def _pause(self, why: str) -> None:
+        if not self._paused:
+            self._fast_to = max(1, self.limit * 3 // 4)
+        self._paused, self.limit = True, 0
+        self.why = f"paused: {why}"
+
+    def _resume(self, own: int) -> None:
+        self._paused, self._settle = False, SETTLE
+        self.limit = max(1, min(self._fast_to, max(own, FIRST)))
+        self.why = "resumes after a pause"
+
+    def _cut(self, own: int, factor: float, why: str) -> None:
+        used = min(self.limit, max(own, 1))
+        self._felt_at = used
+        self.limit = max(1, int(used * max(DEEPEST_CUT, min(SMALLEST_CUT, factor))))
+        self._fast_to, self._settle = self.limit, SETTLE
+        self.why = why
+        self.ttft.forget()
+        self.itl.forget()
+
+    def _make_room(self, own: int, waiting: int, *, nobody: bool) -> None:
+        """Send less by as many requests as wait in the server: none of ours is to wait there."""
+        left = min(self.limit, own) - waiting
+        if left < 1 and not nobody:
+            self._pause(f"{waiting} requests wait in the server")
+            return
+        self.limit = max(1, left)
+        self._fast_to = self._roof = self.limit
+        self._at_roof = 0
+        self.why = "as many as the server can start"
+
+    def _may_grow(self, felt: Felt, missed: float) -> bool:
+        if felt.in_flight < FILLED * self.limit:
+            return False  # a higher limit would not send more
+        if self._had_waiting and felt.waiting is None:
+            self.why = "the server's metrics are missing"
+            return False
+        if self.ttft.lost:
+            return False
+        return missed < HEADROOM and not self._settle
+
+    def _grow(self, *, nobody: bool) -> None:
+        if self.limit >= self._roof:
+            self._at_roof += 1
+            if self._at_roof < TRY_MORE:
+                return
+            self._at_roof = 0
+            self._roof += max(1, self._roof // 32)
+        near = NEAR * self._felt_at < self.limit < self._felt_at / NEAR
+        more = 1 if near else min(8, max(1, self.limit // 16))
+        if self.limit < self._fast_to:
+            more = min(self.limit, self._fast_to - self.limit)
+        self.limit = min(self.ceiling, self._roof, self.limit + more)
+        self.why = "nobody else is there" if nobody else "nobody is slower"

@@ -1,0 +1,156 @@
+"""The metrics of a vLLM server, and the limit of requests in flight that follows from them."""
+
+import re
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+#: Highest limit of requests in flight for each server.
+CEILING = 256
+#: Used part of the KV cache above which the limit does not grow.
+KV_FULL = 0.95
+#: Part of the limit that must be in flight before the limit may grow.
+FILLED = 0.9
+
+#: Matches the lines of a metrics page that `Metrics` needs: name, labels, value.
+METRIC = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
+    rb"|prompt_tokens_total|inter_token_latency_seconds_(?:sum|count)|request_success_total)"
+    rb"(\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
+    re.MULTILINE,
+)
+#: Labels of requests that were not answered to the end.
+UNFINISHED = re.compile(rb'finished_reason="(abort|error)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics of a vLLM server: sums over its replicas and all its clients.
+
+    `kv` is the used part of the KV cache, of the replica that uses most. Since the server's start:
+    `tokens` of prompts and outputs, `finished` requests, and the number and the seconds of the
+    `gaps` between the tokens of an answer.
+    """
+
+    running: float
+    waiting: float
+    kv: float
+    tokens: float
+    finished: float = 0.0
+    gaps: float = 0.0
+    gaps_s: float = 0.0
+
+
+def read_metrics(page: bytes) -> Metrics | None:
+    """Read a metrics page in Prometheus's format; None if the page is not vLLM's."""
+    found: dict[bytes, list[float]] = {}
+    for name, labels, value in METRIC.findall(page):
+        if not UNFINISHED.search(labels):
+            found.setdefault(name, []).append(float(value))
+    if b"num_requests_running" not in found:
+        return None
+    total = defaultdict(float, {name: sum(values) for name, values in found.items()})
+    return Metrics(
+        total[b"num_requests_running"],
+        total[b"num_requests_waiting"],
+        max(found.get(b"kv_cache_usage_perc", [0.0])),
+        total[b"generation_tokens_total"] + total[b"prompt_tokens_total"],
+        total[b"request_success_total"],
+        total[b"inter_token_latency_seconds_count"],
+        total[b"inter_token_latency_seconds_sum"],
+    )
+
+
+def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
+    """Return the limit for the next second. `peak` is the most requests that ran recently.
+
+    Requests that begin at the same time end at the same time. Unless more requests already wait
+    at the server, its slots are then empty for a round trip. `peak` stands for the number of
+    slots: just after many requests have ended, few run and many wait. Without metrics the limit
+    grows slowly, and only a rest lowers it.
+    """
+    if in_flight < FILLED * limit:
+        return limit  # a higher limit would not send more
+    if metrics is None:
+        return min(CEILING, limit + 4)
+    excess = int(metrics.running + metrics.waiting - peak - allowed_to_wait(peak))
+    if excess > 0:
+        return max(1, min(limit, in_flight) - excess)
+    if metrics.waiting == 0 and metrics.kv < KV_FULL:
+        return min(CEILING, limit + max(4, limit // 2))
+    return limit
+
+
+def allowed_to_wait(peak: float) -> int:
+    """Return how many requests may wait at a server that runs `peak` requests at once."""
+    return min(64, max(8, int(peak) // 2))
+
+
+# -- what one second shows ---------------------------------------------------------------
+
+#: Seconds for which metrics are not used after a counter has gone back: the server has started
+#: again, or the page comes from one server and then from another.
+DISTRUST_S = 60
+#: Seconds in which the counters stand still although answers come, after which the page is old.
+FROZEN_S = 3
+#: Seconds by which the server's count of finished requests may be ahead of the worker's.
+AHEAD_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One second: mean seconds between tokens, waiting requests, whether other clients came."""
+
+    itl_s: float | None = None
+    waiting: int | None = None
+    other_clients: bool | None = None
+
+
+class Seconds:
+    """Compares metrics with those a second before. Metrics that cannot be true show nothing."""
+
+    def __init__(self) -> None:
+        self._before: Metrics | None = None
+        self._finished = 0
+        self._distrusted = self._frozen = 0
+        #: Finished requests of other clients: the latest counts, each a little too high at most.
+        self._counts: deque[float] = deque(maxlen=AHEAD_S)
+        self._fewest: float | None = None
+
+    def next(self, metrics: Metrics | None, own: int, finished: int) -> Second:
+        """Return what the last second shows.
+
+        `own` are our requests in the server, at most; `finished` counts all that it has answered.
+        """
+        answered, self._finished = finished > self._finished, finished
+        if metrics is None:
+            return Second()
+        before, self._before = self._before, metrics
+        self._distrusted = max(0, self._distrusted - 1)
+        if before is not None and _goes_back(before, metrics):
+            self._distrusted = DISTRUST_S
+            self._counts.clear()
+            self._fewest = None
+        same = before is not None and before.tokens == metrics.tokens
+        self._frozen = (self._frozen + answered) if same else 0
+        if before is None or self._distrusted or self._frozen >= FROZEN_S:
+            return Second()
+        gaps = metrics.gaps - before.gaps
+        itl_s = (metrics.gaps_s - before.gaps_s) / gaps if gaps > 0 else None
+        seen = metrics.running + metrics.waiting > own or self._more_finished(metrics, finished)
+        return Second(itl_s, int(metrics.waiting), seen)
+
+    def _more_finished(self, metrics: Metrics, finished: int) -> bool:
+        """Whether other clients' requests have ended. The server counts ours before we do."""
+        self._counts.append(metrics.finished - finished)
+        if len(self._counts) < AHEAD_S:
+            return False
+        fewest, before = min(self._counts), self._fewest
+        self._fewest = fewest
+        return before is not None and fewest > before
+
+
+def _goes_back(before: Metrics, now: Metrics) -> bool:
+    return any(
+        getattr(now, name) < getattr(before, name)
+        for name in ("tokens", "finished", "gaps", "gaps_s")
+    )

@@ -1,0 +1,1 @@
+"""Several models on one worker: which model is loaded when, and how a worker swaps them."""

@@ -1,0 +1,132 @@
+"""Models that are loaded whenever another one is (`with`): both have an engine and a drain.
+
+The worker swaps them together: what waits for either of them counts for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from worker.drain.counts import Counts
+from worker.drain.drain import Drain
+from worker.drain.events import Events
+from worker.drain.lifecycle import State
+from worker.models.announced import text_of
+from worker.models.config import Model
+from worker.models.policy import Demand
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Companions:
+    """The models with a `with` that can be kept, and the drains of those that are loaded now."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        together: Mapping[str, str],
+        run: Callable[[WorkerSettings, Callable[[Drain], None]], Awaitable[None]],
+    ) -> None:
+        """`together` has the model that each of them is loaded with."""
+        self._models, self._run = models, run
+        self._with = dict(together)
+        self._drains: dict[str, Drain] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leaving = False
+        #: The totals of drains that have ended.
+        self.totals: dict[str, Counts] = {}
+
+    def main_models(self) -> list[str]:
+        """Return the models between which the worker swaps."""
+        return [name for name in self._models if name not in self._with]
+
+    def merged(self, demands: Mapping[str, Demand]) -> dict[str, Demand]:
+        """Return what waits for each of these models and those that are loaded with it."""
+        return {
+            main: merge([demands[name] for name in self.members(main) if name in demands])
+            for main in self.main_models()
+        }
+
+    def members(self, main: str) -> list[str]:
+        """Return a model and those that are loaded with it."""
+        return [main, *(name for name, other in self._with.items() if other == main)]
+
+    def in_flight(self) -> int:
+        """Return the number of requests in flight in the loaded ones."""
+        return sum(len(drain.in_flight) for drain in self._drains.values())
+
+    def begin(self, main: str) -> None:
+        """Load the models of this one, one after the other, in a task; once for each stay."""
+        if not self._tasks:
+            self._leaving = False
+            self._tasks.append(asyncio.create_task(self._load(self.members(main)[1:])))
+
+    async def _load(self, names: Iterable[str]) -> None:
+        """Start the drains, each when the one before is ready: engines measure free memory."""
+        for name in names:
+            if self._leaving:
+                return
+            task = asyncio.create_task(self._stay(self._models[name]))
+            self._tasks.append(task)
+            while not task.done() and not self._is_ready(name):
+                await asyncio.wait([task], timeout=0.1)
+
+    def _is_ready(self, name: str) -> bool:
+        drain = self._drains.get(name)
+        return drain is not None and drain.lifecycle.state is not State.STARTING
+
+    async def _stay(self, model: Model) -> None:
+        def begin(drain: Drain) -> None:
+            self._drains[model.name] = drain
+            if self._leaving:
+                drain.begin_stop()
+
+        other = self._with[model.name]
+        log.info("model %s is loaded, together with %s", model.name, other,
+                 extra={"action": "model_load", "model": model.name})  # fmt: skip
+        try:
+            await self._run(model.settings, begin)
+        except Exception as error:
+            if not self._leaving:
+                self._with.pop(model.name, None)
+                log.error(
+                    "model %s is not loaded together with %s any more, they take turns: %s",
+                    model.name, other, text_of(error), exc_info=error,
+                    extra={"action": "together_failed", "model": model.name},
+                )  # fmt: skip
+        finally:
+            if (drain := self._drains.pop(model.name, None)) is not None:
+                self.totals.setdefault(model.name, Counts(Events())).add(drain.counts)
+
+    def leave(self, reason: str = "") -> None:
+        """Let the drains end: of a swap with a reason, else since the worker stops."""
+        self._leaving = True
+        for drain in self._drains.values():
+            if reason:
+                drain.swap(reason)
+            else:
+                drain.begin_stop()
+
+    async def ended(self) -> None:
+        """Wait until the drains have ended."""
+        self.leave()
+        while self._tasks:
+            task = self._tasks.pop()
+            await asyncio.wait([task])
+
+
+def merge(demands: Iterable[Demand]) -> Demand:
+    """Return what waits for several models that are loaded together."""
+    found = list(demands)
+    online = [each.online_s for each in found if each.online_s is not None]
+    return Demand(
+        sum(each.requests for each in found),
+        sum(each.tokens for each in found),
+        max((each.oldest_s for each in found), default=0.0),
+        max(online, default=None),
+        min((each.slack_s for each in found), default=float("inf")),
+        sum(each.slots for each in found),
+    )

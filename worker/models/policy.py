@@ -1,0 +1,188 @@
+"""Decides which of a worker's models is loaded next. Pure: no clock, no Redis, no engine.
+
+A worker has one model loaded at a time; a swap unloads it and loads another one. Each second the
+worker passes what waits in the queue of each of its models, and what the other workers serve, to
+`choose`.
+
+1. While its own queue has work, a model stays at least `min_stay_s`.
+2. After that, another model may displace it if that model's queue would miss a deadline, if an
+   online request has waited there for `max_online_wait_s`, or if any request has for `max_wait_s`.
+   A queue with an earlier one of these reasons comes first.
+3. The worker may also move to a queue that takes longer to empty than its own, if other workers
+   serve its own queue, too, and the longer of the two times becomes shorter by a factor of GAIN.
+4. A worker whose queue is empty takes, after `pause_s`, the first of: deadlines, online requests,
+   overdue requests, the most waiting tokens for each slot that serves the queue.
+
+So with M models whose queues always have work, a request waits at most `max_wait_s` and M - 1 stays
+and swaps of the other models before its model is loaded, and no stay with work is shorter than
+`min_stay_s`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: A move to another queue must shorten the longer of the two queues' times by this factor.
+GAIN = 1.5
+#: `min_stay_s` is by default the measured seconds of a swap times this, so that swaps take at most
+#: 5 % of the time.
+STAY_FOR_SWAP = 20.0
+#: The shortest default of `min_stay_s`.
+LEAST_STAY_S = 60.0
+#: A worker joins the workers of a queue if these need longer than the seconds of a swap times this.
+HELP_FOR_SWAP = 12.0
+#: A worker without work waits the seconds of a swap times this between two swaps.
+PAUSE_FOR_SWAP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The limits of one model's stays and waits, in seconds.
+
+    `slot_rate` are the measured tokens per second of one slot, 0 if they are not known yet.
+    """
+
+    swap_s: float
+    min_stay_s: float
+    max_wait_s: float = 600.0
+    max_online_wait_s: float = 30.0
+    slot_rate: float = 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """The least seconds between two swaps of a worker without work."""
+        return min(self.min_stay_s, PAUSE_FOR_SWAP * self.swap_s)
+
+
+def default_stay_s(swap_s: float) -> float:
+    """Return the default of `min_stay_s` for a measured swap of `swap_s` seconds."""
+    return max(LEAST_STAY_S, STAY_FOR_SWAP * swap_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The work of one model's queue; ages in seconds.
+
+    `tokens` is the estimate for the requests that wait. `oldest_s` is the age of the oldest of
+    them, `online_s` that of the oldest online request (None: none waits). `slack_s`: the seconds
+    until the work of the earliest deadline must begin. `slots` are those of all other workers that
+    serve the queue or swap to it.
+    """
+
+    requests: int = 0
+    tokens: float = 0.0
+    oldest_s: float = 0.0
+    online_s: float | None = None
+    slack_s: float = math.inf
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """The loaded model, the seconds since it was loaded, and whether it has work.
+
+    `model` is None before the first load. A model has work while requests wait or run. `slots` are
+    this worker's.
+    """
+
+    model: str | None
+    seconds: float = 0.0
+    has_work: bool = False
+    slots: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The decision to load `model`; `reason` is for people."""
+
+    model: str
+    reason: str
+
+
+def choose(stay: Stay, demands: Mapping[str, Demand], terms: Mapping[str, Terms]) -> Swap | None:
+    """Return the swap that should begin now, or None while the loaded model stays."""
+    waiting = {
+        model: demand
+        for model, demand in demands.items()
+        if model != stay.model and demand.requests
+    }
+    if not waiting:
+        return None
+    if stay.model is None:
+        return _first(waiting, terms, stay.slots)
+    own = terms[stay.model]
+    if not stay.has_work:
+        if stay.seconds < own.pause_s:
+            return None
+        short = _short_of_workers(waiting, terms)
+        return _urgent(waiting, terms) or _first(short, terms, stay.slots)
+    if stay.seconds < own.min_stay_s:
+        return None
+    return _urgent(waiting, terms) or _balanced(stay, demands, _short_of_workers(waiting, terms))
+
+
+def _short_of_workers(
+    waiting: Mapping[str, Demand], terms: Mapping[str, Terms]
+) -> dict[str, Demand]:
+    """Return the queues without a worker, and those whose workers need several swaps' time."""
+    return {m: demand for m, demand in waiting.items() if _needs_one_more(demand, terms[m])}
+
+
+def _needs_one_more(demand: Demand, terms: Terms) -> bool:
+    if not demand.slots:
+        return True
+    rate = demand.slots * terms.slot_rate
+    lasts = not rate or demand.tokens / rate > HELP_FOR_SWAP * terms.swap_s
+    return demand.requests > demand.slots and lasts
+
+
+def _urgent(waiting: Mapping[str, Demand], terms: Mapping[str, Terms]) -> Swap | None:
+    """Return the swap to the queue that cannot wait longer, if there is one."""
+    found: list[tuple[int, float, str, str]] = []
+    for model, demand in waiting.items():
+        own = terms[model]
+        if 0 < demand.requests <= demand.slots:
+            continue  # the workers of this queue take its requests now
+        if demand.slack_s <= own.swap_s:
+            found.append((0, demand.slack_s, model, "a deadline needs it"))
+        elif demand.online_s is not None and demand.online_s >= own.max_online_wait_s:
+            late = own.max_online_wait_s - demand.online_s
+            found.append((1, late, model, f"an online request waits {demand.online_s:.0f} s"))
+        elif demand.oldest_s >= own.max_wait_s and not demand.slots:
+            late = own.max_wait_s - demand.oldest_s
+            found.append((2, late, model, f"a request waits {demand.oldest_s:.0f} s"))
+    return Swap(*min(found)[2:]) if found else None
+
+
+def _first(waiting: Mapping[str, Demand], terms: Mapping[str, Terms], slots: int) -> Swap | None:
+    """Return the swap of a worker that has nothing else to do."""
+    if urgent := _urgent(waiting, terms):
+        return urgent
+    online = {m: d.online_s for m, d in waiting.items() if d.online_s is not None and not d.slots}
+    if online:
+        model = max(online, key=lambda each: (online[each], each))
+        return Swap(model, "an online request waits")
+    if not waiting:
+        return None
+    model = max(waiting, key=lambda m: (waiting[m].tokens / (waiting[m].slots + slots), m))
+    return Swap(model, f"{waiting[model].requests} requests wait")
+
+
+def _balanced(
+    stay: Stay, demands: Mapping[str, Demand], waiting: Mapping[str, Demand]
+) -> Swap | None:
+    """Return a move that lets the slower of two queues end sooner; other workers stay with ours."""
+    own = demands.get(stay.model or "", Demand())
+    if not own.slots:
+        return None
+    without = own.tokens / own.slots
+    best: tuple[float, str] | None = None
+    for model, demand in waiting.items():
+        before = demand.tokens / demand.slots if demand.slots else math.inf
+        after = max(demand.tokens / (demand.slots + stay.slots), without)
+        gain = before / after if after else math.inf
+        if gain >= GAIN and (best is None or (gain, model) > best):
+            best = gain, model
+    if best is None:
+        return None
+    return Swap(best[1], f"{waiting[best[1]].requests} requests wait, other workers go on here")
