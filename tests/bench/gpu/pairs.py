@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -86,7 +87,7 @@ class Peer:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 words, cwd=ROOT, stdout=log, stderr=log,
-                env=os.environ | {"BENCH_ADDRESS": address} | env,
+                env=os.environ | {"BENCH_ADDRESS": address} | env, start_new_session=True,
             )  # fmt: skip
 
     def _accept(self) -> None:
@@ -122,11 +123,13 @@ class Peer:
         return self.log.read_text(errors="replace")[-5000:]
 
     def stop(self) -> None:
-        """End it."""
+        """End it with its engine's processes, which keep the GPU's memory otherwise."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self._listener.close()
 
 
