@@ -68,9 +68,10 @@ def submit_batch(
     fifo: bool = False,
     seal: bool = True,
     bodies: Sequence[dict[str, Any]] = (),
+    run: str = "",
 ) -> Submitted:
-    """Queue `count` chat requests c1, c2, ... as one batch of one chunk."""
-    list_key = naming.turn_list(queue, priority, tenant, "" if fifo else batch_id)
+    """Queue `count` chat requests c1, c2, ... as one batch of one chunk, or as a run's window."""
+    list_key = naming.turn_list(queue, priority, tenant, "" if fifo else run or batch_id)
     fields: dict[str, str | int] = {"queue": queue, "tenant": tenant, "list": list_key}
     _, batch = store.create(batch_id, SEED, fields)
     write = writer(batch, queue, priority)
