@@ -166,6 +166,12 @@ class Lessee:
             for i in range(7, len(reply), 5)
         ]
 
+    def remove_ended(self, *lists: str) -> None:
+        """Remove the messages before the first one that may run, from each of these lists."""
+        turn = self.turn
+        assert self.pop(0, lists=lists) == []
+        self.turn = turn
+
     def done(
         self, *leases: Lease, outcome: str = "completed", keep: bool = False, cut: bool = False
     ) -> int:
