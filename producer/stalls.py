@@ -13,12 +13,13 @@ from typing import Any
 
 from contract import naming
 from contract.batch import Batch
-from contract.errors import StoreForbidden
+from contract.errors import RequestRejected, StoreForbidden
+from contract.message import read_delivery
 from contract.redis import keys
 from contract.redis.announced_models import failure_of, has_loaded
 from contract.redis.announcements import WAITS_FOR, is_alive, model_name, queues_of
 from contract.redis.tenants import Tenants
-from contract.redis.waiting import WaitingReads
+from contract.redis.waiting import WaitingList, WaitingReads
 from contract.settings import Settings
 from producer.lost_leases import LostLeaseReads, LostLeases
 from producer.queue_workers import clock_text, served_names
@@ -260,7 +261,7 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
     ) -> list[Stall]:
         """Return the stalls of these queues and unfinished batches, in about five round trips.
 
-        Messages of cancelled and deleted batches do not count: a worker drops them.
+        Messages of cancelled, ended and deleted batches do not count: a worker drops them.
 
         With `tenant`, the caps of other tenants are left out.
         """
@@ -273,7 +274,7 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         for queue in names:
             workers = [worker for worker in alive if queue in queues_of(worker)]
             stall = queue_stall(queue, settings.queue, waiting[queue], workers, alive)
-            if stall and waiting[queue] and (gone := self._cancelled(queue)):
+            if stall and waiting[queue] and (gone := self._ended(queue)):
                 left = waiting[queue] - gone
                 stall = queue_stall(queue, settings.queue, left, workers, alive)
             found.append(stall)
@@ -287,15 +288,31 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
             found += [submit_stall(batch, now_ms) for batch in unsealed]
         return [one for one in found if one is not None]
 
-    def _cancelled(self, queue: str) -> int:
-        """Return how many messages of cancelled and deleted batches wait in a queue."""
+    def _ended(self, queue: str) -> int:
+        """Return how many messages of cancelled, ended and deleted batches wait in a queue."""
         lists = [one for one in self.waiting_lists(queue) if one.batch_id]
         names = [keys.batch_key(one.batch_id) for one in lists]
-        fields = self._each("hmget", names, ["created_at", "cancelling"])
-        return sum(
-            one.requests
-            for one, (created, flag) in zip(lists, fields, strict=True)
-            if flag or not created
+        fields = self._each("hmget", names, ["created_at", "cancelling", "finished_at"])
+        found = list(zip(lists, fields, strict=True))
+        count = sum(one.requests for one, (_, *ends) in found if any(ends))
+        # A deleted batch's list, or that of a run, whose windows share a list of the run's name.
+        nameless = [one for one, values in found if not any(values)]
+        return count + sum(one.requests for one in nameless if self._needs_nothing(queue, one))
+
+    def _needs_nothing(self, queue: str, one: WaitingList) -> bool:
+        """Return whether the oldest and the newest message of a list are of ended batches."""
+        key = naming.turn_list(queue, one.step, one.tenant, one.batch_id)
+        pipe = self._client.pipeline(transaction=False)
+        ends = [raw for raw in pipe.lindex(key, 0).lindex(key, -1).execute() if raw]
+        try:
+            found = [read_delivery("", raw) for raw in ends]
+        except RequestRejected:  # it becomes a dead letter when a worker takes it
+            return False
+        names = [keys.batch_key(one.batch) for one in found]
+        fields = self._each("hmget", names, ["life", "cancelling", "finished_at"])
+        return all(
+            (life or b"").decode() != one.life or any(ends)
+            for one, (life, *ends) in zip(found, fields, strict=True)
         )
 
     def _of_redis(self, settings: Settings, waiting: Mapping[str, int]) -> list[Stall | None]:

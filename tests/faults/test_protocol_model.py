@@ -140,6 +140,11 @@ class Protocol(RuleBasedStateMachine):
         popper = self.world.workers[worker]
         self.world.attempt(lambda: self.world.pop(popper, k, max_bytes), fate, 0)
 
+    @precondition(there(keys.BATCHES))
+    @rule(worker=WORKER, batch=BATCH, fate=FATES)
+    def remove_ended(self, worker: int, batch: str, fate: Fate) -> None:
+        self.world.attempt(lambda: self.world.remove_ended(worker, batch), fate, 0)
+
     @rule(worker=WORKER, k=st.integers(1, 5), ending=st.sampled_from(ENDINGS), fate=FATES,
           spare=SPARE)  # fmt: skip
     def work(self, worker: int, k: int, ending: str, fate: Fate, spare: int) -> None:

@@ -7,7 +7,8 @@
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, highest lease number that the worker
 --   knows, list of the turn that continues ('' for none), sequences left of that turn, most requests of
 --   several sequences to lease, the model's context in tokens (0: unknown), tenants of which to take nothing
---   now (\6 after each), then keys of lists: if any are given, messages are taken from these lists only
+--   now (\6 after each), then keys of lists: if any are given, messages are taken from these lists only. With
+--   k = 0 none is leased: each of these lists loses the messages before its first one that may run.
 --   The lease number is for a Redis that has lost its last writes: it must not give a number twice, or one
 --   request's DONE would drop another's lease.
 -- Touches: the lists of waiting messages, <queue>:suspects*, warmq:{lease_seq,leases,sequences,dead,
@@ -167,7 +168,7 @@ local function lease(list, message, request)
 end
 
 -- `full`: this call takes no more. `unusable_left`: a list has more than `most_unusable` unusable messages.
-local full, unusable_left = k <= 0, false
+local full, unusable_left = k <= 0 and #ARGV <= 14, false
 
 -- Skips by list, and by the key of a tenant's lists (skip_tenants, first_of). A list is skipped if its next
 -- message has more sequences than this worker takes now, or if it has too many unusable messages. A tenant is
@@ -210,6 +211,7 @@ local function take_from(list, most, budget)
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, request,
                   reason or 'the key of its result has another type', now)
     elseif not ended then
+      if k <= 0 then return 'usable' end
       -- Only a request that may exceed a limit is checked, because most do not.
       local why = budget and (request.sequences > 1 or charged >= budget) and why_not(list, budget, request.sequences)
       if why == 'skipped' then skipped_bytes = skipped_bytes + #message end
@@ -217,7 +219,7 @@ local function take_from(list, most, budget)
       lease(list, message, request)
     end
     examined, bytes = examined + 1, bytes + #message
-    if leased >= k then full = true end
+    if k > 0 and leased >= k then full = true end
     if not usable or ended or reason then
       -- A token is charged, so that other lists have turns between many unusable messages.
       unusable, charged_tokens = unusable + 1, charged_tokens + 1
@@ -313,7 +315,12 @@ local function take_all()
     take_turns()
   end
 end
-local function take_named() for i = 15, #ARGV do take_from(ARGV[i], math.huge) end end
+local function take_named()
+  if k <= 0 then most_unusable = EXAMINE end
+  for i = 15, #ARGV do
+    if k > 0 then take_from(ARGV[i], math.huge) else take_run('', ARGV[i], math.huge, math.huge) end
+  end
+end
 
 local finished, problem = pcall(#ARGV > 14 and take_named or take_all)
 if not full and examined + skips == 0 and #ARGV <= 14 and not next(excluded)

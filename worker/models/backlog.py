@@ -1,12 +1,14 @@
 """Reads what waits for each model, and claims the queue of a model that a worker will load.
 
-A claim fails if another worker has claimed the queue since the read.
+A claim fails if another worker has claimed the queue since the read. Messages that need no model,
+because their batches are cancelled, have ended or are gone, are removed.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from contract import naming
 from contract.redis import keys
 from contract.redis.announcements import WORKER_SILENT_S, is_alive, read_announcements
 from contract.redis.reads import Reads
+from worker.drain.leases import POP_BYTES
 from worker.models.policy import Demand
 
 #: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. The
@@ -23,6 +26,9 @@ LEFT_MS = 86_400_000
 UNKNOWN_TOKENS = 256.0
 #: Most batches of one queue whose creation and deadline are read, and most tenants of a priority.
 MOST_LISTS, MOST_TENANTS = 100, 20
+#: Seconds for which a list that no batch has is not searched again for messages of batches that
+#: have ended or are gone.
+SEARCH_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,17 @@ class BacklogReads(Reads):
     A value in Redis that is not a number counts as missing.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, result_ttl_ms: int = 86_400_000) -> None:
         super().__init__(client)
+        self._ttl_ms = result_ttl_ms
         #: When requests without a batch were first seen to wait, by queue: online requests, and
         #: those at any priority. Their messages have no time.
         self._online_since: dict[str, float] = {}
         self._plain_since: dict[str, float] = {}
+        #: The same of requests in lists that have the name of no batch.
+        self._shared_since: dict[str, float] = {}
+        #: When such lists were searched last.
+        self._searched: dict[str, float] = {}
 
     def backlog(
         self, queues: Mapping[str, str], worker: str, rates: Mapping[str, float]
@@ -67,7 +78,7 @@ class BacklogReads(Reads):
         for n, (model, queue) in enumerate(queues.items()):
             (waiting, mean), *lengths = replies[n * width : (n + 1) * width]
             requests = int(max(0.0, _number(waiting))) + sum(lengths)
-            times = self._times(queue, any(lengths[:-1]), now_s) if requests else _Times()
+            times = self._times(queue, worker, any(lengths[:-1]), now_s) if requests else _Times()
             requests = max(0, requests - times.ended)
             tokens = requests * max(1.0, _number(mean, UNKNOWN_TOKENS))
             left_s = _number(left.get(queue.encode())) / 1000
@@ -81,30 +92,64 @@ class BacklogReads(Reads):
                 slots.get(queue, 0),
             )
             if not requests:
-                self._online_since.pop(queue, None)
-                self._plain_since.pop(queue, None)
+                for since in (self._online_since, self._plain_since, self._shared_since):
+                    since.pop(queue, None)
         return Backlog(demands, {m: counts.get(q, 0) for m, q in queues.items()})
 
-    def _times(self, queue: str, in_kombus_lists: bool, now_s: float) -> _Times:
+    def _times(self, queue: str, worker: str, in_kombus_lists: bool, now_s: float) -> _Times:
         """Return the times of a queue's waiting requests; reads at most MOST_LISTS batches."""
         # Keys of lists end with \x06 and the batch's name, which is '' for requests without one.
         lists = [(step, key) for step, tenant, key in self.turns(queue, MOST_TENANTS) if tenant]
         plain = [step for step, key in lists if key.endswith("\x06")]
         names = sorted({key.rpartition("\x06")[2] for _, key in lists} - {""})[:MOST_LISTS]
         hashes = [keys.batch_key(name) for name in names]
-        fields = self._each("hmget", hashes, "created_at", "deadline", "cancelling", "finished_at")
-        ended = {f"\x06{name}" for name, one in zip(names, fields, strict=True) if any(one[2:])}
-        gone = [key for _, key in lists if key[key.rfind("\x06") :] in ended]
-        fields = [one for one in fields if not any(one[2:])]
-        created = [made for made in (_number(one[0]) / 1000 for one in fields) if made]
-        due = [at for at in (_number(one[1]) / 1000 for one in fields) if at]
+        wanted = ("created_at", "deadline", "cancelling", "finished_at")
+        fields = dict(zip(names, self._each("hmget", hashes, *wanted), strict=True))
+        named = [(key, fields.get(key.rpartition("\x06")[2])) for _, key in lists]
+        ended = [key for key, one in named if one and any(one[2:])]
+        # A deleted batch's list, or that of a run, whose windows share a list of the run's name.
+        shared = [key for key, one in named if one and not any(one)]
+        removed = self._remove_ended(queue, worker, ended, shared, now_s)
+        living = [one for one in fields.values() if not any(one[2:])]
+        created = [made for made in (_number(one[0]) / 1000 for one in living) if made]
+        since = _since(self._shared_since, queue, len(shared) > removed.emptied, now_s)
+        created += [] if since is None else [since]
+        due = [at for at in (_number(one[1]) / 1000 for one in living) if at]
         return _Times(
             min(created, default=None),
             _since(self._plain_since, queue, bool(plain) or in_kombus_lists, now_s),
             _since(self._online_since, queue, 0 in plain, now_s),
             min(due, default=math.inf),
-            sum(self._each("llen", gone)),
+            removed.messages,
         )
+
+    def _remove_ended(
+        self, queue: str, worker: str, ended: list[str], shared: list[str], now_s: float
+    ) -> _Removed:
+        """Remove messages of ended and gone batches; count those that were there before.
+
+        All messages in the lists `ended` are such, some in `shared` may be.
+        """
+        recent = {k: at for k, at in self._searched.items() if now_s - at < SEARCH_EVERY_S}
+        searched = [key for key in shared if key not in recent]
+        if not (lists := searched + ended):
+            return _Removed()
+        before = self._each("llen", lists)
+        self.remove_ended(queue, worker, lists)
+        after = self._each("llen", searched)
+        same = [key for key, was, now in zip(searched, before, after, strict=False) if was == now]
+        self._searched = recent | dict.fromkeys(same, now_s)
+        return _Removed(max(0, sum(before) - sum(after)), after.count(0))
+
+    def remove_ended(self, queue: str, worker: str, lists: Sequence[str]) -> None:
+        """Remove the messages before the first one that may run, from each of a queue's lists.
+
+        POP judges and ends each of them, as it does for a worker that serves the queue; one call
+        removes at most 1,000 messages. Nobody else would, until a worker loads the queue's model.
+        """
+        date = dt.datetime.now(dt.UTC).isoformat()
+        no_lease = (0, 1, self._ttl_ms, date, 0, "", 0, 0, 0, "")
+        self._run("pop", worker, queue, 0, POP_BYTES, *no_lease, *lists)
 
     def claim(self, queue: str, worker: str, slots: int, life_s: float, seen: int) -> bool:
         """Claim a queue to load its model, unless its number of claims is no longer `seen`.
@@ -132,7 +177,7 @@ class _Times(NamedTuple):
     """Times of a queue's waiting requests, in seconds since 1970; None without such requests.
 
     `batch_since` is the creation of the oldest batch, `due` the earliest deadline. `ended` counts
-    the messages of cancelled and finished batches: they wait to be dropped, and need no model.
+    the messages of cancelled, finished and deleted batches, which need no model.
     """
 
     batch_since: float | None = None
@@ -146,6 +191,13 @@ class _Times(NamedTuple):
         since = [] if self.batch_since is None else [max(self.batch_since, left_s)]
         since += [] if self.plain_since is None else [self.plain_since]
         return max(0.0, now_s - min(since, default=now_s))
+
+
+class _Removed(NamedTuple):
+    """The messages that need no model, and the number of lists that are empty without them."""
+
+    messages: int = 0
+    emptied: int = 0
 
 
 def _since(known: dict[str, float], queue: str, waits: bool, now_s: float) -> float | None:

@@ -64,7 +64,8 @@ class Stays:
         any_settings = next(iter(models.values())).settings
         url = any_settings.redis_url.get_secret_value()
         name = f"warmq-{worker_id}-models"
-        self._reads = BacklogReads(connect(url, name, 0, any_settings.redis_timeout_s))
+        client = connect(url, name, 0, any_settings.redis_timeout_s)
+        self._reads = BacklogReads(client, any_settings.result_ttl_ms)
         #: The measured seconds from the decision to load a model until it was ready.
         self._swap_s: dict[str, float] = {}
         self._announced = AnnouncedModels(self._queues)

@@ -43,11 +43,25 @@ def test_requests_of_a_cancelled_or_deleted_batch_do_not_wait(store: BatchStore)
     assert cancelled is not None and deleted is not None
     store.cancel(cancelled)
     store.cancel(deleted)
-    store.delete(deleted)
+    store.delete(deleted.id)
     assert stalls(store)["queue_unserved"].facts["waiting"] == 3
     last = store.batch("b3")
     assert last is not None
     store.cancel(last)
+    assert "queue_unserved" not in stalls(store)
+
+
+def test_the_windows_of_a_run_wait_although_no_batch_has_the_name_of_their_list(
+    store: BatchStore,
+) -> None:
+    windows = [submit_batch(store, 3, batch_id=f"run_1.{n}", run="run_1").batch for n in range(2)]
+    assert stalls(store)["queue_unserved"].facts["waiting"] == 6
+    store.cancel(windows[0])
+    assert "queue_unserved" in stalls(store)
+    store.cancel(windows[1])
+    assert "queue_unserved" not in stalls(store)
+    for window in windows:
+        store.delete(window.id)
     assert "queue_unserved" not in stalls(store)
 
 

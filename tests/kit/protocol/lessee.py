@@ -68,9 +68,10 @@ def submit_batch(
     fifo: bool = False,
     seal: bool = True,
     bodies: Sequence[dict[str, Any]] = (),
+    run: str = "",
 ) -> Submitted:
-    """Queue `count` chat requests c1, c2, ... as one batch of one chunk."""
-    list_key = naming.turn_list(queue, priority, tenant, "" if fifo else batch_id)
+    """Queue `count` chat requests c1, c2, ... as one batch of one chunk, or as a run's window."""
+    list_key = naming.turn_list(queue, priority, tenant, "" if fifo else run or batch_id)
     fields: dict[str, str | int] = {"queue": queue, "tenant": tenant, "list": list_key}
     _, batch = store.create(batch_id, SEED, fields)
     write = writer(batch, queue, priority)
@@ -164,6 +165,12 @@ class Lessee:
             Lease(reply[i].decode(), int(reply[i + 1]), int(reply[i + 2]), reply[i + 3])
             for i in range(7, len(reply), 5)
         ]
+
+    def remove_ended(self, *lists: str) -> None:
+        """Remove the messages before the first one that may run, from each of these lists."""
+        turn = self.turn
+        assert self.pop(0, lists=lists) == []
+        self.turn = turn
 
     def done(
         self, *leases: Lease, outcome: str = "completed", keep: bool = False, cut: bool = False

@@ -198,6 +198,11 @@ class World:
         worker.known |= {lease.id: lease for lease in found}
         return found
 
+    def remove_ended(self, position: int, batch_id: str) -> None:
+        """Remove what need not run of a batch's lists and of the suspects, as any worker may."""
+        lists = [key for _, _, key in self.store.turns(QUEUE) if key.endswith(f"\x06{batch_id}")]
+        self.workers[position].remove_ended(*lists, *SUSPECTS)
+
     def work(self, worker: WiredWorker, k: int, ending: str, *, suspects: bool = False) -> None:
         """Lease some and end them."""
         self._end(worker, self.pop(worker, k, 10**6, suspects=suspects), ending)

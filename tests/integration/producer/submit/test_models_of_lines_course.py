@@ -98,14 +98,15 @@ def test_a_cancel_ends_all_and_a_retry_answers_all(on: Stage, tmp_path: Path) ->
     on.idle(worker, 4)
     # It loads at most the model that it was loading: not one more to drop what was cancelled.
     assert worker.log_path.read_text().count("swapping from model") <= swaps + 1
+    waiting = WaitingReads.using(on.store)
+    assert waiting.waiting_totals(QUEUES) == dict.fromkeys(QUEUES, 0)
     done = run_producer("retry", "b1", "--include", "cancelled", redis_url=url)
     assert done.returncode == 0
     on.finish("b1", 90)
     assert counts(of(on)) == {"completed": 600}
     assert_answered(run_producer("results", "b1", redis_url=url).stdout, 600)
     assert run_producer("delete", "b1", redis_url=url).returncode == 0
-    waiting = WaitingReads.using(on.store).waiting_totals(QUEUES)
-    assert waiting == dict.fromkeys(QUEUES, 0)
+    assert waiting.waiting_totals(QUEUES) == dict.fromkeys(QUEUES, 0)
     left = [key.decode() for key in client_of(on.store).scan_iter("warmq:batch:b1*")]
     assert left == []
 

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import orjson
 import pytest
 import redis
-from kit.protocol.lessee import submit_batch
+from kit.protocol.lessee import Lessee, submit_batch
+from kit.protocol.script_keys import kept_key
+from kit.verdicts.settled import leftovers
 
 from contract import naming
 from contract.redis import keys
@@ -156,3 +158,108 @@ def test_the_messages_of_a_cancelled_batch_need_no_model(
     assert (demand.requests, demand.tokens, demand.slack_s) == (0, 0.0, math.inf)
     assert store.retry(batches[1], ["cancelled"]) == 5
     assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 5
+
+
+def scripts_run(client: redis.Redis) -> int:
+    return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_messages_of_a_cancelled_batch_are_removed_as_a_worker_of_its_model_does(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis, whole: bool
+) -> None:
+    """Also if the client that cancels it has died, so that POP writes the results."""
+    cancelled = submit_batch(store, 5, batch_id="b1", queue="warmq.b")
+    living = submit_batch(store, 3, batch_id="b2", queue="warmq.b")
+    (store.cancel if whole else store.begin_cancel)(cancelled.batch)
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 3
+    assert redis_client.llen(living.list_key) == 3
+    assert not redis_client.exists(cancelled.list_key)
+    assert redis_client.hget(naming.turns_key("warmq.b"), "waiting") == b"3"
+    assert [key for _, _, key in reads.turns("warmq.b")] == [living.list_key]
+    batch = store.batch("b1")
+    assert batch is not None and batch.finished and batch.number("cancelled") == 5
+    assert all(redis_client.exists(kept_key("b1", one)) for one in cancelled.ids)
+    assert leftovers(store, ["warmq.a"]) == {}
+    results = [orjson.loads(raw or b"") for raw in store.results(cancelled.ids)]
+    assert {one["warmq"]["error"]["code"] for one in results} == {"cancelled"}
+    assert store.retry(batch, ["cancelled"]) == 5
+    assert len(Lessee(redis_client, queue="warmq.b").pop()) == 8
+
+
+def test_the_messages_of_a_batch_whose_requests_have_ended_are_removed(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    ended = submit_batch(store, 4, batch_id="b1", queue="warmq.b")
+    for n in range(1, 5):
+        assert store.cancel_request(ended.batch, f"c{n}") == 1
+    batch = store.batch("b1")
+    assert batch is not None and batch.finished and redis_client.llen(ended.list_key) == 4
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 0
+    assert leftovers(store, ["warmq.a", "warmq.b"]) == {}
+
+
+def test_one_call_removes_a_limited_number_of_messages(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    ended = submit_batch(store, 1500, batch_id="b1", queue="warmq.b")
+    store.cancel(ended.batch)
+    for left in (500, 0):
+        assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 0
+        assert redis_client.llen(ended.list_key) == left
+    assert leftovers(store, ["warmq.a", "warmq.b"]) == {}
+
+
+def test_messages_of_living_batches_cost_no_script(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, 3, batch_id="b1", queue="warmq.a")
+    submit_batch(store, 3, batch_id="b2", queue="warmq.b", fifo=True)
+    before = scripts_run(redis_client)
+    reads.backlog(QUEUES, "w1", {})
+    assert scripts_run(redis_client) == before
+    submit_batch(store, 3, batch_id="run_1.0", queue="warmq.b", run="run_1")
+    before = scripts_run(redis_client)
+    for _ in range(3):
+        reads.backlog(QUEUES, "w1", {})
+    assert scripts_run(redis_client) == before + 1
+
+
+def test_the_windows_of_a_run_wait_in_a_list_of_its_name(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    windows = [
+        submit_batch(store, count, batch_id=f"run_1.{n}", queue="warmq.b", run="run_1")
+        for n, count in enumerate((4, 3))
+    ]
+    (list_key,) = {window.list_key for window in windows}
+    first = reads.backlog(QUEUES, "w1", {}).demands["b"]
+    assert first.requests == 7
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].oldest_s > first.oldest_s == 0
+    reads.note_left(["warmq.b"])
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].oldest_s < 1
+    store.cancel(windows[0].batch)
+    others = BacklogReads(redis_client)
+    assert others.backlog(QUEUES, "w2", {}).demands["b"].requests == 3
+    assert redis_client.llen(list_key) == 3
+    assert redis_client.hget(naming.turns_key("warmq.b"), "waiting") == b"3"
+    state = store.batch("run_1.0")
+    assert state is not None and state.finished and state.number("cancelled") == 4
+
+
+def test_the_messages_of_a_deleted_batch_are_removed(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    windows = [
+        submit_batch(store, 3, batch_id=f"run_1.{n}", queue="warmq.b", run="run_1").batch
+        for n in range(2)
+    ]
+    for window in windows:
+        store.cancel(window)
+        assert store.delete(window.id)
+    lost = submit_batch(store, 2000, batch_id="b1", queue="warmq.b")
+    redis_client.delete(*redis_client.keys("warmq:batch:b1*"))
+    redis_client.zrem(keys.BATCHES, "b1")
+    assert redis_client.llen(lost.list_key) == 2000
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 0
+    assert leftovers(store, ["warmq.a", "warmq.b"]) == {}
