@@ -37,7 +37,7 @@ def configured_models(text: str) -> dict[str, str]:
     `c=` is a model of the default queue, and `*=` makes all unknown names models of that queue.
 
     Raises:
-        ValueError: An entry has no name.
+        ValueError: An entry has no name, or has `*` without an empty model (`*=`).
     """
     found = {}
     for entry in filter(None, map(str.strip, text.split(","))):
@@ -116,9 +116,9 @@ class ServedModels:
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
-        """Return a model's queue ('' for the only model); None if no worker serves it.
+        """Return a model's queue; None if the model is neither served nor configured.
 
-        `allowed` has the caller's models, None for all.
+        `name` is '' if the caller names no model. `allowed` has the caller's models, None for all.
         """
         if not name:
             if allowed is not None:
@@ -138,8 +138,8 @@ class ServedModels:
         """Return the model of a caller's requests that name none, or ''.
 
         It is the caller's only model, or the base model of the default queue or of the only queue.
-        The worker gets its name: without one it would run its base model, which the key may forbid
-        although it allows an adapter. A caller who may use all models (None) needs no name.
+        The worker gets this name. Without a name it would run its base model, which the key may
+        forbid although it allows an adapter. A caller who may use all models (None) needs no name.
         """
         if allowed is None:
             return ""

@@ -124,7 +124,7 @@ def _models(text: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(name and name.isprintable() for name in names):
-        raise click.BadParameter("names of models, separated by commas", param_hint="--models")
+        raise click.BadParameter("give names of models, separated by commas", param_hint="--models")
     return names
 
 

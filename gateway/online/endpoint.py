@@ -73,7 +73,7 @@ class Endpoint:
             asked = with_model(asked, model)
         headers = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
-        queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", do_nothing)
+        queued: Callable[[], None] = getattr(scope.get("warmq.body"), "stop_counting", do_nothing)
         body = waiter = None
         try:
             waiter = await _queue(online, asked, caller, queue, once, queued)

@@ -22,10 +22,10 @@ _UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A gateway's record with the counters of its queue batches, or a submitted batch.
+    """A batch made over HTTP, with its queue batches, or a batch of `producer submit`.
 
-    `source` is the record of a batch made over HTTP; `parts` has its queue batches while it runs,
-    without fields if one is missing. A batch of `producer submit` is itself the `source`.
+    `source` is the record of a batch made over HTTP. While it runs, `parts` has its queue batches;
+    a missing queue batch has no fields. A batch of `producer submit` is itself the `source`.
     """
 
     id: str
@@ -55,7 +55,7 @@ class BatchViews(Reads):
         return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
-        """Return the batches that follow `after` ('' for the first page); None if unknown.
+        """Return the batches that follow `after` ('' for the first page); None if it is unknown.
 
         This takes one round trip, another for each 250 batches that were submitted since the last
         page of any tenant, and another for each 1,000 expired batches.
@@ -121,10 +121,10 @@ class PartialOrder(Reads):
         found: dict[int, Segment] = {}
         while True:
             end, *flat = self._run("partial_order", batch_id, position, ttl_ms, *names)
-            for first, p, start, n in zip(
+            for first, index, start, count in zip(
                 flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True
             ):
-                found[first] = Segment(parts[p], first, start, n)
-                position = max(position, first + n)
+                found[first] = Segment(parts[index], first, start, count)
+                position = max(position, first + count)
             if position >= end:
                 return end, list(found.values())

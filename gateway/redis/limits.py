@@ -19,6 +19,7 @@ GRACE_MS = 60_000
 
 class Take(NamedTuple):
     """Requests and tokens to take from a key's rates; a limit may be None.
+
     With 0 `requests` it is a correction, which is never refused; `tokens` may be negative.
     """
 
@@ -30,7 +31,11 @@ class Take(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The answer to a Take; `wait_ms`: time until it would be allowed, -1 for never."""
+    """The answer to a Take.
+
+    `wait_ms`: time until the Take would be allowed, -1 for never. `requests_full_ms` and
+    `tokens_full_ms`: time until the rate is unused again.
+    """
 
     allowed: bool
     requests_left: int

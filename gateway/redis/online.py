@@ -47,8 +47,9 @@ class OnlineRequests(AsyncCalls):
         self, requests: Sequence[Push], *, high_water: float, high_water_requests: int
     ) -> list[PushResult]:
         args: list[Any] = [high_water_requests, high_water]
-        for r in requests:
-            args += (r.list_key, r.request_id, "" if r.once_ms is None else r.once_ms, r.message)
+        for push in requests:
+            once_ms = "" if push.once_ms is None else push.once_ms
+            args += (push.list_key, push.request_id, once_ms, push.message)
         return [_result(reply) for reply in await self._client.run_script("push", *args)]
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
