@@ -70,7 +70,7 @@ class Files:
         self._services = services
 
     def sweep_later(self, file_id: str) -> None:
-        """Schedule a content's removal unless it has a record by then; call before writing it."""
+        """Remove a content in _ORPHAN_MS if it has no record then; call this before writing it."""
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
     def keep_content(self, file_id: str, batch_id: str) -> None:
@@ -178,7 +178,7 @@ class Files:
 
 
 def sweep_due(services: Services, kind: Work, sweep_one: Callable[[Claim], bool]) -> int:
-    """Claim the due work of a kind; return for how many claims `sweep_one` was true."""
+    """Claim the due work of a kind; return the number of claims for which `sweep_one` was true."""
     count = 0
     for _ in range(_SWEEPS):
         claims = services.due.claim(kind, _SWEEP_MS, _CLAIMS)
@@ -210,9 +210,9 @@ def new_record(
     )  # fmt: skip
 
 
-def check_same_file(known: FileRecord, again: FileRecord) -> None:
+def check_same_file(known: FileRecord, repeated: FileRecord) -> None:
     """Raise ApiError (409) if an earlier try with this Idempotency-Key sent another file."""
-    if (known.digest and known.digest != again.digest) or known.bytes != again.bytes:
+    if (known.digest and known.digest != repeated.digest) or known.bytes != repeated.bytes:
         raise conflict()
 
 
@@ -237,15 +237,15 @@ def check_same_store(services: Services) -> None:
     """
     mark = services.objects.store_mark()
     if mark is None:
-        made = f"{MARK}{secrets.token_hex(12)}"
-        with services.store.write(made) as writer:
+        new_mark = f"{MARK}{secrets.token_hex(12)}"
+        with services.store.write(new_mark) as writer:
             writer.commit()
         try:
-            mark = services.objects.mark_store(made)
+            mark = services.objects.mark_store(new_mark)
         except StoreFull:  # Redis is full: the next start sets the mark
-            mark = made
-        if mark != made:
-            services.store.delete(made)
+            mark = new_mark
+        if mark != new_mark:
+            services.store.delete(new_mark)
     if services.store.size(mark) is None:
         store = services.settings.gateway_store
         place = store if "://" in store else str(Path(store).absolute())

@@ -82,10 +82,10 @@ def life_of(fields: dict[str, str]) -> int | None:
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
     if as_json := fields.get("expires_after"):
         try:
-            given = msgspec.json.decode(as_json, type=ExpiresAfter)
+            parsed = msgspec.json.decode(as_json, type=ExpiresAfter)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"expires_after: {error}", "expires_after") from None
-        anchor, seconds = given.anchor, str(given.seconds)
+        anchor, seconds = parsed.anchor, str(parsed.seconds)
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":

@@ -13,9 +13,9 @@ class Caller:
     """The caller of a request; `key_id` is '' if the gateway has no keys.
 
     `models` is None if the key allows all models. `highest_priority` is the smallest priority
-    number that the caller's requests may have. An operator sees all tenants on the page. A limit is None if there is none.
-    `requests_per_minute` and `tokens_per_minute` hold for the key; `enqueued_tokens` (of batches,
-    for one model) and `file_bytes` hold for the tenant.
+    number that the caller's requests may have. An operator sees all tenants on the page. A limit is
+    None if there is none. `requests_per_minute` and `tokens_per_minute` hold for the key;
+    `enqueued_tokens` (of batches, for one model) and `file_bytes` hold for the tenant.
     """
 
     tenant: str = naming.DEFAULT_TENANT

@@ -120,7 +120,8 @@ class Limits:
     def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
         """Raise ApiError (429) if `size` more bytes exceed the limit; `note_bytes` checks again.
 
-        `body` is the size of the request's body, which the error names if the file's size is unknown.
+        `body` is the size of the request's body, which the error names if the file's size is not
+        known.
         """
         limit = caller.file_bytes
         if limit is not None and (held := self._stored(caller.tenant, limit - size)) + size > limit:

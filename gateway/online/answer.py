@@ -71,7 +71,7 @@ class SentText:
         self._written = Transcript()
 
     def take(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-        """Add pieces; yield (choice, text) to send. The result has lost pieces' text."""
+        """Add pieces; yield (choice, text) to send. Text of lost pieces comes with the result."""
         changed = dict.fromkeys(p.choice for p in pieces if self._written.add(p) is not None)
         for choice in changed:
             sent, text = self.sent.get(choice, ""), self._written.texts.get(choice, "")

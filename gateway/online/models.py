@@ -52,7 +52,7 @@ class Models:
     ) -> None:
         """Take the default queue (`base`), and the setting WARMQ_GATEWAY_MODELS (`configured`).
 
-        With `refuses`, a model that no worker has loaded has no queue for a request.
+        If `refuses`, requests for a model that no worker has loaded are refused.
         """
         self._redis, self._refuses = redis, refuses
         self._base, self._configured = base, configured
@@ -162,8 +162,8 @@ class Models:
 
     async def _read(self) -> None:
         workers, now_s = await self._redis.workers()
-        # Without silent workers, whose announcements are old: such a worker may be restarting, but
-        # an online caller should not wait for it.
+        # Silent workers, whose announcements are old, do not count: they may be restarting, but an
+        # online caller should not wait for them.
         self._served = ServedModels.of(workers, self._base, self._configured, silent=False)
         self._read_at = time.monotonic()
         self.clock_ahead = now_s - time.time()

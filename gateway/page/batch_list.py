@@ -17,10 +17,10 @@ from gateway.batches.api.record import Status
 from gateway.page.batches import PAGE, batch_rows, watched
 from gateway.page.view import View
 
-#: Most batches that are read for a filter or an order, and batches of one call.
+#: Most batches that are read for a filter or an order, and most batches of one call.
 SEARCHED, _AT_ONCE = 500, 100
-#: Name of an order -> the value by which rows are sorted; None comes last. `left` is the time left,
-#: of an ended batch the time that it took.
+#: Name of an order -> the value by which rows are sorted; None comes last. `left` sorts by
+#: the time left, or by the time taken if the batch has ended.
 ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "state": lambda row: row["status"],
     "progress": lambda row: row["done"] / row["total"] if row["total"] else None,
@@ -34,7 +34,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchFilters:
     """The filters and the order of a list; `sort` begins with `-` for the highest first."""
 
     text: str = ""
@@ -62,7 +62,7 @@ class Wanted:
     def sorted_by(self, name: str) -> str:
         """Return the query of the list sorted by a column, highest first.
 
-        If the list is sorted so already, lowest first.
+        If the list is sorted like this already, the lowest comes first.
         """
         return self.query(sort=name if self.sort == f"-{name}" else f"-{name}")
 
@@ -81,28 +81,28 @@ class Wanted:
         found = [row for row in rows if self.takes(row)]
         if self.sort:
             value = ORDERS[self.sort.removeprefix("-")]
-            known = [row for row in found if value(row) is not None]
-            known.sort(key=value, reverse=self.sort.startswith("-"))
-            found = known + [row for row in found if value(row) is None]
+            sortable = [row for row in found if value(row) is not None]
+            sortable.sort(key=value, reverse=self.sort.startswith("-"))
+            found = sortable + [row for row in found if value(row) is None]
         return found
 
 
 def batches(view: View) -> Response:
     """Show a page of the caller's batches."""
-    wanted = Wanted.of(view.query)
+    filters = BatchFilters.of(view.query)
     context: dict[str, Any] = {"page": 1, "more": False, "searched": 0}
-    if wanted:
+    if filters:
         number = view.query.get("page", "1")
         page = max(1, int(number)) if number.isdecimal() and len(number) < 4 else 1
         read, more = _newest(view)
-        found = wanted.choose(read)
+        found = filters.choose(read)
         rows = found[(page - 1) * PAGE : page * PAGE]
         context |= {"page": page, "more": len(found) > page * PAGE}
         context["searched"] = len(read) if more else 0
     else:
         rows, context["more"] = batch_rows(view, view.query.get("after", "")[:200], PAGE)
     return view.page(
-        "batches.html", rows=rows, watched=watched(rows), wanted=wanted, states=get_args(Status),
+        "batches.html", rows=rows, watched=watched(rows), filters=filters, states=get_args(Status),
         tenants=not view.caller.only_tenant, **context,
     )  # fmt: skip
 

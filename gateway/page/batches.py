@@ -1,4 +1,4 @@
-"""Pages of batches: a list with progress and time left, one batch, cancel, retry."""
+"""Makes rows of batches for lists; shows, cancels and downloads one batch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
     """Return a batch as a row of the list; None if Anthropic's API made it.
 
     The rate of a batch that has ended is its mean; `live.py` measures the rate of one that runs.
-    `works` has its open requests by queue, from which `estimates` returns further values, and
-    `submitted` a batch of `producer submit`.
+    The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
+    batch if `producer submit` made it, otherwise None.
     """
     batch = shown(view)
     if batch is None:
@@ -53,7 +53,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
     )  # fmt: skip
-    # Both times are in whole seconds: a batch that took less than one counts as one.
+    # Both times are in whole seconds: a batch that took less than 1 s counts as 1 s.
     seconds = max(1.0, (ended_at or now) - (batch.in_progress_at or batch.created_at))
     return {
         "id": batch.id,
@@ -76,14 +76,14 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
-        **_queued(view, counts.total),
+        **_queue_fields(view, counts.total),
         "failures": [(one.code, one.count) for one in batch.failures or ()],
         "error_file_id": batch.error_file_id,
     }
 
 
-def _queued(view: BatchView, total: int) -> dict[str, Any]:
-    """Return the fields of a row that come from the batch's queues and what was expected."""
+def _queue_fields(view: BatchView, total: int) -> dict[str, Any]:
+    """Return a row's fields about the batch's tenant, queues and planned duration."""
     if isinstance(batch := view.source, QueueBatch):
         return {
             "tenant": batch.tenant,
@@ -114,12 +114,12 @@ def _tone(status: str, counts: RequestCounts) -> str:
 def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return a page's rows, and whether more rows follow."""
     rows, more = _rows(view, after, limit)
-    complete(view.services, rows)
+    add_names_and_estimates(view.services, rows)
     return rows, more
 
 
 def newest_rows(view: View, limit: int) -> list[dict[str, Any]]:
-    """Return rows of the newest batches, without what `complete` adds."""
+    """Return rows of the newest batches, without what `add_names_and_estimates` adds."""
     return _rows(view, "", limit)[0]
 
 
@@ -133,7 +133,7 @@ def _rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], boo
     return rows, found.has_more
 
 
-def complete(services: Services, rows: list[dict[str, Any]]) -> None:
+def add_names_and_estimates(services: Services, rows: list[dict[str, Any]]) -> None:
     """Add to rows their input files' names, if these exist, and `estimates`."""
     ids = [row["input_file_id"] for row in rows]
     queues = read_queues(services, (queue for row in rows for queue in row["queues"]))
@@ -155,7 +155,7 @@ def batch(view: View) -> Response:
     row = row_of(found, time.time())
     if row is None:
         raise not_found("batch", batch_id)
-    complete(services, [row])
+    add_names_and_estimates(services, [row])
     parts = [part for part in services.batches.states(part_ids(found)) if part is not None]
     failed = failed_codes(services, found, row)
     return view.page(
@@ -186,7 +186,7 @@ def cancel(view: View) -> Response:
     background = None
     if isinstance(found.source, QueueBatch) and state.status == "cancelling":
         background = BackgroundTask(view.services.batches.cancel, found.source)
-    return view.to(f"/ui/batches/{batch_id}", background, notice="cancelled")
+    return view.redirect(f"/ui/batches/{batch_id}", background, notice="cancelled")
 
 
 def download(view: View) -> Response:

@@ -59,7 +59,7 @@ def change(view: View) -> Response:
     chosen = list(dict.fromkeys(value for name, value in view.form_list if name == "id"))
     ids = [letter["id"] for letter in _visible(view, list(batches.dead_letters(chosen)))]
     if not ids:
-        return view.to("/ui/dead", notice="none")
+        return view.redirect("/ui/dead", notice="none")
     if view.form.get("do") == "delete":
-        return view.to("/ui/dead", notice="deleted", n=batches.delete_dead(ids))
-    return view.to("/ui/dead", notice="retried", n=batches.retry_dead(ids))
+        return view.redirect("/ui/dead", notice="deleted", n=batches.delete_dead(ids))
+    return view.redirect("/ui/dead", notice="retried", n=batches.retry_dead(ids))

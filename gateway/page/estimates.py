@@ -1,4 +1,4 @@
-"""Adds to batches' rows their rates, times left and shares of cached prompts."""
+"""Estimates batches' times left, and their shares of cached prompts."""
 
 from __future__ import annotations
 
@@ -87,5 +87,7 @@ def _cached_share(row: Mapping[str, Any], queues: Mapping[str, QueueState]) -> f
     first, last = row["created_at"] // 60, (row["ended_at"] or time.time()) // 60
     minutes = (m for q in row["queues"] if q in queues for m in queues[q].minutes)
     found = [minute for minute in minutes if first <= minute.minute <= last]
-    read = sum(minute.prompt_tokens for minute in found)
-    return min(1.0, sum(minute.cached_tokens for minute in found) / read) if read else None
+    prompt_tokens = sum(minute.prompt_tokens for minute in found)
+    if not prompt_tokens:
+        return None
+    return min(1.0, sum(minute.cached_tokens for minute in found) / prompt_tokens)

@@ -48,11 +48,11 @@ PREVIEWS, PREVIEW_CHARACTERS = 5, 1000
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a user chose for a file: as --map, --set and --model of `producer submit`.
+    """A user's choices for a file, like --map, --set and --model of `producer submit`.
 
     `system` and `user` are templates over a table's columns, `id` is the column of the custom_id,
-    `fields` has a `name=value` on each line, for all requests; `answers` are the texts that an
-    answer may be, with a comma between them, as --choice has them.
+    `fields` has a `name=value` on each line, for all requests; `answers` are the allowed
+    answers, separated by commas, as for --choice.
     """
 
     id: str = ""
@@ -74,7 +74,7 @@ class Choices:
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The field of each column or template; empty if columns have the names of fields."""
+        """The column or template of each field; empty if the columns have the fields' names."""
         named = {"custom_id": self.id, "messages.system": self.system, "messages.user": self.user}
         return {name: value for name, value in named.items() if value} if self.user else {}
 
@@ -98,11 +98,12 @@ class Choices:
 class FilePlan:
     """The plan of one file.
 
-    `problem` is why there is none, `refused` why the gateway would refuse the file. `bad_rows`
-    are the problems of a table's rows that fail alone. `convert`: the file is not in OpenAI's form.
-    `columns` are a table's. `prompts` are custom_ids and texts of
+    `problem` is why there is no plan, `refused` why the gateway would refuse the file. `convert` is
+    True if the file is not in OpenAI's form. `columns` are those of a table, `bad_rows` the
+    problems of its rows that fail alone, by row number. `prompts` are custom_ids and texts of
     requests that are spread over the file. `unserved` are models that no worker serves, `waiting`
-    is the number of requests in the queue before it, `idle`: no worker runs. `size`: bytes read.
+    is the number of requests in the queue before it. `idle` is True if no worker runs. `size`
+    counts the bytes read.
     """
 
     plan: Plan | None = None
@@ -136,7 +137,7 @@ def named_in(lines: Iterable[bytes]) -> tuple[Counter[str], Counter[str]]:
     return urls, models
 
 
-def converts(record: FileRecord, choices: Choices) -> bool:
+def must_convert(record: FileRecord, choices: Choices) -> bool:
     """Return whether a file must be converted whatever its lines are."""
     return bool(kind_of(record.filename) or choices.model or choices.fields or choices.answers)
 
@@ -147,8 +148,8 @@ def plan_file(
     """Plan a file for the queue of the model that most of its lines name."""
     head = b"".join(services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES)))
     urls, models = named_in(lines_of([head]))
-    found = FilePlan(convert=converts(record, choices), size=record.bytes)
-    _name(found, urls, models)
+    found = FilePlan(convert=must_convert(record, choices), size=record.bytes)
+    _set_url_and_models(found, urls, models)
     ready = bool(urls) and not found.convert
     if not urls and head.lstrip()[:1] == b"{":
         found.convert = True  # the short form
@@ -162,9 +163,9 @@ def plan_file(
                 found.convert, found.refused = made.changed, made.problems
                 found.bad_rows = made.bad_rows
                 with path.open("rb") as file:
-                    _name(found, *named_in(file))
+                    _set_url_and_models(found, *named_in(file))
             if not found.problem:
-                _plan(services, caller, found, path, guard)
+                _add_plan(services, caller, found, path, guard)
     except TooLong:
         found.plan = None
     except WarmqError as error:
@@ -190,7 +191,7 @@ def batch_lines(
             yield Path(lines.name), made
 
 
-def _name(found: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
+def _set_url_and_models(found: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
     found.url = urls.most_common(1)[0][0] if urls else CHAT_URL
     found.models = [name for name, _ in models.most_common(10)]
 
@@ -218,7 +219,7 @@ def _convert(
     return made
 
 
-def _plan(
+def _add_plan(
     services: Services, caller: Caller, found: FilePlan, path: Path, guard: ReadGuard
 ) -> None:
     """Add the plan, the problems for which the file would be refused, and the first prompts."""
@@ -258,7 +259,7 @@ def _plan(
     found.plan = made
 
 
-def _text_of(summary: InputSummary, index: int) -> str:
+def _problem_text(summary: InputSummary, index: int) -> str:
     problem = summary.problems[index]
     return f"line {problem.line}: {problem.message}" if problem.line else problem.message
 

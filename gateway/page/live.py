@@ -145,11 +145,11 @@ class LiveFeed:
                 for viewer in tuple(self._viewers):
                     viewer.offer(state)
             except Exception as error:  # a page then shows that it is not live
-                self._lost(error)
+                self._note_lost(error)
             tick += 1
             await asyncio.sleep(TICK_S)
 
-    def _lost(self, error: Exception) -> None:
+    def _note_lost(self, error: Exception) -> None:
         known = isinstance(error, WarmqError)
         message, traceback = (error, None) if known else ("a bug in this gateway", error)
         extra = {"action": "no_pages"}
@@ -169,15 +169,15 @@ class LiveFeed:
         self._next = (self._next + MAX_READ) % len(found)
         return (found + found)[self._next : self._next + MAX_READ]
 
-    def _read_batches(self, wanted: Sequence[tuple[str, str]]) -> State:
+    def _read_batches(self, pairs: Sequence[tuple[str, str]]) -> State:
         reads, found = BatchViews.using(self._services.batches), {}
-        for tenant, batch_id in wanted:
+        for tenant, batch_id in pairs:
             view = reads.get(tenant, batch_id)
             row = row_of(view, time.time()) if view is not None else None
             if row is not None:
                 row.update(self._estimates(row))
                 if not row["ended"]:
-                    row["rate"] = self._rate((tenant, batch_id), row["done"])
+                    row["rate"] = self._batch_rate((tenant, batch_id), row["done"])
                 # Values that only follow the clock are not a change: a batch without progress is
                 # sent once.
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
@@ -186,14 +186,14 @@ class LiveFeed:
                 found[(tenant, batch_id)] = orjson.dumps(row)
         return found
 
-    def _rate(self, key: tuple[str, str], done: int) -> float | None:
+    def _batch_rate(self, key: tuple[str, str], done: int) -> float | None:
         """Return a batch's requests per second over RATES_S; None before MIN_RATE_S."""
-        now, seen = time.monotonic(), self._done.setdefault(key, deque())
-        seen.append((now, done))
-        while len(seen) > 2 and now - seen[1][0] >= RATES_S:
-            seen.popleft()
-        seconds = now - seen[0][0]
-        return round(max(0, done - seen[0][1]) / seconds, 1) if seconds >= MIN_RATE_S else None
+        now, counts = time.monotonic(), self._done.setdefault(key, deque())
+        counts.append((now, done))
+        while len(counts) > 2 and now - counts[1][0] >= RATES_S:
+            counts.popleft()
+        seconds = now - counts[0][0]
+        return round(max(0, done - counts[0][1]) / seconds, 1) if seconds >= MIN_RATE_S else None
 
     def _estimates(self, row: dict[str, Any]) -> dict[str, float | None]:
         """Return a row's estimates from its queues' states, which are cached for HISTORY_S."""
@@ -213,15 +213,15 @@ class LiveFeed:
             "slots": fleet.slots,
             "running": sum(worker["running"] for worker in fleet.alive),
             "workers": len(fleet.alive),
-            **self._rates({worker["id"]: worker["done"] for worker in fleet.alive}),
+            **self._fleet_rates({worker["id"]: worker["done"] for worker in fleet.alive}),
         }
         state["each"] = [
-            {name: w[name] for name in shown} | {"out_s": self._rate_of(w["id"])}
+            {name: w[name] for name in shown} | {"out_s": self._worker_rate(w["id"])}
             for w in fleet.workers[:MAX_WORKERS]
         ]
         return {FLEET: orjson.dumps(state)}
 
-    def _rate_of(self, worker: str) -> float | None:
+    def _worker_rate(self, worker: str) -> float | None:
         """Return the tokens/s that a worker writes; None if it is not known yet."""
         (since, before), (now, totals) = self._totals[0], self._totals[-1]
         if now - since < MIN_RATE_S or worker not in before or worker not in totals:
@@ -229,7 +229,7 @@ class LiveFeed:
         old, new = (done[worker].get("completion_tokens", 0) for done in (before, totals))
         return round(max(0, new - old) / (now - since), 1)
 
-    def _rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
+    def _fleet_rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
         """Return the rates per second of living workers, from the totals that they announce."""
         now = time.monotonic()
         self._totals.append((now, totals))
@@ -276,7 +276,7 @@ async def live(request: Request) -> Response:
         feed.check(caller, token)
         if custom_id and batch_id:
             text = LiveText(services, caller, batch_id, custom_id)
-            await run_in_threadpool(text.find)
+            await run_in_threadpool(text.subscribe)
     except ApiError as error:
         return json_error(error, HEADERS)
     headers = HEADERS | {"x-accel-buffering": "no"}

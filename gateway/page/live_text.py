@@ -32,15 +32,15 @@ class LiveText:
         self._services, self._caller = services, caller
         self._batch_id, self._custom_id = batch_id, custom_id
         self._listener: Listener | None = None
-        self._found_at = self._checked_at = 0.0
+        self._subscribed_at = self._checked_at = 0.0
         self._sent = (0, "", "")
 
-    def find(self) -> None:
+    def subscribe(self) -> None:
         """Subscribe to the request in each queue batch of its batch, if these are known.
 
         Raises ApiError (404) if the caller has no such batch.
         """
-        self._found_at = time.monotonic()
+        self._subscribed_at = time.monotonic()
         view = api.view_of(self._services, self._caller, self._batch_id)
         ids = [naming.request_id(part, self._custom_id) for part in part_ids(view)]
         self._listener = self._services.batches.listener(*ids) if ids else None
@@ -60,8 +60,8 @@ class LiveText:
         return found
 
     def _read(self) -> Text:
-        if self._listener is None and time.monotonic() - self._found_at > CHECK_S:
-            self.find()
+        if self._listener is None and time.monotonic() - self._subscribed_at > CHECK_S:
+            self.subscribe()
         if self._listener is None:
             return self._sent
         self._listener.read(0)

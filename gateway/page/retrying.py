@@ -36,7 +36,7 @@ def retry(view: View, *, guard: ReadGuard) -> Response:
         all_of_them = tuple(name for names in OUTCOMES.values() for name in names)
         outcomes = OUTCOMES.get(view.form.get("which", ""), all_of_them)
         count = services.batches.retry(found.source, outcomes)
-        return view.to(f"/ui/batches/{batch_id}", notice="retried", n=count)
+        return view.redirect(f"/ui/batches/{batch_id}", notice="retried", n=count)
     record = decode(found.source.document)
     if record.status not in ENDED:
         raise ApiError(400, f"batch {batch_id} is still running; retry when it has ended")
@@ -54,7 +54,7 @@ def retry(view: View, *, guard: ReadGuard) -> Response:
     if (seconds := record.output_expires_after_s) is not None:
         body["output_expires_after"] = {"anchor": "created_at", "seconds": seconds}
     made = api.create(services, view.caller, orjson.dumps(body), "")
-    return view.to(f"/ui/batches/{made.id}", notice="retried", n=count)
+    return view.redirect(f"/ui/batches/{made.id}", notice="retried", n=count)
 
 
 def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tuple[FileRecord, int]:

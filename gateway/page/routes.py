@@ -36,7 +36,7 @@ async def _login(view: View) -> Response:
     """Show the login form, or start a session for the key that was sent."""
     services = view.services
     if not await run_in_threadpool(services.keys.any):
-        return view.to("/ui")
+        return view.redirect("/ui")
     if view.request.method != "POST":
         return view.page("login.html", back=_safe_next(view.query.get("next", "")), wrong=False)
     await view.read_form()
@@ -47,7 +47,7 @@ async def _login(view: View) -> Response:
         return view.page("login.html", 401, back=back, wrong=True)
     token = new_token()
     await services.sessions.begin(token, digest)
-    response = view.to(back)
+    response = view.redirect(back)
     set_cookie(response, view.headers, token, LIFE_S)
     return response
 
@@ -55,7 +55,7 @@ async def _login(view: View) -> Response:
 async def _logout(view: View) -> Response:
     await view.read_form()
     await view.services.sessions.end(view.token)
-    response = view.to(LOGIN)
+    response = view.redirect(LOGIN)
     set_cookie(response, view.headers, "", 0)
     return response
 

@@ -21,7 +21,7 @@ from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.json_api import new_id
 from gateway.page import file_reading
 from gateway.page.conversion.running import Conversion, convert
-from gateway.page.file_plan import Choices, FilePlan, batch_lines, converts, plan_file
+from gateway.page.file_plan import Choices, FilePlan, batch_lines, must_convert, plan_file
 from gateway.page.file_reading import ReadGuard, TooLong
 from gateway.page.view import View
 from gateway.served_models import ServedModels
@@ -99,32 +99,32 @@ async def upload(view: View) -> Response:
         now = int(await asyncio.to_thread(services.clock.now))
         record = new_record(file_id, caller, incoming, "batch", None, now)
         await asyncio.to_thread(save_file, services, caller, writer, record)
-    return view.to("/ui/submit", file=file_id)
+    return view.redirect("/ui/submit", file=file_id)
 
 
 def start(view: View, *, guard: ReadGuard) -> Response:
     """Create a batch from an uploaded file, which is converted first if it must be."""
-    record, choices, must = _chosen(view)
-    file_id = _converted(view, record, choices, guard).id if must else record.id
+    record, choices, to_convert = _chosen(view)
+    file_id = _convert(view, record, choices, guard).id if to_convert else record.id
     body = {
         "completion_window": view.form.get("window", "24h"),
         "order": view.form.get("order", "auto"),
         "once": view.form.get("once") == "on",
     }
-    return _created(view, file_id, body)
+    return _create_batch(view, file_id, body)
 
 
 def trial(view: View, *, guard: ReadGuard) -> Response:
     """Create a batch from rows that are spread over a file, before the whole file is started."""
     services, caller = view.services, view.caller
-    record, choices, must = _chosen(view)
+    record, choices, to_convert = _chosen(view)
     spread, lines = Spread(ROWS), list[bytes]()
     longest = services.settings.max_line_bytes
     guard.start()
     try:
-        with batch_lines(services, record, choices, not must, guard) as (path, made):
+        with batch_lines(services, record, choices, not to_convert, guard) as (path, made):
             if made is not None:
-                _refuse(made)
+                _check_converted(made)
             with closing(Input(str(path), watch=guard)) as source:
                 for _ in spread.watch(source.chunks(None, longest)):
                     pass
@@ -140,7 +140,7 @@ def trial(view: View, *, guard: ReadGuard) -> Response:
     if len(back) > 512:
         metadata["trial_of"] = urlencode({"file": record.id})
     body = {"completion_window": "1h", "priority": caller.highest_priority, "metadata": metadata}
-    return _created(view, file.id, body)
+    return _create_batch(view, file.id, body)
 
 
 def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
@@ -149,22 +149,22 @@ def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
     record = Files(view.services).get(view.caller.tenant, file_id)
     if record is None:
         raise not_found("file", file_id)
-    return record, choices, view.form.get("convert") == "on" or converts(record, choices)
+    return record, choices, view.form.get("convert") == "on" or must_convert(record, choices)
 
 
-def _created(view: View, file_id: str, fields: dict[str, object]) -> Response:
+def _create_batch(view: View, file_id: str, fields: dict[str, object]) -> Response:
     body = {"input_file_id": file_id, "endpoint": view.form.get("endpoint", "")} | fields
     made = api.create(view.services, view.caller, orjson.dumps(body), "")
-    return view.to(f"/ui/batches/{made.id}", notice="started")
+    return view.redirect(f"/ui/batches/{made.id}", notice="started")
 
 
-def _refuse(made: Conversion) -> None:
+def _check_converted(made: Conversion) -> None:
     """Raise ApiError (400) for a file that could not be converted whole."""
     if made.error or made.problems:
         raise invalid("; ".join(filter(None, [made.error, *made.problems[:3]])), "file")
 
 
-def _saved(view: View, writer: Writer, name: str, size: int) -> FileRecord:
+def _save(view: View, writer: Writer, name: str, size: int) -> FileRecord:
     """Commit a file that this page has written."""
     services, incoming = view.services, ReceivedForm(filename=name, size=size)
     now = int(services.clock.now())
@@ -172,7 +172,7 @@ def _saved(view: View, writer: Writer, name: str, size: int) -> FileRecord:
     return save_file(services, view.caller, writer, record)
 
 
-def _converted(view: View, record: FileRecord, choices: Choices, guard: ReadGuard) -> FileRecord:
+def _convert(view: View, record: FileRecord, choices: Choices, guard: ReadGuard) -> FileRecord:
     """Store a file's requests as lines of OpenAI's Batch API; return the new file."""
     settings, name = view.services.settings, record.filename
     pieces, waiting, size = list[bytes](), 0, 0
@@ -199,6 +199,6 @@ def _converted(view: View, record: FileRecord, choices: Choices, guard: ReadGuar
             made = convert(path, name, choices.pairs, overrides, longest, write, guard)
         except TooLong:
             raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
-        _refuse(made)
+        _check_converted(made)
         writer.write(b"".join(pieces))
         return _saved(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)

@@ -93,10 +93,9 @@ def create(
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=RequestCounts(total=total),
     )  # fmt: skip
-    # The entry in the list comes first: a batch that runs must be listed.
-    services.objects.create(
-        _KIND, caller.tenant, batch_id, now, b"null"
-    )  # no counts before its end
+    # The entry in the list comes first: a batch that runs must be listed. It has no counts (null)
+    # before the batch's end.
+    services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
     start_batch(services, record)
     return find(services, caller, batch_id)
 
@@ -113,8 +112,8 @@ def find(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
 def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch:
     """Return a batch as Anthropic's API shows it.
 
-    After its end it has the counts of its failures. They are stored, because the error file may be
-    long and expires.
+    After its end the batch has the counts of its failures. They are stored, because the error file
+    may be long and expires.
     """
     failures = FailureCounts()
     if record.status in ENDED:

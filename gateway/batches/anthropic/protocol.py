@@ -143,7 +143,7 @@ def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[byt
         yield from lines_of(services.store.read(file_id))
 
 
-def _kind_of(line: _Line) -> str:
+def _result_type(line: _Line) -> str:
     """Return Anthropic's result type for a line of an output or error file."""
     if line.error is not None:
         return _ENDINGS.get(line.error.code or "", "errored")
@@ -160,18 +160,18 @@ def count_failures(services: Services, record: BatchRecord) -> FailureCounts:
         return FailureCounts()
     failures = FailureCounts()
     for raw in _lines(services, record.tenant, record.error_file_id):
-        kind = _kind_of(_line(raw))
-        setattr(failures, kind, getattr(failures, kind) + 1)
+        result_type = _result_type(_line(raw))
+        setattr(failures, result_type, getattr(failures, result_type) + 1)
     return failures
 
 
 def _result(raw: bytes) -> bytes:
     line = _line(raw)
-    kind = _kind_of(line)
-    result: dict[str, Any] = {"type": kind}
-    if kind == "succeeded" and line.response is not None:
+    result_type = _result_type(line)
+    result: dict[str, Any] = {"type": result_type}
+    if result_type == "succeeded" and line.response is not None:
         result["message"] = orjson.Fragment(bytes(line.response.body))
-    elif kind == "errored":
+    elif result_type == "errored":
         result["error"] = _error(line)
     return one_line(orjson.dumps({"custom_id": line.custom_id, "result": result}))
 

@@ -1,4 +1,4 @@
-"""Creates, retrieves, lists and cancels batches. The batch runner validates a new one's file."""
+"""Creates, retrieves, lists and cancels batches. The batch runner validates a new batch's file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
             return batch
     services.limits.check_records(caller)
     services.limits.check_stored(caller)
-    record, size = checked(services, caller, body, idempotency)
+    record, size = _checked_record(services, caller, body, idempotency)
     reserve(services, caller, record.id, size)
     start_batch(services, record)
     return retrieve(services, caller, record.id)
@@ -119,7 +119,7 @@ def window_s(text: str) -> int:
     return round(seconds)
 
 
-def checked(
+def _checked_record(
     services: Services, caller: Caller, body: bytes, idempotency: str
 ) -> tuple[BatchRecord, int]:
     """Check the body of POST /v1/batches; return the new record and its file's size.

@@ -1,8 +1,9 @@
 """Converts result lines into the lines of OpenAI's output and error files.
 
-A success is such a line already (contract/results.py); only answers of `/v1/responses` get the
-fields that vLLM leaves out. A refused or failed request gets a `response` with status 4xx or 5xx
-and the error in its body. A request without an answer gets a top-level `error`.
+The line of a success has their format already (contract/results.py); only answers of
+`/v1/responses` get the fields that vLLM leaves out. A refused or failed request gets a `response`
+with status 4xx or 5xx and the error in its body. A request without an answer gets a top-level
+`error`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MESSAGES = {"expired": _EXPIRED, "cancelled": _CANCELLED}
 def openai_line(line: ResultLine) -> bytes:
     """Return a line of the output file (of the error file if `failed`), without newline."""
     if not line.failed:
-        return _completed(line.json) if _RESPONSE in line.json else line.json
+        return _with_missing_fields(line.json) if _RESPONSE in line.json else line.json
     found = orjson.loads(line.json)
     error = found["error"]
     code = error.get("code") or "request_failed"
@@ -63,7 +64,7 @@ def _error_response(
     return {"status_code": answer.status, "request_id": request_id, "body": answer.body}
 
 
-def _completed(line: bytes) -> bytes:
+def _with_missing_fields(line: bytes) -> bytes:
     try:
         found = orjson.loads(line)
         body = found["response"]["body"]

@@ -91,7 +91,7 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
 def _partial(
     services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
 ) -> Response:
-    """Return the results so far; after the batch's end, while the queue has them."""
+    """Return a response with the results so far, or after the end all that Redis still has."""
     states = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
     parts = [part for part in states if part is not None and part.status != "deleting"]
     if len(parts) < len(states):
@@ -151,8 +151,8 @@ def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> I
     no line until it ends again, at a later position.
     """
     for segment in segments:
-        done = max(0, position - segment.first)
-        for at in range(done, segment.count, ENDINGS):
+        skipped = max(0, position - segment.first)
+        for at in range(skipped, segment.count, ENDINGS):
             count = min(ENDINGS, segment.count - at)
             texts = store.finished_ids(segment.part.id, segment.start + at, count)
             yield from _lines(store, segment.part, texts)

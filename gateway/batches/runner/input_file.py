@@ -123,15 +123,15 @@ def validate_input(
         endpoint: The url that each line must have.
         max_line_bytes: The longest valid line.
         most_requests: The largest valid number of requests; 0 for no limit.
-        report: Called every 256 KiB, packed or unpacked; may raise to stop the reading.
+        report: Called for each 256 KiB, compressed or decompressed; may raise to stop the reading.
     """
     hashes = array("q")
 
-    def first(custom_id: str) -> bool:
+    def note_hash(custom_id: str) -> bool:
         hashes.append(hash(custom_id))
         return True
 
-    summary = _read(path, endpoint, max_line_bytes, most_requests, report, first)
+    summary = _read(path, endpoint, max_line_bytes, most_requests, report, note_hash)
     numbers = np.frombuffer(hashes, np.int64) if hashes else np.empty(0, np.int64)
     numbers.sort()
     repeated = bool((numbers[1:] == numbers[:-1]).any())
@@ -202,10 +202,10 @@ def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> st
     try:
         found = _decode(line)
         custom_id, model = found.custom_id, found.body.model
-        usual = found.url == endpoint and found.method == "POST"
+        is_usual = found.url == endpoint and found.method == "POST"
     except _UNUSUAL:
-        custom_id, model, usual = "", model_of(line), False
-    if not usual or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        custom_id, model, is_usual = "", model_of(line), False
+    if not is_usual or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         custom_id = _check_fields(line, endpoint)
     if not is_new(custom_id):
         message = f"custom_id {custom_id[:100]!r} was used by an earlier line; make it unique"

@@ -105,7 +105,7 @@ def _not_queued(part: BatchPart, number: int, line: bytes, error: RequestFailed)
 
 
 class _File:
-    """One of the two files; it is created when its first lines are written."""
+    """The output or error file of a batch; it is created when its first lines are written."""
 
     def __init__(self, batch: ClaimedBatch, kind: _Kind) -> None:
         self.id = file_id_of(batch.record.id, kind)

@@ -135,25 +135,25 @@ class Phases:
 
     def _queue_and_finish(self, batch: ClaimedBatch) -> None:
         states = _note_deleted(batch)
-        ending = batch.record.status == "cancelling" or batch.late
+        must_end = batch.record.status == "cancelling" or batch.late
         if not all(state is not None and state.sealed for state in states):
-            self._queue_rest(batch, ending)
+            self._queue_rest(batch, must_end)
             states = _note_deleted(batch)
-            ending = ending or bool(batch.record.problems)
-        ending = _note_stopped(batch, states) or ending
-        if not ending and not _ended(states):
+            must_end = must_end or bool(batch.record.problems)
+        must_end = _note_stopped(batch, states) or must_end
+        if not must_end and not _ended(states):
             raise Later(wait_ms(batch.services, batch.record.created_at))
-        if ending:
+        if must_end:
             states = _end_parts(batch, states)
         _finish(batch, states)
 
-    def _queue_rest(self, batch: ClaimedBatch, ending: bool) -> None:
+    def _queue_rest(self, batch: ClaimedBatch, must_end: bool) -> None:
         """Queue the lines that are not queued yet, unless the batch must end."""
         batch.keep_input()
         path = batch.input()
         if path is None and not batch.record.problems:
             batch.write("cancelling", problems=[_deleted_file(batch.record.input_file_id)])
-        elif path is not None and not ending and not batch.record.problems:
+        elif path is not None and not must_end and not batch.record.problems:
             self._submit(batch, path)
 
     def _submit(self, batch: ClaimedBatch, path: Path) -> None:
@@ -206,8 +206,8 @@ def _start(
 def _note_deleted(batch: ClaimedBatch) -> list[Batch | None]:
     """Return the queue batches' states; cancel the batch if one of them was deleted.
 
-    A deleted one is not queued again: a user deleted it, or its results, whose computation was paid
-    for, have expired while no gateway ran.
+    A deleted queue batch is not queued again: a user deleted it, or its results expired while no
+    gateway ran. To compute them again would cost as much as the first time.
     """
     states, record = _states(batch), batch.record
     gone = [
@@ -288,7 +288,7 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
 
 
 def wait_ms(services: Services, created_at: int) -> int:
-    """Return the ms until a running batch is due again; they grow with age."""
+    """Return the ms until a running batch is due again; they grow with the batch's age."""
     return int(min(2000, 250 + 50 * max(0.0, services.clock.now() - created_at)))
 
 

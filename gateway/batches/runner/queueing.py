@@ -58,7 +58,8 @@ def parts_for(
     """Return a batch's queue batches, one for each queue of its models; at least one.
 
     The first one also gets the lines whose model no worker serves, and refuses them. Lines that
-    name no model get one, unless the caller may use all models (`allowed` is None).
+    name no model get the caller's default model, unless the caller may use all models (`allowed` is
+    None).
     """
     unnamed = served.default_of(allowed)
     by_queue: dict[str, list[str]] = {}
@@ -90,24 +91,28 @@ class PartLines:
 
     def __init__(self, parts: list[BatchPart], index: int) -> None:
         self._part = part = parts[index]
-        self._elsewhere = {model for each in parts if each is not part for model in each.models}
+        self._models_elsewhere = {
+            model for each in parts if each is not part for model in each.models
+        }
         self._takes_unknown = index == 0
-        self._all = len(parts) == 1
+        self._takes_all = len(parts) == 1
         self._models = frozenset(part.models)
         self._allowed = self._models - {""} | {part.named} if part.named else self._models
 
     def takes(self, line: bytes) -> bool:
-        """Return whether a line is this queue batch's; too long lines are empty."""
-        if self._all:
+        """Return whether a line belongs to this queue batch; a too long line comes as b''."""
+        if self._takes_all:
             return True
         model = model_of(line)
-        return model in self._models or (self._takes_unknown and model not in self._elsewhere)
+        return model in self._models or (
+            self._takes_unknown and model not in self._models_elsewhere
+        )
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
-        """Yield a file's chunks with only these lines; lines without a model get `named`."""
+        """Yield a file's chunks with only this batch's lines; those without a model get `named`."""
         named = self._part.named
         for chunk in raw:
-            if not self._all:
+            if not self._takes_all:
                 chunk.lines = [line for line in chunk.lines if self.takes(line[1])]
                 chunk.size = sum(len(line) for _, line in chunk.lines)
                 for number in chunk.too_long.keys() - {number for number, _ in chunk.lines}:

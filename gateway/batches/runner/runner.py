@@ -20,7 +20,7 @@ from contract.traces import read_context
 from gateway.batches.api.record import ENDED, BatchError, BatchRecord, decode, forget_batch
 from gateway.batches.runner.claimed import Changed, ClaimedBatch
 from gateway.batches.runner.phases import Later, Phases, wait_ms
-from gateway.batches.runner.turns import Turns, Waiting
+from gateway.batches.runner.waiting_batches import WaitingBatch, WaitingBatches
 from gateway.http.services import Services
 from gateway.redis.leases import LeaseLost, Leases
 from gateway.settings import LEASE_S
@@ -51,9 +51,9 @@ class BatchRunner:
         self._lease_ms = int(LEASE_S * 1000)
         renew = partial(services.due.renew, lease_ms=self._lease_ms)
         self._leases: Leases[Claim] = Leases(renew, LEASE_S)
-        self._turns = Turns(THREADS)
+        self._waiting = WaitingBatches(THREADS)
         self._tries: dict[str, int] = {}  # failures in this process
-        self._phases = Phases(self._turns.crowded)
+        self._phases = Phases(self._waiting.crowded)
 
     def stop(self) -> None:
         """Make `run` release its batches and return; any thread may call this."""
@@ -73,14 +73,14 @@ class BatchRunner:
                     unreachable = True
                 if not busy:
                     self._stop.wait(LOOK_S)
-            for work in self._turns.close():
+            for work in self._waiting.close():
                 self._release(work.lease.claim, 0)
                 self._leases.drop(work.lease)
 
     def _look(self, pool: ThreadPoolExecutor) -> bool:
         """Claim batches and give them threads; return whether more may be due."""
         more = self._claim()
-        while (work := self._turns.take()) is not None:
+        while (work := self._waiting.take()) is not None:
             pool.submit(self._work, work)
         return more
 
@@ -103,11 +103,11 @@ class BatchRunner:
                 due.release(claim, wait_ms(self._services, record.created_at))
             elif time.monotonic() - claimed_at > LEASE_S / 2:
                 due.release(claim, 0)
-            elif self._turns.accepts(record.tenant):
-                self._turns.add(Waiting(record.tenant, self._leases.hold(claim), stored))
+            elif self._waiting.accepts(record.tenant):
+                self._waiting.add(WaitingBatch(record.tenant, self._leases.hold(claim), stored))
             else:
                 left_ms = int((record.expires_at - self._services.clock.now()) * 1000)
-                again_ms = self._turns.again_ms(record.tenant)
+                again_ms = self._waiting.again_ms(record.tenant)
                 due.release(claim, min(again_ms, left_ms) if left_ms > 0 else again_ms)
         return len(claims) == AT_ONCE
 
@@ -125,7 +125,7 @@ class BatchRunner:
                 found.add(record.id)
         return found
 
-    def _work(self, work: Waiting | None) -> None:
+    def _work(self, work: WaitingBatch | None) -> None:
         """Run a batch, then the next ones, in a thread of the pool."""
         while work is not None:
             services, lease = self._services, work.lease
@@ -134,10 +134,10 @@ class BatchRunner:
                     self._run_batch(batch, work)
             finally:
                 self._leases.drop(lease)
-                self._turns.done(work)
-            work = self._turns.take()
+                self._waiting.done(work)
+            work = self._waiting.take()
 
-    def _run_batch(self, batch: ClaimedBatch, work: Waiting) -> None:
+    def _run_batch(self, batch: ClaimedBatch, work: WaitingBatch) -> None:
         claim, due = work.lease.claim, self._services.due
         trace = read_context(batch.record.traceparent)
         set_log_fields(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
@@ -205,7 +205,7 @@ class BatchRunner:
 
 
 def _end(batch: ClaimedBatch, error: Exception, tries: int) -> bool:
-    """Take the next step to end a failing batch; return whether nothing is left.
+    """Take the next step to end a failing batch; return whether nothing is left to do.
 
     If nothing was queued, the batch gets the status `failed`. Otherwise it is cancelled first, and
     its results are written; if that fails too, it gets the status `failed` without results.
