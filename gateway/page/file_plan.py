@@ -248,7 +248,7 @@ def _add_plan(
     longest, most = settings.max_line_bytes, settings.gateway_max_requests
     summary = validate_input(path, found.url, longest, most, guard)
     found.refused = (
-        found.refused or [_text_of(summary, n) for n in range(len(summary.problems))][:10]
+        found.refused or [_problem_text(summary, n) for n in range(len(summary.problems))][:10]
     )
     asked = sorted(summary.bytes_of)
     found.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]

@@ -267,7 +267,7 @@ def tenants(view: View) -> Response:
     names = {caller.tenant, *waiting, *running, *terms, *used}
     weights = {name: terms[name].weight if name in terms else 1.0 for name in names}
     active = {name for name in names if waiting[name] or running[name]}
-    active_weight = sum(weights[name] for name in active)
+    active_weight, all_tokens = sum(weights[name] for name in active), sum(used.values())
     rows: list[dict[str, Any]] = [
         {
             "name": name,
@@ -277,9 +277,7 @@ def tenants(view: View) -> Response:
             "cap": terms[name].max_in_flight if name in terms else None,
             "share": running[name] / running.total() if running.total() else None,
             "tokens": round(used.get(name, 0)),
-            "share_of_tokens": used.get(name, 0) / sum(used.values())
-            if sum(used.values())
-            else None,
+            "share_of_tokens": used.get(name, 0) / all_tokens if all_tokens else None,
             "share_by_weight": weights[name] / active_weight if name in active else None,
         }
         for name in sorted(names)

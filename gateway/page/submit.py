@@ -134,7 +134,7 @@ def trial(view: View, *, guard: ReadGuard) -> Response:
     lines = [line.rstrip(b"\r\n") + b"\n" for _, line, size in spread.chosen if size is None]
     with services.store.write(new_id("file-")) as writer:
         writer.write(b"".join(lines))
-        file = _saved(view, writer, f"trial-{record.filename}", sum(map(len, lines)))
+        file = _save(view, writer, f"trial-{record.filename}", sum(map(len, lines)))
     back = urlencode({"file": record.id} | choices.as_query())
     metadata = {"name": f"Trial of {record.filename}"[:512], "trial_of": back}
     if len(back) > 512:
@@ -201,4 +201,4 @@ def _convert(view: View, record: FileRecord, choices: Choices, guard: ReadGuard)
             raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
         _check_converted(made)
         writer.write(b"".join(pieces))
-        return _saved(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)
+        return _save(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)

@@ -65,11 +65,9 @@ def _delimiter(name: str, pairs: dict[str, str]) -> str:
     if kind_of(name) not in (".csv", ".tsv"):
         return ""
     columns = columns_of(FilePlace(name))
-    return (
-        ""
-        if any(columns[0] in template for template in pairs.values())
-        else other_delimiter(columns)
-    )
+    if any(columns[0] in template for template in pairs.values()):
+        return ""
+    return other_delimiter(columns)
 
 
 def main() -> None:
