@@ -62,9 +62,9 @@ _ONCE = frozenset((
 
 def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
     """Return the error for a header of _ONCE that comes with two different values, or None."""
-    found: dict[bytes, bytes] = {}
+    first_values: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name in _ONCE and found.setdefault(name, value) != value:
+        if name in _ONCE and first_values.setdefault(name, value) != value:
             message = f"the request has two different {name.decode()} headers; send one"
             return invalid(message, code="invalid_header")
     return None

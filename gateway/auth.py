@@ -80,10 +80,12 @@ def is_loopback(host: str) -> bool:
     if _local_name(host.strip("[]")):
         return True
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
         return False
-    return bool(found) and all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in found)
+    return bool(addresses) and all(
+        ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in addresses
+    )
 
 
 class WrongKey(ApiError):
@@ -114,17 +116,17 @@ class CallerCache:
         Raises:
             WrongKey: The key is unknown, revoked or missing.
         """
-        known = self._known.get(digest) or self._no_keys
-        age_s = time.monotonic() - known[0] if known else LAST_S
-        if known and age_s < FRESH_S:
-            return known[1]
+        cached = self._known.get(digest) or self._no_keys
+        age_s = time.monotonic() - cached[0] if cached else LAST_S
+        if cached and age_s < FRESH_S:
+            return cached[1]
         asking = self._asking.get(digest)
         if asking is None:
             asking = asyncio.create_task(self._ask(digest))
             self._asking[digest] = asking
             asking.add_done_callback(lambda done: self._end_lookup(digest, done))
-        if known and age_s < LAST_S:
-            return known[1]
+        if cached and age_s < LAST_S:
+            return cached[1]
         return await asyncio.shield(asking)
 
     def _end_lookup(self, digest: str, task: asyncio.Task[Caller | None]) -> None:
@@ -227,8 +229,10 @@ def _not_local(why: str) -> WrongKey:
 @lru_cache(maxsize=64)  # a client sends the same headers each time
 def _proxy_header(names: tuple[bytes, ...]) -> str:
     """Return the name of the first of these headers that a proxy adds, or ''."""
-    known = (name for name in names if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIXES))
-    return next(known, b"").decode("latin-1")
+    of_proxies = (
+        name for name in names if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIXES)
+    )
+    return next(of_proxies, b"").decode("latin-1")
 
 
 def sign_of_a_proxy(headers: Headers, http_version: str) -> str:

@@ -222,9 +222,9 @@ class Bucket(FileStore):
         end = self._size(name) if end is None else end
         for at in range(start, end, _RANGE):
             until = min(at + _RANGE, end)
-            found = memoryview(self._obs.get_range(self._store, name, start=at, end=until))
-            for piece in range(0, len(found), PIECE):
-                yield bytes(found[piece : piece + PIECE])
+            content = memoryview(self._obs.get_range(self._store, name, start=at, end=until))
+            for piece in range(0, len(content), PIECE):
+                yield bytes(content[piece : piece + PIECE])
 
     def _size(self, name: str) -> int:
         return int(self._obs.head(self._store, name)["size"])

@@ -39,7 +39,7 @@ def configured_models(text: str) -> dict[str, str]:
     Raises:
         ValueError: An entry has no name, or has `*` without an empty model (`*=`).
     """
-    found = {}
+    models = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         name, is_other, model = entry.rpartition("=")
         name = name.strip()
@@ -49,8 +49,8 @@ def configured_models(text: str) -> dict[str, str]:
             )
         if ANY in (name, entry) and (model.strip() or not is_other):
             raise ValueError(f"{entry!r}: write {ANY}=, any name of the default queue's model")
-        found[name or entry] = model.strip() if is_other else entry
-    return found
+        models[name or entry] = model.strip() if is_other else entry
+    return models
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class ServedModels:
             return self._only(self.names) or self._only(self.configured)
         if allowed is not None and name not in allowed:
             return None
-        if found := self.names.get(name) or self.configured.get(name):
-            return found
+        if queue := self.names.get(name) or self.configured.get(name):
+            return queue
         served = self.base in (*self.names.values(), *self.configured.values())
         # A worker that announces no model takes requests for any name.
         takes_any = (self.takes_any and served) or self.names.get(UNNAMED) == self.base
@@ -192,5 +192,7 @@ def _is_ours(worker: Mapping[str, Any], base: str) -> bool:
 
 def _is_one_model(workers: Iterable[Mapping[str, Any]], base: str) -> bool:
     """Return whether all workers take the default queue and serve one model, without adapters."""
-    found = {(each["queue"], model_name(each), bool(each.get("adapters"))) for each in workers}
-    return len(found) == 1 and next(iter(found))[::2] == (base, False)
+    combinations = {
+        (each["queue"], model_name(each), bool(each.get("adapters"))) for each in workers
+    }
+    return len(combinations) == 1 and next(iter(combinations))[::2] == (base, False)

@@ -50,18 +50,18 @@ class AddressNotFree(WarmqError):
 def check_free(host: str, port: int) -> None:
     """Raise AddressNotFree if the gateway cannot listen on an address; nothing is started."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         problem = error.strerror or str(error)
         raise AddressNotFree(
             f"host {host} is not an address to listen on: {problem}; name one with --host"
         ) from None
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         try:
             _listen_briefly(socket.socket(family, kind, protocol), address)
         except OSError as error:
             # One address of a name may be IPv6 on a machine that has no IPv6.
-            if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            if len(addresses) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise AddressNotFree(_why_not(host, port, error)) from None
 
 
@@ -167,8 +167,8 @@ def _tell_in_log(text: str) -> None:
 
 def _workers_text(services: Services) -> str:
     """Return a text about the workers that are alive, and the models that they serve."""
-    settings, known = services.settings, services.batches.announcements()
-    alive = [one for one in known if is_alive(one)]
+    settings, announced = services.settings, services.batches.announcements()
+    alive = [one for one in announced if is_alive(one)]
     served = ServedModels.of(alive, settings.queue, settings.gateway_models)
     if not served.names:
         return "none runs; requests wait until `warmq-worker` has started one"

@@ -68,12 +68,12 @@ def file_object(record: FileRecord) -> File:
 
 def purpose_of(fields: dict[str, str]) -> str:
     """Return the purpose in a form; raise ApiError (400) if it is missing or unknown."""
-    purpose, known = fields.get("purpose"), ", ".join(PURPOSES)
+    purpose, valid = fields.get("purpose"), ", ".join(PURPOSES)
     if purpose is None:
-        message = f"purpose is missing; give one of {known}"
+        message = f"purpose is missing; give one of {valid}"
         raise invalid(message, "purpose", "missing_required_parameter")
     if purpose not in PURPOSES:
-        raise invalid(f"purpose {purpose[:60]!r} is unknown; use one of {known}", "purpose")
+        raise invalid(f"purpose {purpose[:60]!r} is unknown; use one of {valid}", "purpose")
     return purpose
 
 

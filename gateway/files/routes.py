@@ -75,12 +75,12 @@ def _list(request: Request) -> Response:
     if purpose is not None and purpose not in (*PURPOSES, OUTPUT_PURPOSE):
         raise invalid(f"purpose {purpose[:60]!r} is unknown", "purpose")
     after = query.get("after", "")
-    found = Files(services(request)).page(
+    page = Files(services(request)).page(
         caller(request).tenant, after, limit, oldest_first=order == "asc", purpose=purpose
     )
-    if found is None:
+    if page is None:
         raise not_found("file", after)
-    records, has_more = found
+    records, has_more = page
     data = [file_object(record) for record in records]
     first, last = (data[0].id, data[-1].id) if data else ("", "")  # OpenAI's ids are never null
     return reply(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
@@ -134,8 +134,8 @@ def content(
         return Response(status_code=304, headers=out)
     asked = headers.get("range", "") if headers.get("if-range", etag) == etag else ""
     span, status = (0, size), 200
-    if found := _RANGE.fullmatch(asked):
-        range_span = _span_of(found[1], found[2], size)
+    if range_match := _RANGE.fullmatch(asked):
+        range_span = _span_of(range_match[1], range_match[2], size)
         if range_span is None:
             message = f"the range begins after the file's {size} bytes; give an earlier first byte"
             error = ApiError(416, message, code="range_not_satisfiable", param="range")

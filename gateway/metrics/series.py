@@ -81,17 +81,17 @@ def series(
 
 
 def _gauge(name: str, text: str, values: Series) -> Metric:
-    found = GaugeMetricFamily(f"warmq_{name}", text)
+    gauge = GaugeMetricFamily(f"warmq_{name}", text)
     for labels, value in values:
-        found.add_sample(found.name, labels, float(value))
-    return found
+        gauge.add_sample(gauge.name, labels, float(value))
+    return gauge
 
 
 def _counter(name: str, text: str, values: Series) -> Metric:
-    found = CounterMetricFamily(f"warmq_gateway_{name}", text)
+    counter = CounterMetricFamily(f"warmq_gateway_{name}", text)
     for labels, value in values:
-        found.add_sample(f"{found.name}_total", labels, value)
-    return found
+        counter.add_sample(f"{counter.name}_total", labels, value)
+    return counter
 
 
 def _scripts() -> Iterator[Metric]:
@@ -214,8 +214,8 @@ class CountRequests:
         finally:
             seconds = time.monotonic() - began
             status = 500 if failed else scope.get("warmq.status", GONE)
-            found, method = scope.get("route"), scope["method"]
-            if isinstance(found, Route) and method in (found.methods or ()):
-                self._requests.note(found.path, method, status, seconds)
+            route, method = scope.get("route"), scope["method"]
+            if isinstance(route, Route) and method in (route.methods or ()):
+                self._requests.note(route.path, method, status, seconds)
             else:  # else a client could choose the values of a label
                 self._requests.note(NONE, NONE, status, seconds)

@@ -225,7 +225,7 @@ class PendingRequests:
         finally:
             for waiter in group:
                 waiter.drop_message()
-        known = []
+        known_ids = []
         for waiter, reply in zip(group, replies, strict=True):
             if reply.meta:
                 waiter.end(reply.meta)
@@ -234,10 +234,10 @@ class PendingRequests:
                 waiter.end(StoreFull(f"the queue is full, try again later: {reply.full}"))
             elif reply.known and waiter.pieces is not None:
                 # Its message names another gateway as the listener.
-                known.append(waiter.request_id)
-        if known:
+                known_ids.append(waiter.request_id)
+        if known_ids:
             with suppress(StoreUnavailable):  # the result has the missing text
-                await self._announce(known)
+                await self._announce(known_ids)
 
     async def _cancel(self) -> None:
         while self._to_cancel:

@@ -46,10 +46,10 @@ class BatchFilters:
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Self:
         """Return the filters and the order in a query."""
-        found = {name: query.get(name, "").strip()[:200] for name in cls.__dataclass_fields__}
-        if found["sort"].removeprefix("-") not in ORDERS:
-            found["sort"] = ""
-        return cls(**found)
+        fields = {name: query.get(name, "").strip()[:200] for name in cls.__dataclass_fields__}
+        if fields["sort"].removeprefix("-") not in ORDERS:
+            fields["sort"] = ""
+        return cls(**fields)
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__dataclass_fields__)
@@ -78,13 +78,13 @@ class BatchFilters:
 
     def choose(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows that pass, sorted."""
-        found = [row for row in rows if self.takes(row)]
+        passing = [row for row in rows if self.takes(row)]
         if self.sort:
             value = ORDERS[self.sort.removeprefix("-")]
-            sortable = [row for row in found if value(row) is not None]
+            sortable = [row for row in passing if value(row) is not None]
             sortable.sort(key=value, reverse=self.sort.startswith("-"))
-            found = sortable + [row for row in found if value(row) is None]
-        return found
+            passing = sortable + [row for row in passing if value(row) is None]
+        return passing
 
 
 def batches(view: View) -> Response:
@@ -95,9 +95,9 @@ def batches(view: View) -> Response:
         number = view.query.get("page", "1")
         page = max(1, int(number)) if number.isdecimal() and len(number) < 4 else 1
         read, more = _newest(view)
-        found = filters.choose(read)
-        rows = found[(page - 1) * PAGE : page * PAGE]
-        context |= {"page": page, "more": len(found) > page * PAGE}
+        chosen = filters.choose(read)
+        rows = chosen[(page - 1) * PAGE : page * PAGE]
+        context |= {"page": page, "more": len(chosen) > page * PAGE}
         context["searched"] = len(read) if more else 0
     else:
         rows, context["more"] = batch_rows(view, view.query.get("after", "")[:200], PAGE)
@@ -112,7 +112,7 @@ def _newest(view: View) -> tuple[list[dict[str, Any]], bool]:
     rows: list[dict[str, Any]] = []
     more = True
     while more and len(rows) < SEARCHED:
-        found, more = batch_rows(view, rows[-1]["id"] if rows else "", _AT_ONCE)
-        rows += found
-        more = more and bool(found)
+        next_rows, more = batch_rows(view, rows[-1]["id"] if rows else "", _AT_ONCE)
+        rows += next_rows
+        more = more and bool(next_rows)
     return rows, more

@@ -125,12 +125,12 @@ def newest_rows(view: View, limit: int) -> list[dict[str, Any]]:
 
 def _rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
     reads = BatchViews.using(view.services.batches)
-    found = reads.page(view.caller.only_tenant, after=after, limit=limit)
-    if found is None:
+    page = reads.page(view.caller.only_tenant, after=after, limit=limit)
+    if page is None:
         raise not_found("batch", after)
     now = time.time()
-    rows = [row for one in found.batches if (row := row_of(one, now)) is not None]
-    return rows, found.has_more
+    rows = [row for one in page.batches if (row := row_of(one, now)) is not None]
+    return rows, page.has_more
 
 
 def add_names_and_estimates(services: Services, rows: list[dict[str, Any]]) -> None:
@@ -151,21 +151,21 @@ def watched(rows: list[dict[str, Any]]) -> str:
 def batch(view: View) -> Response:
     """Show a batch, with a sample of the requests that ended last."""
     services, batch_id = view.services, view.request.path_params["batch_id"]
-    found = api.view_of(services, view.caller, batch_id)
-    row = row_of(found, time.time())
+    batch_view = api.view_of(services, view.caller, batch_id)
+    row = row_of(batch_view, time.time())
     if row is None:
         raise not_found("batch", batch_id)
     add_names_and_estimates(services, [row])
-    parts = [part for part in services.batches.states(part_ids(found)) if part is not None]
-    failed = failed_codes(services, found, row)
+    parts = [part for part in services.batches.states(part_ids(batch_view)) if part is not None]
+    failed = failed_codes(services, batch_view, row)
     return view.page(
         "batch.html",
         row=row,
-        batch=shown(found),
+        batch=shown(batch_view),
         sample=sample(services, parts),
         failed=failed,
-        retry=retry_of(services, found, row, failed),
-        retry_cut=isinstance(found.source, QueueBatch),
+        retry=retry_of(services, batch_view, row, failed),
+        retry_cut=isinstance(batch_view.source, QueueBatch),
         stalls=stalls_of(view, [] if row["ended"] else [row]),
         figures=FIGURES,
         running=[] if row["ended"] else _running(services, parts),
@@ -175,25 +175,29 @@ def batch(view: View) -> Response:
 
 def _running(services: Services, parts: list[QueueBatch]) -> list[RunningRequest]:
     reads, workers = RequestReads.using(services.batches), workers_of(services)
-    found = (one for part in parts for one in reads.running(part, workers, MAX_RUNNING))
-    return [one for one in islice(found, MAX_RUNNING) if one.custom_id]
+    running = (one for part in parts for one in reads.running(part, workers, MAX_RUNNING))
+    return [one for one in islice(running, MAX_RUNNING) if one.custom_id]
 
 
 def cancel(view: View) -> Response:
     """Begin to cancel a batch."""
     batch_id = view.request.path_params["batch_id"]
-    state, found = api.cancel(view.services, view.caller, batch_id)
+    state, batch_view = api.cancel(view.services, view.caller, batch_id)
     background = None
-    if isinstance(found.source, QueueBatch) and state.status == "cancelling":
-        background = BackgroundTask(view.services.batches.cancel, found.source)
+    if isinstance(batch_view.source, QueueBatch) and state.status == "cancelling":
+        background = BackgroundTask(view.services.batches.cancel, batch_view.source)
     return view.redirect(f"/ui/batches/{batch_id}", background, notice="cancelled")
 
 
 def download(view: View) -> Response:
     """Send a batch's answers or errors; while the batch runs, those so far."""
     batch_id, kind = (view.request.path_params[name] for name in ("batch_id", "kind"))
-    found = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
-    ids = {"answers": found.output_file_id, "errors": found.error_file_id} if found else {}
+    shown_batch = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
+    ids = (
+        {"answers": shown_batch.output_file_id, "errors": shown_batch.error_file_id}
+        if shown_batch
+        else {}
+    )
     file_id = ids.get(kind)
     if not file_id:
         raise ApiError(404, f"batch {batch_id} has no {kind[:20]} (yet)", code="file_not_found")

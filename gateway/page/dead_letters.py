@@ -25,13 +25,13 @@ def _visible(view: View, letters: list[DeadLetter]) -> list[DeadLetter]:
     """
     ids = list({letter["batch_id"] for letter in letters if letter["batch_id"]})
     states = dict(zip(ids, view.services.batches.states(ids), strict=True))
-    found = []
+    visible = []
     for letter in letters:
         batch = states.get(letter["batch_id"] or "")
         mine = batch is not None and view.caller.only_tenant in ("", batch.tenant)
         if mine or (batch is None and view.caller.operator):
-            found.append(letter)
-    return found
+            visible.append(letter)
+    return visible
 
 
 def show(view: View) -> Response:

@@ -48,12 +48,12 @@ class Retry:
 
 def failed_codes(services: Services, view: BatchView, row: Mapping[str, Any]) -> list[FailureGroup]:
     """Return a batch's failures by code, the most frequent first; stopped requests come last."""
-    found = failures_of_view(services, view)
-    if rest := _stopped(row, found):
-        found = [*found, FailedCode(row["status"], rest)]
+    failures = failures_of_view(services, view)
+    if rest := _stopped(row, failures):
+        failures = [*failures, FailedCode(row["status"], rest)]
     return [
         FailureGroup(one.code, one.count, REMEDIES.get(one.code, OTHER_REMEDY), one.first)
-        for one in found
+        for one in failures
     ]
 
 

@@ -84,14 +84,14 @@ class Choices:
 
         Raises BadOption for bad allowed answers.
         """
-        found: dict[str, Any] = {"model": self.model} if self.model else {}
+        fields: dict[str, Any] = {"model": self.model} if self.model else {}
         for line in filter(str.strip, self.fields.split("\n")):
             name, _, text = line.partition("=")
             try:
-                found[name.strip()] = orjson.loads(text)
+                fields[name.strip()] = orjson.loads(text)
             except orjson.JSONDecodeError:
-                found[name.strip()] = text.strip()
-        return with_structure(found, self.answers.strip() or None, None)
+                fields[name.strip()] = text.strip()
+        return with_structure(fields, self.answers.strip() or None, None)
 
 
 @dataclass(slots=True)
@@ -148,29 +148,29 @@ def plan_file(
     """Plan a file for the queue of the model that most of its lines name."""
     head = b"".join(services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES)))
     urls, models = named_in(lines_of([head]))
-    found = FilePlan(convert=must_convert(record, choices), size=record.bytes)
-    _set_url_and_models(found, urls, models)
-    ready = bool(urls) and not found.convert
+    file_plan = FilePlan(convert=must_convert(record, choices), size=record.bytes)
+    _set_url_and_models(file_plan, urls, models)
+    ready = bool(urls) and not file_plan.convert
     if not urls and head.lstrip()[:1] == b"{":
-        found.convert = True  # the short form
+        file_plan.convert = True  # the short form
     if record.bytes > PLANNED_BYTES:
-        return found
+        return file_plan
     guard.start(PLANNED_S)
     try:
-        with batch_lines(services, record, choices, ready, guard) as (path, made):
-            if made is not None:
-                found.columns, found.problem = made.columns, made.error
-                found.convert, found.refused = made.changed, made.problems
-                found.bad_rows = made.bad_rows
+        with batch_lines(services, record, choices, ready, guard) as (path, conversion):
+            if conversion is not None:
+                file_plan.columns, file_plan.problem = conversion.columns, conversion.error
+                file_plan.convert, file_plan.refused = conversion.changed, conversion.problems
+                file_plan.bad_rows = conversion.bad_rows
                 with path.open("rb") as file:
-                    _set_url_and_models(found, *named_in(file))
-            if not found.problem:
-                _add_plan(services, caller, found, path, guard)
+                    _set_url_and_models(file_plan, *named_in(file))
+            if not file_plan.problem:
+                _add_plan(services, caller, file_plan, path, guard)
     except TooLong:
-        found.plan = None
+        file_plan.plan = None
     except WarmqError as error:
-        found.problem = error.message
-    return found
+        file_plan.problem = error.message
+    return file_plan
 
 
 @contextmanager
@@ -186,14 +186,14 @@ def batch_lines(
             yield path, None
             return
         with tempfile.NamedTemporaryFile(prefix="warmq-page-") as lines:
-            made = _convert(services, record, choices, path, lines, guard)
+            conversion = _convert(services, record, choices, path, lines, guard)
             lines.flush()
-            yield Path(lines.name), made
+            yield Path(lines.name), conversion
 
 
-def _set_url_and_models(found: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
-    found.url = urls.most_common(1)[0][0] if urls else CHAT_URL
-    found.models = [name for name, _ in models.most_common(10)]
+def _set_url_and_models(file_plan: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
+    file_plan.url = urls.most_common(1)[0][0] if urls else CHAT_URL
+    file_plan.models = [name for name, _ in models.most_common(10)]
 
 
 def _convert(
@@ -214,49 +214,49 @@ def _convert(
         overrides = choices.overrides
     except BadOption as error:  # the page shows it next to the columns
         overrides, problem = {}, error.message
-    made = convert(path, record.filename, choices.pairs, overrides, longest, write, guard)
-    made.error = made.error or problem
-    return made
+    conversion = convert(path, record.filename, choices.pairs, overrides, longest, write, guard)
+    conversion.error = conversion.error or problem
+    return conversion
 
 
 def _add_plan(
-    services: Services, caller: Caller, found: FilePlan, path: Path, guard: ReadGuard
+    services: Services, caller: Caller, file_plan: FilePlan, path: Path, guard: ReadGuard
 ) -> None:
     """Add the plan, the problems for which the file would be refused, and the first prompts."""
     settings = services.settings
 
     def watch() -> None:
         guard()
-        found.size = max(found.size, source.decompressed)
+        file_plan.size = max(file_plan.size, source.decompressed)
         if source.decompressed > PLANNED_BYTES:
             raise TooLong
 
     served = ServedModels.of(
         services.batches.announcements(), settings.queue, settings.gateway_models
     )
-    model = found.models[0] if found.models else ""
+    model = file_plan.models[0] if file_plan.models else ""
     queue = served.queue_of(model, caller.models) or settings.queue
     workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
     outlook = OutlookReads.using(services.batches).outlook(queue, workers)
     spread = Spread(PREVIEWS)
     with closing(Input(str(path), watch=watch)) as source:
         submission, counter = Submission("plan", queue, DEFAULT_PRIORITY), CharacterCounter()
-        made = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
-    messages = {f"line {number}": text for number, text in found.bad_rows.items()}
-    first = made.content.first_bad
+        new_plan = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
+    messages = {f"line {number}": text for number, text in file_plan.bad_rows.items()}
+    first = new_plan.content.first_bad
     first[:] = [messages.get(text.partition(",")[0], text) for text in first]
     longest, most = settings.max_line_bytes, settings.gateway_max_requests
-    summary = validate_input(path, found.url, longest, most, guard)
-    found.refused = (
-        found.refused or [_problem_text(summary, n) for n in range(len(summary.problems))][:10]
+    summary = validate_input(path, file_plan.url, longest, most, guard)
+    file_plan.refused = (
+        file_plan.refused or [_problem_text(summary, n) for n in range(len(summary.problems))][:10]
     )
     asked = sorted(summary.bytes_of)
-    found.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]
-    found.served, found.idle = served.listing(caller.models), not served.alive
+    file_plan.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]
+    file_plan.served, file_plan.idle = served.listing(caller.models), not served.alive
     totals = WaitingReads.using(services.batches).waiting_totals([queue])
-    found.waiting = sum(totals.values())
-    found.prompts = list(_prompts(line for _, line, _ in spread.chosen))
-    found.plan = made
+    file_plan.waiting = sum(totals.values())
+    file_plan.prompts = list(_prompts(line for _, line, _ in spread.chosen))
+    file_plan.plan = new_plan
 
 
 def _problem_text(summary: InputSummary, index: int) -> str:

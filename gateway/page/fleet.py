@@ -65,8 +65,8 @@ class Fleet:
         """Return the model of a queue, from the queue's name or else from its workers."""
         if queue.startswith(f"{self.default_queue}."):
             return queue.removeprefix(f"{self.default_queue}.")
-        found = {one["model"] for one in self.alive if one["queue"] == queue}
-        return ", ".join(sorted(found)[:3]) or "–"
+        models = {one["model"] for one in self.alive if one["queue"] == queue}
+        return ", ".join(sorted(models)[:3]) or "–"
 
     @property
     def oldest_s(self) -> float | None:

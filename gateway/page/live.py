@@ -138,10 +138,10 @@ class LiveFeed:
         tick, fleet = 0, State()
         while True:
             try:
-                found = await run_in_threadpool(self._read_batches, self._next_batches())
+                batches = await run_in_threadpool(self._read_batches, self._next_batches())
                 if tick % FLEET_EVERY == 0:  # with the queues of these batches
                     fleet = await run_in_threadpool(self._read_fleet)
-                state = fleet | found
+                state = fleet | batches
                 for viewer in tuple(self._viewers):
                     viewer.offer(state)
             except Exception as error:  # a page then shows that it is not live
@@ -150,8 +150,8 @@ class LiveFeed:
             await asyncio.sleep(TICK_S)
 
     def _note_lost(self, error: Exception) -> None:
-        known = isinstance(error, WarmqError)
-        message, traceback = (error, None) if known else ("a bug in this gateway", error)
+        is_known = isinstance(error, WarmqError)
+        message, traceback = (error, None) if is_known else ("a bug in this gateway", error)
         extra = {"action": "no_pages"}
         log.warning("pages are not live: %s", message, exc_info=traceback, extra=extra)
         for viewer in tuple(self._viewers):
@@ -163,14 +163,14 @@ class LiveFeed:
         """Return the (tenant, batch id) pairs to read now; too many pairs take turns."""
         pairs = {(one.tenant, batch_id) for one in self._viewers for batch_id in one.batches}
         self._done = {pair: done for pair, done in self._done.items() if pair in pairs}
-        found = sorted(pairs)
-        if len(found) <= MAX_READ:
-            return found
-        self._next = (self._next + MAX_READ) % len(found)
-        return (found + found)[self._next : self._next + MAX_READ]
+        in_order = sorted(pairs)
+        if len(in_order) <= MAX_READ:
+            return in_order
+        self._next = (self._next + MAX_READ) % len(in_order)
+        return (in_order + in_order)[self._next : self._next + MAX_READ]
 
     def _read_batches(self, pairs: Sequence[tuple[str, str]]) -> State:
-        reads, found = BatchViews.using(self._services.batches), {}
+        reads, batches = BatchViews.using(self._services.batches), {}
         for tenant, batch_id in pairs:
             view = reads.get(tenant, batch_id)
             row = row_of(view, time.time()) if view is not None else None
@@ -183,8 +183,8 @@ class LiveFeed:
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
                 for name in ("works", "submitted", "failures"):  # these are not for the page
                     del row[name]
-                found[(tenant, batch_id)] = orjson.dumps(row)
-        return found
+                batches[(tenant, batch_id)] = orjson.dumps(row)
+        return batches
 
     def _batch_rate(self, key: tuple[str, str], done: int) -> float | None:
         """Return a batch's requests per second over RATES_S; None before MIN_RATE_S."""
@@ -202,8 +202,8 @@ class LiveFeed:
         missing = [queue for queue in row["queues"] if queue not in self._queues]
         read = read_queues(self._services, missing)
         self._queues |= {queue: (now, state) for queue, state in read.items()}
-        found = estimates(row, {queue: state for queue, (_, state) in self._queues.items()})
-        return {name: None if one is None else round(one, 3) for name, one in found.items()}
+        values = estimates(row, {queue: state for queue, (_, state) in self._queues.items()})
+        return {name: None if one is None else round(one, 3) for name, one in values.items()}
 
     def _read_fleet(self) -> State:
         fleet = read_fleet(self._services, Caller(), self._queues)
@@ -316,10 +316,10 @@ async def _events(
             text.close()
 
 
-def _text_events(found: Text | None) -> list[bytes]:
-    if found is None:
+def _text_events(text: Text | None) -> list[bytes]:
+    if text is None:
         return []
-    state = dict(zip(("attempt", "text", "ended"), found, strict=True))
+    state = dict(zip(("attempt", "text", "ended"), text, strict=True))
     return [_event("text", orjson.dumps(state))]
 
 
@@ -327,7 +327,7 @@ async def _is_valid(services: Services, session: str) -> bool:
     """Return whether a session and its key are valid; True if Redis is unreachable."""
     try:
         digest = await services.sessions.key_digest(session)
-        (found,) = await services.lookup.find([digest])
+        (key_of_session,) = await services.lookup.find([digest])
     except WarmqError:
         return True
-    return found.key is not None
+    return key_of_session.key is not None

@@ -48,16 +48,16 @@ class LiveText:
     async def changed(self) -> Text | None:
         """Return the whole text, if it has changed; None otherwise."""
         try:
-            found = await run_in_threadpool(self._read)
+            text = await run_in_threadpool(self._read)
         except (WarmqError, ApiError):
             return None  # other events of the stream report this
         except Exception:
             log.exception("the text of a request cannot be read", extra={"action": "no_pages"})
             return None
-        if found == self._sent:
+        if text == self._sent:
             return None
-        self._sent = found
-        return found
+        self._sent = text
+        return text
 
     def _read(self) -> Text:
         if self._listener is None and time.monotonic() - self._subscribed_at > CHECK_S:
@@ -66,8 +66,8 @@ class LiveText:
             return self._sent
         self._listener.read(0)
         self._check_end(self._listener)
-        found = self._listener.transcripts.values()
-        latest = max(found, key=lambda t: (t.attempt, bool(t.ended), len(t.texts.get(0, ""))))
+        transcripts = self._listener.transcripts.values()
+        latest = max(transcripts, key=lambda t: (t.attempt, bool(t.ended), len(t.texts.get(0, ""))))
         return latest.attempt, latest.texts.get(0, ""), latest.ended
 
     def _check_end(self, listener: Listener) -> None:

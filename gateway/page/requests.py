@@ -130,21 +130,21 @@ def _latest(services: Services, parts: Sequence[Batch]) -> Iterator[bytes]:
 
 def sample(services: Services, parts: Sequence[Batch]) -> Sample:
     """Return a sample of the requests that ended last."""
-    found = Sample()
+    latest = Sample()
     for raw in _latest(services, parts):
         result = result_fields(raw)
         result["attempts"] = result["attempts"] or 1
-        found.count += 1
-        found.again += result["attempts"] > 1
+        latest.count += 1
+        latest.again += result["attempts"] > 1
         for name in ("queued_s", "engine_s", "tokens"):
             value = result[name]
             if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
-                found.values.setdefault(name, []).append(float(value))
-        if len(found.last) < SHOWN:
+                latest.values.setdefault(name, []).append(float(value))
+        if len(latest.last) < SHOWN:
             name = outcome_of(result["meta"])
             answer = text_of(result["body"])[:BEGINNING] or result["error"].get("message") or ""
-            found.last.append(result | {"name": name, "answer": str(answer)[:BEGINNING]})
-    return found
+            latest.last.append(result | {"name": name, "answer": str(answer)[:BEGINNING]})
+    return latest
 
 
 def text_of(body: object) -> str:

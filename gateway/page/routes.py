@@ -42,8 +42,8 @@ async def _login(view: View) -> Response:
     await view.read_form()
     back = _safe_next(view.form.get("next", ""))
     digest = digest_of(view.form.get("key", "").strip())
-    (found,) = await services.lookup.find([digest])
-    if found.key is None:
+    (lookup,) = await services.lookup.find([digest])
+    if lookup.key is None:
         return view.page("login.html", 401, back=back, wrong=True)
     token = new_token()
     await services.sessions.begin(token, digest)
@@ -61,10 +61,10 @@ async def _logout(view: View) -> Response:
 
 
 async def _asset(request: Request) -> Response:
-    found = ASSETS.get(request.path_params["name"])
-    if found is None:
+    asset = ASSETS.get(request.path_params["name"])
+    if asset is None:
         return Response(status_code=404, headers=HEADERS)
-    media, content = found
+    media, content = asset
     current = request.path_params["version"] == VERSION
     cache_control = "public, max-age=31536000, immutable" if current else "no-cache"
     return Response(content, headers=HEADERS | {"cache-control": cache_control}, media_type=media)

@@ -58,13 +58,13 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
     if record is None:
         raise not_found("file", file_id)
     choices = Choices.of(view.query)
-    found = _cached(tenant, file_id, choices)
-    if found is None:
-        found = plan_file(services, view.caller, record, choices, guard)
+    file_plan = _cached(tenant, file_id, choices)
+    if file_plan is None:
+        file_plan = plan_file(services, view.caller, record, choices, guard)
         with suppress(KeyError, StopIteration):  # another thread has removed the same plan
             while len(_plans) >= MAX_PLANS:
                 del _plans[next(iter(_plans))]
-        _plans[tenant, file_id, choices] = time.monotonic() + PLAN_LIFE_S, found
+        _plans[tenant, file_id, choices] = time.monotonic() + PLAN_LIFE_S, file_plan
     settings = services.settings
     served = ServedModels.of(
         services.batches.announcements(), settings.queue, settings.gateway_models
@@ -73,8 +73,8 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
     return view.page(
         "plan.html",
         file=record,
-        found=found,
-        plan=found.plan,
+        file_plan=file_plan,
+        plan=file_plan.plan,
         choices=choices,
         served=[name for name in names if view.caller.may_use(name)],
         urls=list(BODY_TYPES),
@@ -83,8 +83,8 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
 
 
 def _cached(tenant: str, file_id: str, choices: Choices) -> FilePlan | None:
-    until, found = _plans.get((tenant, file_id, choices), (0.0, None))
-    return found if until > time.monotonic() else None
+    until, file_plan = _plans.get((tenant, file_id, choices), (0.0, None))
+    return file_plan if until > time.monotonic() else None
 
 
 async def upload(view: View) -> Response:
@@ -122,9 +122,9 @@ def trial(view: View, *, guard: ReadGuard) -> Response:
     longest = services.settings.max_line_bytes
     guard.start()
     try:
-        with batch_lines(services, record, choices, not to_convert, guard) as (path, made):
-            if made is not None:
-                _check_converted(made)
+        with batch_lines(services, record, choices, not to_convert, guard) as (path, conversion):
+            if conversion is not None:
+                _check_converted(conversion)
             with closing(Input(str(path), watch=guard)) as source:
                 for _ in spread.watch(source.chunks(None, longest)):
                     pass
@@ -154,14 +154,14 @@ def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
 
 def _create_batch(view: View, file_id: str, fields: dict[str, object]) -> Response:
     body = {"input_file_id": file_id, "endpoint": view.form.get("endpoint", "")} | fields
-    made = api.create(view.services, view.caller, orjson.dumps(body), "")
-    return view.redirect(f"/ui/batches/{made.id}", notice="started")
+    batch = api.create(view.services, view.caller, orjson.dumps(body), "")
+    return view.redirect(f"/ui/batches/{batch.id}", notice="started")
 
 
-def _check_converted(made: Conversion) -> None:
+def _check_converted(conversion: Conversion) -> None:
     """Raise ApiError (400) for a file that could not be converted whole."""
-    if made.error or made.problems:
-        raise invalid("; ".join(filter(None, [made.error, *made.problems[:3]])), "file")
+    if conversion.error or conversion.problems:
+        raise invalid("; ".join(filter(None, [conversion.error, *conversion.problems[:3]])), "file")
 
 
 def _save(view: View, writer: Writer, name: str, size: int) -> FileRecord:
@@ -196,9 +196,9 @@ def _convert(view: View, record: FileRecord, choices: Choices, guard: ReadGuard)
 
         longest, overrides = settings.max_line_bytes, choices.overrides
         try:
-            made = convert(path, name, choices.pairs, overrides, longest, write, guard)
+            conversion = convert(path, name, choices.pairs, overrides, longest, write, guard)
         except TooLong:
             raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
-        _check_converted(made)
+        _check_converted(conversion)
         writer.write(b"".join(pieces))
         return _save(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)

@@ -49,8 +49,8 @@ def stalls_of(view: View, rows: Iterable[Row], queues: Iterable[str] = ()) -> li
         return []
     submitted = [row["submitted"] for row in unfinished if row["submitted"] is not None]
     tenant = None if caller.operator else caller.tenant
-    found = StallReads.using(view.services.batches).stalls(settings, names, submitted, tenant)
-    return found if caller.operator else [replace(one, detail="") for one in found]
+    stalls = StallReads.using(view.services.batches).stalls(settings, names, submitted, tenant)
+    return stalls if caller.operator else [replace(one, detail="") for one in stalls]
 
 
 def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Clause]:
@@ -77,9 +77,9 @@ def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Cl
 
 
 def _runs(left: Sequence[float | None], now: float) -> Clause:
-    known = [one for one in left if one is not None]
-    if known and len(known) == len(left):
-        return _clause("runs_until", len(left), at=now + max(known))
+    known_s = [one for one in left if one is not None]
+    if known_s and len(known_s) == len(left):
+        return _clause("runs_until", len(left), at=now + max(known_s))
     return _clause("runs" if left else "none", len(left))
 
 

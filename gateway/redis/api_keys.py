@@ -76,8 +76,8 @@ class ApiKeys(Reads):
 
     def all(self) -> list[ApiKey]:
         """Return all keys, the oldest first, revoked ones included."""
-        found = [_decode(record) for record in self._client.hgetall(KEYS).values()]
-        return sorted(found, key=lambda key: (key.created_at, key.id))
+        keys = [_decode(record) for record in self._client.hgetall(KEYS).values()]
+        return sorted(keys, key=lambda key: (key.created_at, key.id))
 
     def any(self) -> bool:
         """Return whether a key was ever created, revoked or not."""
@@ -121,8 +121,8 @@ class Sessions(AsyncCalls):
 
     async def key_digest(self, token: str) -> str:
         """Return the digest of a token's key, or ''."""
-        found: bytes | None = await self._command("get", _session_key(token))
-        return found.decode() if found else ""
+        digest: bytes | None = await self._command("get", _session_key(token))
+        return digest.decode() if digest else ""
 
     async def end(self, token: str) -> None:
         await self._command("del", _session_key(token))

@@ -176,9 +176,9 @@ class FleetReads(WaitingReads, Loads):
             withscores=True,
         )  # fmt: skip
         names = [keys.batch_key(name.decode()) for name, _ in newest]
-        found = self._each("hmget", names, ["queue", "routes"])
-        queues = {raw.decode() for raw, _ in found if raw}
-        queues |= {queue for _, raw in found if raw for queue in orjson.loads(raw).values()}
+        fields = self._each("hmget", names, ["queue", "routes"])
+        queues = {raw.decode() for raw, _ in fields if raw}
+        queues |= {queue for _, raw in fields if raw for queue in orjson.loads(raw).values()}
         return queues, newest[0][1] if newest else since_ms
 
     def _uncollected(self) -> tuple[int, float]:

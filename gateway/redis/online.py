@@ -58,12 +58,12 @@ class OnlineRequests(AsyncCalls):
         await self._client.publish(keys.CANCEL_CHANNEL, orjson.dumps(list(request_ids)))
 
     async def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        results: list[bytes | None] = []
         for start in range(0, len(request_ids), 500):
             part = request_ids[start : start + 500]
             raws: Any = await self._client.mget([keys.result_key(i) for i in part])
-            found += raws
-        return found
+            results += raws
+        return results
 
     async def workers(self) -> tuple[list[dict[str, Any]], float]:
         """Return the announced states of all workers, even dead ones, and Redis's time."""

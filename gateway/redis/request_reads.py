@@ -61,14 +61,14 @@ class RequestReads(Reads):
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
         """Return some requests of a batch that are in flight in the first MOST_WORKERS workers."""
-        found = list(islice(self._leased(batch, workers), most))
+        leased = list(islice(self._leased(batch, workers), most))
         pipe = self._client.pipeline(transaction=False)
-        for _, lease, _ in found:
+        for _, lease, _ in leased:
             pipe.lindex(f"warmq:leased:{lease}", 0)
-        messages = pipe.execute() if found else []
+        messages = pipe.execute() if leased else []
         return [
             RunningRequest(request_id, _custom_id(message or b""), worker)
-            for (request_id, _, worker), message in zip(found, messages, strict=True)
+            for (request_id, _, worker), message in zip(leased, messages, strict=True)
         ]
 
     def request(self, batch: Batch, request_id: str, workers: Iterable[str]) -> RequestState | None:

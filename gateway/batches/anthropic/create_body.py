@@ -104,12 +104,12 @@ class ArrayElements:
 
     def _consume_comma(self, end: int) -> Generator[None, None, bool]:
         """Consume a comma and return True, or return False before `end`."""
-        found = yield from self._next_byte()
-        if found == _COMMA:
+        byte = yield from self._next_byte()
+        if byte == _COMMA:
             self._consume()
-        elif found != end:
+        elif byte != end:
             raise _not_json("a comma or a bracket is missing after a value")
-        return found == _COMMA
+        return byte == _COMMA
 
     def _next_byte(self) -> Generator[None, None, int]:
         """Return the next byte that is not blank, and stay before it."""
@@ -158,11 +158,11 @@ class ArrayElements:
             if self._at == len(self._text):
                 yield
                 continue
-            found = self._text[self._at]
+            byte = self._text[self._at]
             self._at += 1
-            if found == _QUOTE:  # an incomplete string
+            if byte == _QUOTE:  # an incomplete string
                 yield from self._read_string()
-            elif found in (_OBJECT, _ARRAY):
+            elif byte in (_OBJECT, _ARRAY):
                 levels += 1
                 opened += 1
                 if levels > MAX_LEVELS:
@@ -193,8 +193,8 @@ def _not_json(problem: str) -> ApiError:
 
 def _end(pattern: re.Pattern[bytes], text: bytearray, at: int) -> int:
     """Return the end of a match, which may be empty."""
-    found = pattern.match(text, at)
-    return found.end() if found else at
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 #: Largest body in bytes, and most requests in it: Anthropic's own limits.

@@ -69,15 +69,15 @@ def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool
 
 
 def page(services: Services, caller: Caller, after: str, limit: int) -> BatchList:
-    found = BatchViews.using(services.batches).page(caller.only_tenant, after=after, limit=limit)
-    if found is None:
+    views = BatchViews.using(services.batches).page(caller.only_tenant, after=after, limit=limit)
+    if views is None:
         raise not_found("batch", after)
-    data = [batch for view in found.batches if (batch := shown(view)) is not None]
+    data = [batch for view in views.batches if (batch := shown(view)) is not None]
     return BatchList(
         data=data,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
-        has_more=found.has_more,
+        has_more=views.has_more,
     )
 
 
@@ -130,8 +130,8 @@ def _checked_record(
     """
     asked = read(body, BatchCreate)
     if asked.endpoint not in BODY_TYPES:
-        known = ", ".join(BODY_TYPES)
-        message = f"endpoint {asked.endpoint[:100]!r} is not served; use one of {known}"
+        served = ", ".join(BODY_TYPES)
+        message = f"endpoint {asked.endpoint[:100]!r} is not served; use one of {served}"
         raise invalid(message, "endpoint")
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
@@ -176,14 +176,14 @@ def _priority(caller: Caller, asked: int | None) -> int:
 
 
 def _file_of(services: Services, caller: Caller, file_id: str) -> FileRecord:
-    found = Files(services).get(caller.tenant, file_id)
-    if found is None:
+    file = Files(services).get(caller.tenant, file_id)
+    if file is None:
         message = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
         raise ApiError(404, message, code="file_not_found", param="input_file_id")
-    if found.purpose != "batch":
-        message = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
+    if file.purpose != "batch":
+        message = f"file {file_id} has the purpose {file.purpose!r}; upload it with purpose=batch"
         raise invalid(message, "input_file_id")
-    return found
+    return file
 
 
 def _check_workers(services: Services, caller: Caller) -> None:

@@ -225,12 +225,14 @@ def end_older_records(services: Services, tenant: str) -> int:
     Returns:
         The number of records that got an expiry.
     """
-    known = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
+    counted_ids = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
     lists = (services.records.listed(kind, tenant) for kind in _LISTS)
-    unknown = [name for name in dict.fromkeys(chain.from_iterable(lists)) if name not in known]
+    uncounted_ids = [
+        name for name in dict.fromkeys(chain.from_iterable(lists)) if name not in counted_ids
+    ]
     count = 0
-    for begin in range(0, len(unknown), _PAGE):
-        ids = unknown[begin : begin + _PAGE]
+    for begin in range(0, len(uncounted_ids), _PAGE):
+        ids = uncounted_ids[begin : begin + _PAGE]
         for stored in filter(None, services.objects.get_many("batch", ids)):
             record = decode(stored.document)
             if write_back(services, stored, record) is not None:

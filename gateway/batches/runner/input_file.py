@@ -200,9 +200,9 @@ def _problem_of_file(error: InputUnreadable) -> BatchError:
 def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> str:
     """Return the model that a line names; raise _Refused if it makes the file invalid."""
     try:
-        found = _decode(line)
-        custom_id, model = found.custom_id, found.body.model
-        is_usual = found.url == endpoint and found.method == "POST"
+        fields = _decode(line)
+        custom_id, model = fields.custom_id, fields.body.model
+        is_usual = fields.url == endpoint and fields.method == "POST"
     except _UNUSUAL:
         custom_id, model, is_usual = "", model_of(line), False
     if not is_usual or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
@@ -216,14 +216,14 @@ def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> st
 def _check_fields(line: bytes, endpoint: str) -> str:
     """Return the custom_id of a line that `_decode` does not accept; raise _Refused."""
     try:
-        found = orjson.loads(line)
+        fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         message = f"not valid JSON: {error}; write one JSON object on each line"
         raise _Refused("invalid_json_line", message, None) from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise _Refused("invalid_json_line", "not a JSON object; write {...} on each line", None)
-    custom_id = _check_custom_id(found.get("custom_id"))
-    method, url = found.get("method", "POST"), found.get("url")
+    custom_id = _check_custom_id(fields.get("custom_id"))
+    method, url = fields.get("method", "POST"), fields.get("url")
     if method != "POST":
         raise _Refused("invalid_method", f"method is {_quoted(method)}; write POST", "method")
     if url is None:

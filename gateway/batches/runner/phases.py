@@ -173,8 +173,10 @@ class Phases:
             if not all(part.made for part in batch.record.parts):
                 for part in batch.record.parts:
                     create_part(batch.services, batch.record, part)
-                made = [msgspec.structs.replace(part, made=True) for part in batch.record.parts]
-                batch.write(parts=made)
+                made_parts = [
+                    msgspec.structs.replace(part, made=True) for part in batch.record.parts
+                ]
+                batch.write(parts=made_parts)
             for index in range(len(batch.record.parts)):
                 submit_part(batch.services, batch.record, index, path, report, batch.check)
         except InputUnreadable as error:  # the file has changed since it was validated

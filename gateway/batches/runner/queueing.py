@@ -42,11 +42,11 @@ def older_workers_only(
     models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchError]:
     """Return the problem of models that only workers of an older protocol serve, or []."""
-    found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
-    if not found:
+    outdated = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
+    if not outdated:
         return []
     message = (
-        f"nothing was queued: all workers of model {', '.join(sorted(found)[:20])} are older than "
+        f"nothing was queued: all workers of model {', '.join(sorted(outdated)[:20])} are older than "
         "this gateway, and would not take what it queues; upgrade the workers, then send it again"
     )
     return [BatchError("older_workers", message, "body.model")]

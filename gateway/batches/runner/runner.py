@@ -92,13 +92,13 @@ class BatchRunner:
             return False
         claimed_at = time.monotonic()
         documents = self._services.objects.get_many("batch", [claim.id for claim in claims])
-        found = [(c, s, decode(s.document)) for c, s in zip(claims, documents, strict=True) if s]
-        in_queue = self._in_queue([record for _, _, record in found])
+        records = [(c, s, decode(s.document)) for c, s in zip(claims, documents, strict=True) if s]
+        in_queue = self._in_queue([record for _, _, record in records])
         for claim, stored in zip(claims, documents, strict=True):
             if stored is None:  # deleted, or never written
                 forget_batch(self._services, claim.id)
                 due.finish(claim)
-        for claim, stored, record in found:
+        for claim, stored, record in records:
             if record.id in in_queue:
                 due.release(claim, wait_ms(self._services, record.created_at))
             elif time.monotonic() - claimed_at > LEASE_S / 2:
@@ -117,13 +117,13 @@ class BatchRunner:
         asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
         ids = [part.batch_id for record in asked for part in record.parts]
         states = dict(zip(ids, self._services.batches.states(ids), strict=True)) if ids else {}
-        found = set[str]()
+        in_queue = set[str]()
         for record in asked:
             parts = [states[part.batch_id] for part in record.parts]
             all_run = all(p and p.sealed and not p.stopped for p in parts)
             if all_run and not all(p and p.finished for p in parts):
-                found.add(record.id)
-        return found
+                in_queue.add(record.id)
+        return in_queue
 
     def _work(self, work: WaitingBatch | None) -> None:
         """Run a batch, then the next ones, in a thread of the pool."""
