@@ -76,7 +76,7 @@ def create(
         )
     keys = _keys(context)
     first = not keys.any()
-    secret, key = keys.create(tenant, name=name, models=_models(models), **limits)
+    secret, key = keys.create(tenant, name=name, models=_parsed_models(models), **limits)
     if as_json:
         put_json({**_json(key), "key": secret})
     else:
@@ -119,7 +119,7 @@ def _keys(context: Context) -> ApiKeys:
     return ApiKeys.using(context.store)
 
 
-def _models(text: str | None) -> tuple[str, ...] | None:
+def _parsed_models(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))

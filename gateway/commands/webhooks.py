@@ -42,7 +42,7 @@ def command() -> None:
 def create(context: Context, *, tenant: str, url: str, events: str | None, as_json: bool) -> None:
     """Create an endpoint and print, once, the secret that signs its events."""
     check_name("tenant", tenant)
-    endpoint = _webhooks(context).create(tenant, _url(url), _events(events))
+    endpoint = _webhooks(context).create(tenant, _checked_url(url), _parsed_events(events))
     if as_json:
         put_json({**_json(endpoint), "secret": endpoint.secret})
     else:
@@ -95,14 +95,14 @@ def _webhooks(context: Context) -> Webhooks:
     return Webhooks.using(context.store)
 
 
-def _url(text: str) -> str:
+def _checked_url(text: str) -> str:
     try:
         return check_url(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--url") from None
 
 
-def _events(text: str | None) -> tuple[str, ...]:
+def _parsed_events(text: str | None) -> tuple[str, ...]:
     if text is None:
         return EVENTS
     named = tuple(dict.fromkeys(name.strip() for name in text.split(",")))

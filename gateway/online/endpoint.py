@@ -242,13 +242,13 @@ def _was_run(meta: bytes) -> bool:
 
 async def _models(request: Request) -> Response:
     online: OnlineState = request.app.state.online
-    return reply(ModelList(await online.models.every(caller(request).models)))
+    return reply(ModelList(await online.models.all_allowed(caller(request).models)))
 
 
 async def _model(request: Request) -> Response:
     online: OnlineState = request.app.state.online
     name = request.path_params["model"]
-    return reply(await online.models.one(name, caller(request).models))
+    return reply(await online.models.get(name, caller(request).models))
 
 
 def routes() -> list[Route]:

@@ -169,7 +169,7 @@ class MessageEvents:
         out = self._begin()
         if not self._in_text:
             self._in_text = True
-            out += self._block({"type": "text", "text": ""})
+            out += self._start_block({"type": "text", "text": ""})
         return out + self._delta(type="text_delta", text=piece)
 
     def last(self, body: Mapping[str, Any], sent: Mapping[int, str]) -> Iterator[bytes]:
@@ -179,10 +179,10 @@ class MessageEvents:
         if self._in_text:
             if rest:
                 yield self.text(0, rest)
-            yield self._stop()
+            yield self._stop_block()
         for block in body.get("content") or ():
             if block.get("type") != "text" or not sent:  # otherwise the text was streamed
-                yield self._whole(block)
+                yield self._whole_block(block)
         delta = {name: body.get(name) for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=delta, usage=body.get("usage"))
         yield _event("message_stop")
@@ -204,30 +204,30 @@ class MessageEvents:
         }  # fmt: skip
         return _event("message_start", message=message)
 
-    def _whole(self, block: Mapping[str, Any]) -> bytes:
+    def _whole_block(self, block: Mapping[str, Any]) -> bytes:
         """Return the events of a block that is sent in one piece."""
         kind = block.get("type")
         if kind == "text":
             text = self._delta(type="text_delta", text=block.get("text") or "")
-            return self._block({**block, "text": ""}) + text + self._stop()
+            return self._start_block({**block, "text": ""}) + text + self._stop_block()
         if kind == "tool_use":
             json = orjson.dumps(block.get("input") or {}).decode()
             delta = self._delta(type="input_json_delta", partial_json=json)
-            return self._block({**block, "input": {}}) + delta + self._stop()
+            return self._start_block({**block, "input": {}}) + delta + self._stop_block()
         if kind == "thinking":
-            empty = self._block({**block, "thinking": "", "signature": ""})
+            empty = self._start_block({**block, "thinking": "", "signature": ""})
             text = self._delta(type="thinking_delta", thinking=block.get("thinking") or "")
             signed = self._delta(type="signature_delta", signature=block.get("signature") or "")
-            return empty + text + signed + self._stop()
-        return self._block(block) + self._stop()
+            return empty + text + signed + self._stop_block()
+        return self._start_block(block) + self._stop_block()
 
-    def _block(self, block: Mapping[str, Any]) -> bytes:
+    def _start_block(self, block: Mapping[str, Any]) -> bytes:
         return _event("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, **delta: Any) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)
 
-    def _stop(self) -> bytes:
+    def _stop_block(self) -> bytes:
         self._index += 1
         return _event("content_block_stop", index=self._index - 1)
 

@@ -85,13 +85,13 @@ class Models:
                 raise self._not_loaded(name, allowed)
         return queue, name
 
-    async def every(self, allowed: Collection[str] | None) -> list[Model]:
+    async def all_allowed(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may use, by name."""
         await self._refresh(FRESH_S, wait=True)
         names = self._served.visible({*self._served.names, *self._served.configured})
         return [self._model(n) for n in sorted(names) if allowed is None or n in allowed]
 
-    async def one(self, name: str, allowed: Collection[str] | None) -> Model:
+    async def get(self, name: str, allowed: Collection[str] | None) -> Model:
         """Return one model; raise ApiError (404)."""
         await self._refresh(FRESH_S, wait=True)
         if name and self._served.queue_of(name, allowed):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
-from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, part_ids, shown
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, batch_object, part_ids
 from gateway.batches.api.record import ENDED, RequestCounts, decode
 from gateway.files.files import Files
 from gateway.files.routes import content
@@ -44,7 +44,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
     The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
     batch if `producer submit` made it, otherwise None.
     """
-    batch = shown(view)
+    batch = batch_object(view)
     if batch is None:
         return None
     counts, ended, metadata = batch.request_counts, batch.status in ENDED, batch.metadata or {}
@@ -161,7 +161,7 @@ def batch(view: View) -> Response:
     return view.page(
         "batch.html",
         row=row,
-        batch=shown(batch_view),
+        batch=batch_object(batch_view),
         sample=sample(services, parts),
         failed=failed,
         retry=retry_of(services, batch_view, row, failed),
@@ -192,12 +192,8 @@ def cancel(view: View) -> Response:
 def download(view: View) -> Response:
     """Send a batch's answers or errors; while the batch runs, those so far."""
     batch_id, kind = (view.request.path_params[name] for name in ("batch_id", "kind"))
-    shown_batch = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
-    ids = (
-        {"answers": shown_batch.output_file_id, "errors": shown_batch.error_file_id}
-        if shown_batch
-        else {}
-    )
+    batch = batch_object(api.view_of(view.services, view.caller, batch_id), partial=True)
+    ids = {"answers": batch.output_file_id, "errors": batch.error_file_id} if batch else {}
     file_id = ids.get(kind)
     if not file_id:
         raise ApiError(404, f"batch {batch_id} has no {kind[:20]} (yet)", code="file_not_found")

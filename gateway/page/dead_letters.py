@@ -53,7 +53,7 @@ def _row(view: View, letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def change(view: View) -> Response:
+def retry_or_delete(view: View) -> Response:
     """Queue the chosen dead letters again, or delete them."""
     batches = view.services.batches
     chosen = list(dict.fromkeys(value for name, value in view.form_list if name == "id"))

@@ -87,7 +87,7 @@ def routes() -> list[Route]:
         Route(f"{one}/cancel", writes(batches.cancel), methods=["POST"]),
         Route("/ui/tenants", shows(fleet.tenants)),
         Route("/ui/dead", shows(dead_letters.show)),
-        Route("/ui/dead", writes(dead_letters.change), methods=["POST"]),
+        Route("/ui/dead", writes(dead_letters.retry_or_delete), methods=["POST"]),
         Route("/ui/submit", shows(submit.submit, submit.in_turn)),
         Route("/ui/submit", answers(submit.upload), methods=["POST"]),
         Route("/ui/submit/start", writes(submit.start, file_reading.in_turn), methods=["POST"]),

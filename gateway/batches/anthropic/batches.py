@@ -146,7 +146,7 @@ def _page(
     return MessageBatchList(data=data, has_more=page.has_more, first_id=first, last_id=last)
 
 
-def _ended(services: Services, caller: Caller, batch_id: str, problem: str) -> BatchRecord:
+def _find_ended(services: Services, caller: Caller, batch_id: str, problem: str) -> BatchRecord:
     """Return a batch that has ended; raise ApiError (400) with `problem` for a running one."""
     record = find(services, caller, batch_id)
     if record.status not in ENDED:
@@ -156,7 +156,7 @@ def _ended(services: Services, caller: Caller, batch_id: str, problem: str) -> B
 
 def delete(services: Services, caller: Caller, batch_id: str) -> None:
     """Delete a batch that has ended, with its files."""
-    record = _ended(services, caller, batch_id, ": cancel it, then delete it")
+    record = _find_ended(services, caller, batch_id, ": cancel it, then delete it")
     files = Files(services)
     for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
         if file_id is not None:
@@ -244,7 +244,7 @@ def _delete(request: Request) -> Response:
 def _results(request: Request) -> Response:
     gateway, owner = services(request), caller(request)
     batch_id = request.path_params["batch_id"]
-    record = _ended(gateway, owner, batch_id, "; it has results once it has ended")
+    record = _find_ended(gateway, owner, batch_id, "; it has results once it has ended")
     files = [f for f in (record.output_file_id, record.error_file_id) if f is not None]
     if files and not any(Files(gateway).get(owner.tenant, f) for f in files):
         raise ApiError(404, f"the results of batch {batch_id} have expired", code="results_expired")

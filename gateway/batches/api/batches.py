@@ -8,7 +8,7 @@ from contract.openai.body import BODY_TYPES
 from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
-from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown
+from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, batch_object
 from gateway.batches.api.record import (
     ENDED,
     STOP_AFTER,
@@ -34,7 +34,7 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
     if idempotency:
         # The body is not checked again: the batch's file may have been deleted since.
         view = BatchViews.using(services.batches).get(caller.tenant, id_for(caller, idempotency))
-        batch = shown(view) if view else None
+        batch = batch_object(view) if view else None
         if batch is not None:
             return batch
     services.limits.check_records(caller)
@@ -58,7 +58,7 @@ def find(
 ) -> tuple[Batch, BatchView]:
     """Return one of the caller's OpenAI batches, also as read from Redis; raise ApiError (404)."""
     view = view_of(services, caller, batch_id)
-    batch = shown(view, partial=partial)
+    batch = batch_object(view, partial=partial)
     if batch is None:
         raise not_found("batch", batch_id)
     return batch, view
@@ -72,7 +72,7 @@ def page(services: Services, caller: Caller, after: str, limit: int) -> BatchLis
     views = BatchViews.using(services.batches).page(caller.only_tenant, after=after, limit=limit)
     if views is None:
         raise not_found("batch", after)
-    data = [batch for view in views.batches if (batch := shown(view)) is not None]
+    data = [batch for view in views.batches if (batch := batch_object(view)) is not None]
     return BatchList(
         data=data,
         first_id=data[0].id if data else None,

@@ -137,7 +137,7 @@ _INPUT = "file-in-"
 _NO_LINE = "no line of the file is a valid request; the error file has the error of each"
 
 
-def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
+def batch_object(view: BatchView, *, partial: bool = False) -> Batch | None:
     """Return a batch as OpenAI's API shows it; None if Anthropic's API made it.
 
     With `partial` the output file of a running batch is the file of its results so far.

@@ -76,9 +76,10 @@ class Usage(msgspec.Struct):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One batch; times are in seconds since 1970. `changed_at` has the begin of each status.
+    """One batch. Times are in seconds since 1970.
 
-    A write fails if another process has changed the record since it was read.
+    `changed_at` has the time at which each status began. A write fails if another process has
+    changed the record since it was read.
     """
 
     id: str

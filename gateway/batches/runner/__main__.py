@@ -57,9 +57,8 @@ def _open(settings: GatewaySettings) -> Services:
 def main() -> int:
     """Run batches until SIGTERM; the argument is the parent's process id."""
     keep_free_memory()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the gateway handles Ctrl-C, and ends this process
+    # The gateway handles Ctrl-C, and ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     runner: BatchRunner | None = None
 
     def end(*_: object) -> None:

@@ -141,7 +141,7 @@ class Phases:
             states = _note_deleted(batch)
             must_end = must_end or bool(batch.record.problems)
         must_end = _note_stopped(batch, states) or must_end
-        if not must_end and not _ended(states):
+        if not must_end and not _all_ended(states):
             raise Later(wait_ms(batch.services, batch.record.created_at))
         if must_end:
             states = _end_parts(batch, states)
@@ -238,7 +238,7 @@ def _end_parts(batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | 
     """
     record, store = batch.record, batch.services.batches
     cancelling = record.status == "cancelling"
-    if not cancelling and not _ended(states):
+    if not cancelling and not _all_ended(states):
         left_s = record.expires_at + GRACE_S - batch.services.clock.now()
         if left_s > 0 and all(state is not None and state.sealed for state in states):
             raise Later(int(left_s * 1000) + 1)
@@ -259,7 +259,7 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
     record, services = batch.record, batch.services
     states = [state for state in parts if state is not None]
     deleted = len(states) < len(parts)
-    if not _ended(list(states)) or (deleted and not record.problems):
+    if not _all_ended(list(states)) or (deleted and not record.problems):
         raise Later(100)  # the last requests are ending, or a queue batch was just deleted
     if record.status == "in_progress":
         record = batch.write("finalizing")
@@ -303,7 +303,7 @@ def _final_status(record: BatchRecord, states: list[Batch], not_queued: int) -> 
     return "expired" if expired else "completed"
 
 
-def _ended(states: list[Batch | None]) -> bool:
+def _all_ended(states: list[Batch | None]) -> bool:
     return all(state is not None and state.finished for state in states)
 
 

@@ -46,8 +46,9 @@ def older_workers_only(
     if not outdated:
         return []
     message = (
-        f"nothing was queued: all workers of model {', '.join(sorted(outdated)[:20])} are older than "
-        "this gateway, and would not take what it queues; upgrade the workers, then send it again"
+        f"nothing was queued: all workers of model {', '.join(sorted(outdated)[:20])} are older "
+        "than this gateway, and would not take what it queues; upgrade the workers, then send it "
+        "again"
     )
     return [BatchError("older_workers", message, "body.model")]
 

@@ -65,7 +65,7 @@ class BatchRunner:
             while not self._stop.is_set():
                 busy = False
                 try:
-                    busy, unreachable = self._look(pool), False
+                    busy, unreachable = self._claim_and_run(pool), False
                 except StoreUnavailable as error:
                     if not unreachable:
                         message = "batches wait for Redis: %s"
@@ -77,11 +77,11 @@ class BatchRunner:
                 self._release(work.lease.claim, 0)
                 self._leases.drop(work.lease)
 
-    def _look(self, pool: ThreadPoolExecutor) -> bool:
+    def _claim_and_run(self, pool: ThreadPoolExecutor) -> bool:
         """Claim batches and give them threads; return whether more may be due."""
         more = self._claim()
         while (work := self._waiting.take()) is not None:
-            pool.submit(self._work, work)
+            pool.submit(self._run_batches, work)
         return more
 
     def _claim(self) -> bool:
@@ -125,7 +125,7 @@ class BatchRunner:
                 in_queue.add(record.id)
         return in_queue
 
-    def _work(self, work: WaitingBatch | None) -> None:
+    def _run_batches(self, work: WaitingBatch | None) -> None:
         """Run a batch, then the next ones, in a thread of the pool."""
         while work is not None:
             services, lease = self._services, work.lease
