@@ -157,13 +157,13 @@ class ServedModels:
     def listing(self, allowed: Collection[str] | None) -> str:
         """Return an error's text about the models that a caller may use."""
         for known in (self.names, self.configured):
-            mine = sorted(n for n in self.visible(known) if allowed is None or n in allowed)
-            if mine:
+            visible = sorted(n for n in self.visible(known) if allowed is None or n in allowed)
+            if visible:
                 break
         else:
             return "no model is served to you now"
-        names = ", ".join(name[:_NAME_CHARS] for name in mine[:_MOST_NAMES])
-        return f"served are: {names}{', ...' if len(mine) > _MOST_NAMES else ''}"
+        names = ", ".join(name[:_NAME_CHARS] for name in visible[:_MOST_NAMES])
+        return f"served are: {names}{', ...' if len(visible) > _MOST_NAMES else ''}"
 
     def visible(self, names: Iterable[str]) -> list[str]:
         """Return the names that callers may see: no paths of folders."""

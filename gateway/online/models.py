@@ -134,7 +134,7 @@ class Models:
     def _not_loaded(self, name: str, allowed: Collection[str] | None) -> ApiError:
         served = self._served
         names = (n for n, queue in served.names.items() if queue not in served.not_loaded)
-        mine = sorted(n for n in served.visible(names) if allowed is None or n in allowed)
+        loaded = sorted(n for n in served.visible(names) if allowed is None or n in allowed)
         return ApiError(
             503,
             f"model {name[:200]!r} is not loaded now, and this gateway queues nothing for it; "

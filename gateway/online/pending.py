@@ -50,14 +50,7 @@ class Waiter:
     """
 
     __slots__ = (
-        "_received",
-        "ending",
-        "on_queued",
-        "pieces",
-        "poke",
-        "push",
-        "pushed",
-        "request_id",
+        "_received", "ending", "on_queued", "pieces", "poke", "push", "pushed", "request_id",
         "text_bytes",
     )  # fmt: skip
 

@@ -37,14 +37,14 @@ FIGURES = (
 )
 
 
-def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
+def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
     """Return a batch as a row of the list; None if Anthropic's API made it.
 
     The rate of a batch that has ended is its mean; `live.py` measures the rate of one that runs.
     The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
     batch if `producer submit` made it, otherwise None.
     """
-    batch = batch_object(view)
+    batch = batch_object(batch_view)
     if batch is None:
         return None
     counts, ended, metadata = batch.request_counts, batch.status in ENDED, batch.metadata or {}
@@ -76,15 +76,15 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
-        **_queue_fields(view, counts.total),
+        **_queue_fields(batch_view, counts.total),
         "failures": [(one.code, one.count) for one in batch.failures or ()],
         "error_file_id": batch.error_file_id,
     }
 
 
-def _queue_fields(view: BatchView, total: int) -> dict[str, Any]:
+def _queue_fields(batch_view: BatchView, total: int) -> dict[str, Any]:
     """Return a row's fields about the batch's tenant, queues and planned duration."""
-    if isinstance(batch := view.source, QueueBatch):
+    if isinstance(batch := batch_view.source, QueueBatch):
         return {
             "tenant": batch.tenant,
             "queues": batch.queues,
@@ -94,12 +94,12 @@ def _queue_fields(view: BatchView, total: int) -> dict[str, Any]:
         }
     record = decode(batch.document)
     # Its queue batches run concurrently, so the longest time counts.
-    expected = filter(None, (record.expected_s, *(part.expected_s for part in view.parts)))
+    expected = filter(None, (record.expected_s, *(part.expected_s for part in batch_view.parts)))
     return {
         "tenant": record.tenant,
         "queues": sorted({part.queue for part in record.parts}),
         "expected_s": max(expected, default=None),
-        "works": works_of(record, view.parts, total),
+        "works": works_of(record, batch_view.parts, total),
         "submitted": None,
     }
 

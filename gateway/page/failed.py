@@ -46,9 +46,11 @@ class Retry:
     anew: bool = False
 
 
-def failed_codes(services: Services, view: BatchView, row: Mapping[str, Any]) -> list[FailureGroup]:
+def failed_codes(
+    services: Services, batch_view: BatchView, row: Mapping[str, Any]
+) -> list[FailureGroup]:
     """Return a batch's failures by code, the most frequent first; stopped requests come last."""
-    failures = failures_of_view(services, view)
+    failures = failures_of_view(services, batch_view)
     if rest := _stopped(row, failures):
         failures = [*failures, FailedCode(row["status"], rest)]
     return [
@@ -66,16 +68,18 @@ def _stopped(row: Mapping[str, Any], codes: list[FailedCode]) -> int:
 
 
 def retry_of(
-    services: Services, view: BatchView, row: Mapping[str, Any], codes: list[FailureGroup]
+    services: Services, batch_view: BatchView, row: Mapping[str, Any], codes: list[FailureGroup]
 ) -> Retry:
     """Return what a retry would run; nothing before the batch has ended."""
     if not row["ended"] or not row["failed"]:
         return Retry()
-    if isinstance(view.source, QueueBatch):
-        retryable = RequestReads.using(services.batches).retryable(view.id)
-        stopped = min(retryable, view.source.number("cancelled") + view.source.number("expired"))
+    if isinstance(batch_view.source, QueueBatch):
+        retryable = RequestReads.using(services.batches).retryable(batch_view.id)
+        stopped = min(
+            retryable, batch_view.source.number("cancelled") + batch_view.source.number("expired")
+        )
         failed = retryable - stopped
-        return Retry(failed, stopped, max(0, view.source.number("failed") - failed))
+        return Retry(failed, stopped, max(0, batch_view.source.number("failed") - failed))
     if row["status"] == "failed":  # the whole file was refused
         return Retry()
     invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)

@@ -102,7 +102,8 @@ class FilePlan:
     True if the file is not in OpenAI's form. `columns` are those of a table, `bad_rows` the
     problems of its rows that fail alone, by row number. `prompts` are custom_ids and texts of
     requests that are spread over the file. `unserved` are models that no worker serves, `waiting`
-    is the number of requests in the queue before it. `idle` is True if no worker runs. `size`
+    is the number of requests in the queue before it. `served` is a text about the models that the
+    caller may use. `idle` is True if no worker runs. `size`
     counts the bytes read.
     """
 
@@ -222,7 +223,7 @@ def _convert(
 def _add_plan(
     services: Services, caller: Caller, file_plan: FilePlan, path: Path, guard: ReadGuard
 ) -> None:
-    """Add the plan, the problems for which the file would be refused, and the first prompts."""
+    """Add the plan, the problems for which the file would be refused, and some prompts."""
     settings = services.settings
 
     def watch() -> None:

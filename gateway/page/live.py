@@ -172,8 +172,8 @@ class LiveFeed:
     def _read_batches(self, pairs: Sequence[tuple[str, str]]) -> State:
         reads, batches = BatchViews.using(self._services.batches), {}
         for tenant, batch_id in pairs:
-            view = reads.get(tenant, batch_id)
-            row = row_of(view, time.time()) if view is not None else None
+            batch_view = reads.get(tenant, batch_id)
+            row = row_of(batch_view, time.time()) if batch_view is not None else None
             if row is not None:
                 row.update(self._estimates(row))
                 if not row["ended"]:

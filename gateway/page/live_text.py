@@ -41,8 +41,8 @@ class LiveText:
         Raises ApiError (404) if the caller has no such batch.
         """
         self._subscribed_at = time.monotonic()
-        view = api.view_of(self._services, self._caller, self._batch_id)
-        ids = [naming.request_id(part, self._custom_id) for part in part_ids(view)]
+        batch_view = api.view_of(self._services, self._caller, self._batch_id)
+        ids = [naming.request_id(part, self._custom_id) for part in part_ids(batch_view)]
         self._listener = self._services.batches.listener(*ids) if ids else None
 
     async def changed(self) -> Text | None:
