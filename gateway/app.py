@@ -43,9 +43,9 @@ from gateway.http.services import Services
 from gateway.http.tracing import TraceMiddleware
 from gateway.metrics import routes as metrics
 from gateway.metrics.series import CountRequests, RouteCounts
-from gateway.online import endpoint as live
+from gateway.online import endpoint as online
 from gateway.online.state import online_state
-from gateway.page import routes as dashboard
+from gateway.page import routes as page
 from gateway.redis.idempotency import Renewals
 from gateway.sweeping import sweeping
 from gateway.webhooks.delivering import delivering
@@ -53,18 +53,18 @@ from gateway.webhooks.delivering import delivering
 log = logging.getLogger(__name__)
 
 
-#: Headers that a request may not send with two values: a proxy and this gateway might each use
-#: another one.
+#: Headers that a request may not send with two values: a proxy might use one of them, and this
+#: gateway the other.
 _ONCE = frozenset((
     b"authorization", b"x-api-key", b"host", b"origin", b"idempotency-key", b"sec-fetch-site",
 ))  # fmt: skip
 
 
 def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return the error for two different values of one of these headers, or None."""
-    found: dict[bytes, bytes] = {}
+    """Return the error for a header of _ONCE that comes with two different values, or None."""
+    first_values: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name in _ONCE and found.setdefault(name, value) != value:
+        if name in _ONCE and first_values.setdefault(name, value) != value:
             message = f"the request has two different {name.decode()} headers; send one"
             return invalid(message, code="invalid_header")
     return None
@@ -100,9 +100,9 @@ class RequestContext:
             await send(message)
 
         if len(headers) != len(scope["headers"]) and (
-            twice := conflicting_header(scope["headers"])
+            conflict := conflicting_header(scope["headers"])
         ):
-            await send_error(scope, receive, send_with_id, twice)
+            await send_error(scope, receive, send_with_id, conflict)
             return
         try:
             await self._app(scope, receive, send_with_id)
@@ -112,11 +112,11 @@ class RequestContext:
             await send_error(scope, receive, send_with_id, gateway_stops(close=True))
         except Exception as error:
             # Starlette would answer and raise the error again: then uvicorn closes the connection
-            # without notice, and the client's next request on it fails. Only a response that has
-            # begun is closed like this: its client must notice that it is not complete.
+            # without notice, and the client's next request on it fails. That is right only if the
+            # response has begun: the client must notice that the response is not complete.
             if "warmq.status" in scope:
                 raise
-            response = await _of_error(Request(scope), error)
+            response = await _answer_error(Request(scope), error)
             await response(scope, receive, send_with_id)
 
 
@@ -133,7 +133,7 @@ async def _version(_: Request) -> Response:
     return reply({"version": version()})
 
 
-async def _of_http(request: Request, error: HTTPException) -> Response:
+async def _answer_http_error(request: Request, error: HTTPException) -> Response:
     messages = {404: "there is no such route; docs/reference/gateway.md lists all",
                 405: "this route takes another method"}  # fmt: skip
     message = messages.get(error.status_code, error.detail)
@@ -150,7 +150,7 @@ def _is_route(request: Request, path: str) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
 
 
-async def _of_error(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     answer = api_error(error)
     if answer.status >= 500 and answer is not error:
         problem = f": {error.message}" if isinstance(error, WarmqError) else ""
@@ -161,24 +161,24 @@ async def _of_error(request: Request, error: Exception) -> Response:
     return error_response(request.scope, answer)
 
 
-async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
+async def _answer_gone_client(_: Request, __: ClientDisconnect) -> Response:
     return Response(status_code=499)  # the client has closed the connection
 
 
 #: The handler of each kind of error. All are coroutines: Starlette runs plain functions in threads,
 #: and a gateway that stops may have no thread or time left.
 HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
-    HTTPException: _of_http,
-    ApiError: _of_error,
-    WarmqError: _of_error,
-    ClientDisconnect: _of_gone,
-    Exception: _of_error,
+    HTTPException: _answer_http_error,
+    ApiError: _answer_error,
+    WarmqError: _answer_error,
+    ClientDisconnect: _answer_gone_client,
+    Exception: _answer_error,
 }
 
 
 def routes() -> list[Route]:
     return [
-        *live.routes(),  # first: routes are tried in order, and these get most requests
+        *online.routes(),  # first: routes are tried in order, and these get most requests
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
@@ -187,7 +187,7 @@ def routes() -> list[Route]:
         *anthropic.routes(),
         *batches.routes(),  # before those of files, which match any id
         *files.routes(),
-        *dashboard.routes(),
+        *page.routes(),
     ]
 
 
@@ -210,7 +210,7 @@ def build(services: Services) -> Starlette:
     app.router.redirect_slashes = False  # a path with a trailing slash is another path
     # The middleware that is added last is called first.
     renewals = Renewals.using(services.batches)
-    app.add_middleware(Idempotency, store=services.tries, renewals=renewals)
+    app.add_middleware(Idempotency, store=services.idempotency, renewals=renewals)
     app.add_middleware(WriteAudit, limits=services.limits)
     settings = services.settings
     app.add_middleware(

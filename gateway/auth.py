@@ -17,7 +17,7 @@ from contract.errors import WarmqError
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, api_error, invalid, send_error
 from gateway.page.view import LIVE, LOGIN, is_asset, is_page, refuse_page, to_login, token_in
-from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, Sessions, digest_of
+from gateway.redis.api_keys import ApiKeys, FoundKey, KeyLookup, Sessions, digest_of
 from gateway.redis.async_calls import CallCombiner
 
 log = logging.getLogger(__name__)
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 #: Paths that need no key: health checks, metrics, and the API's description.
 OPEN = frozenset(("/health", "/ready", "/version", "/metrics", "/openapi.json"))
 #: Seconds after which a cached key is looked up again in the background, and seconds after which a
-#: request waits for that. A revoked key must stop working within a second in every gateway.
+#: request waits for this lookup. A revoked key must stop working within a second in every gateway.
 FRESH_S, LAST_S = 0.4, 0.9
 #: Largest number of cached keys. Wrong keys are not cached: there may be any number of them.
 MOST_KEYS = 10_000
 
 #: Names of headers that proxies, load balancers and networks add to requests.
-_OF_PROXIES = frozenset((
+_PROXY_HEADERS = frozenset((
     b"forwarded", b"via", b"x-real-ip", b"true-client-ip", b"x-client-ip", b"client-ip",
     b"x-cluster-client-ip", b"fastly-client-ip", b"x-remote-ip", b"x-remote-addr", b"x-real-port",
     b"x-proxyuser-ip", b"wl-proxy-client-ip", b"proxy-client-ip", b"x-host", b"x-scheme",
     b"x-varnish", b"x-http-forwarded-for", b"cdn-loop", b"front-end-https", b"x-url-scheme",
     b"x-script-name",
 ))  # fmt: skip
-#: Prefixes of the names of further headers that they add.
-_OF_PROXIES_BEGIN = (
+#: Prefixes of the names of further headers that proxies add.
+_PROXY_PREFIXES = (
     b"x-forwarded", b"x-original-", b"cf-", b"x-envoy-", b"x-azure-", b"x-arr-", b"x-amz-cf-",
     b"fly-", b"x-vercel-", b"x-goog-iap", b"x-appengine-", b"x-proxy-", b"tailscale-", b"x-nginx-",
 )  # fmt: skip
@@ -80,21 +80,23 @@ def is_loopback(host: str) -> bool:
     if _local_name(host.strip("[]")):
         return True
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
         return False
-    return bool(found) and all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in found)
+    return bool(addresses) and all(
+        ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in addresses
+    )
 
 
 class WrongKey(ApiError):
     """401: the key is unknown, revoked, or missing.
 
-    `local`: there are no keys, and the caller is not a program on this machine.
+    `no_keys`: no keys exist, and the caller is not a program on this machine.
     """
 
-    def __init__(self, message: str, *, local: bool = False) -> None:
+    def __init__(self, message: str, *, no_keys: bool = False) -> None:
         super().__init__(401, message, code="invalid_api_key", type="invalid_request_error")
-        self.local = local
+        self.no_keys = no_keys
 
 
 class CallerCache:
@@ -114,27 +116,27 @@ class CallerCache:
         Raises:
             WrongKey: The key is unknown, revoked or missing.
         """
-        known = self._known.get(digest) or self._no_keys
-        age_s = time.monotonic() - known[0] if known else LAST_S
-        if known and age_s < FRESH_S:
-            return known[1]
+        cached = self._known.get(digest) or self._no_keys
+        age_s = time.monotonic() - cached[0] if cached else LAST_S
+        if cached and age_s < FRESH_S:
+            return cached[1]
         asking = self._asking.get(digest)
         if asking is None:
             asking = asyncio.create_task(self._ask(digest))
             self._asking[digest] = asking
-            asking.add_done_callback(lambda done: self._asked(digest, done))
-        if known and age_s < LAST_S:
-            return known[1]
+            asking.add_done_callback(lambda done: self._end_lookup(digest, done))
+        if cached and age_s < LAST_S:
+            return cached[1]
         return await asyncio.shield(asking)
 
-    def _asked(self, digest: str, task: asyncio.Task[Caller | None]) -> None:
+    def _end_lookup(self, digest: str, task: asyncio.Task[Caller | None]) -> None:
         del self._asking[digest]
         if not task.cancelled():
-            task.exception()  # marks the error as read: asyncio logs one that no request waits for
+            task.exception()  # or asyncio logs an error that no request waits for
 
     async def _ask(self, digest: str) -> Caller | None:
         began = time.monotonic()
-        found: Found = await self._lookup.put(digest)
+        found: FoundKey = await self._lookup.put(digest)
         self._known.pop(digest, None)
         self._no_keys = None if found.any_keys else (began, None)
         if found.key is None:
@@ -170,7 +172,7 @@ class Auth:
             except (ApiError, WarmqError) as error:
                 if isinstance(error, WrongKey) and scope["path"] == LOGIN:
                     await self._app(scope, receive, send)
-                elif isinstance(error, WrongKey) and not error.local and is_page(scope["path"]):
+                elif isinstance(error, WrongKey) and not error.no_keys and is_page(scope["path"]):
                     await to_login(scope, receive, send)
                 else:
                     answer = api_error(error)
@@ -212,7 +214,7 @@ class Auth:
                 "this gateway has no API keys, so it answers only under its own machine's names, "
                 "for example 127.0.0.1, and no other site's pages; create a key with "
                 "`producer keys create`",
-                local=True,
+                no_keys=True,
             )
 
 
@@ -220,15 +222,17 @@ def _not_local(why: str) -> WrongKey:
     return WrongKey(
         "this gateway has no API keys, so it answers only programs on its own machine, and "
         f"{why}; create a key there with `producer keys create --tenant NAME`, and send it",
-        local=True,
+        no_keys=True,
     )
 
 
 @lru_cache(maxsize=64)  # a client sends the same headers each time
-def _of_a_proxy(names: tuple[bytes, ...]) -> str:
+def _proxy_header(names: tuple[bytes, ...]) -> str:
     """Return the name of the first of these headers that a proxy adds, or ''."""
-    known = (name for name in names if name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN))
-    return next(known, b"").decode("latin-1")
+    of_proxies = (
+        name for name in names if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIXES)
+    )
+    return next(of_proxies, b"").decode("latin-1")
 
 
 def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
@@ -237,7 +241,7 @@ def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
     nginx before 1.29.7 sends HTTP/1.0 unless it is configured otherwise.
     """
     old = f"HTTP/{http_version}" if http_version in ("1.0", "0.9") else ""
-    return _of_a_proxy(tuple(headers)) or old
+    return _proxy_header(tuple(headers)) or old
 
 
 def _from_another_site(scope: Scope, headers: Headers) -> bool:

@@ -17,14 +17,14 @@ AGAIN_S, CANCEL_AGAIN_S = 1.0, 0.1
 @asynccontextmanager
 async def background(*works: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """Run endless tasks while the context is open; log their errors, and restart them."""
-    tasks = [asyncio.create_task(_restarting(work)) for work in works]
+    tasks = [asyncio.create_task(_run_and_restart(work)) for work in works]
     try:
         yield
     finally:
         await cancel_all(tasks)
 
 
-async def _restarting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _run_and_restart(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     while True:
         running = work()
         try:
@@ -49,7 +49,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def check_cancelled() -> None:
-    """Raise CancelledError if this task was cancelled but the error was swallowed."""
+    """Raise CancelledError if this task was cancelled, but some code caught that error."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

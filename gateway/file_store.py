@@ -80,7 +80,7 @@ class FileStore(ABC):
         """Open a file for writing; its commit replaces a file of the same name."""
         checked_name(name)
         with _write_errors(self.where):
-            writer = Writer(self._begun(name), self.where, name)
+            writer = Writer(self._begin_file(name), self.where, name)
         try:
             yield writer
         finally:
@@ -97,7 +97,7 @@ class FileStore(ABC):
             await asyncio.to_thread(context.__exit__, None, None, None)
 
     @abstractmethod
-    def _begun(self, name: str) -> AtomicFile | ObjectFile: ...
+    def _begin_file(self, name: str) -> AtomicFile | ObjectFile: ...
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes from `start` up to `end` (exclusive) in pieces of at most PIECE."""
@@ -157,7 +157,7 @@ class Folder(FileStore):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise FileStoreFailed(f"WARMQ_GATEWAY_STORE: {folder} cannot be written to")
 
-    def _begun(self, name: str) -> AtomicFile:
+    def _begin_file(self, name: str) -> AtomicFile:
         return AtomicFile(self._folder / name, durable=True)
 
     def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]:
@@ -179,10 +179,10 @@ class Folder(FileStore):
         yield self._folder / checked_name(name)
 
     def sweep(self, older_than_s: float, now: float) -> None:
-        for part in self._folder.glob(f"*{UNFINISHED}"):
+        for unfinished in self._folder.glob(f"*{UNFINISHED}"):
             with suppress(OSError):
-                if now - part.stat().st_mtime > older_than_s:
-                    part.unlink(missing_ok=True)
+                if now - unfinished.stat().st_mtime > older_than_s:
+                    unfinished.unlink(missing_ok=True)
 
 
 class Bucket(FileStore):
@@ -192,7 +192,7 @@ class Bucket(FileStore):
 
     def __init__(self, url: str) -> None:
         try:
-            import obstore  # noqa: PLC0415 - not everybody has it
+            import obstore  # noqa: PLC0415 - an optional extra
             from obstore.store import from_url  # noqa: PLC0415
         except ImportError as error:
             raise FileStoreFailed(
@@ -215,16 +215,16 @@ class Bucket(FileStore):
                 "be written to, and give its credentials in the environment"
             ) from None
 
-    def _begun(self, name: str) -> ObjectFile:
+    def _begin_file(self, name: str) -> ObjectFile:
         return ObjectFile(self._url, opened=(self._store, name), at_once=_AT_ONCE)
 
     def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]:
         end = self._size(name) if end is None else end
         for at in range(start, end, _RANGE):
             until = min(at + _RANGE, end)
-            found = memoryview(self._obs.get_range(self._store, name, start=at, end=until))
-            for piece in range(0, len(found), PIECE):
-                yield bytes(found[piece : piece + PIECE])
+            content = memoryview(self._obs.get_range(self._store, name, start=at, end=until))
+            for piece in range(0, len(content), PIECE):
+                yield bytes(content[piece : piece + PIECE])
 
     def _size(self, name: str) -> int:
         return int(self._obs.head(self._store, name)["size"])
@@ -268,7 +268,7 @@ def open_store(url: str) -> FileStore:
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file that is read in pieces, without blank ones."""
+    """Yield the lines of a file that is read in pieces; skip blank lines."""
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

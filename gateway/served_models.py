@@ -37,9 +37,9 @@ def configured_models(text: str) -> dict[str, str]:
     `c=` is a model of the default queue, and `*=` makes all unknown names models of that queue.
 
     Raises:
-        ValueError: An entry has no name.
+        ValueError: An entry has no name, or has `*` without an empty model (`*=`).
     """
-    found = {}
+    models = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         name, is_other, model = entry.rpartition("=")
         name = name.strip()
@@ -49,8 +49,8 @@ def configured_models(text: str) -> dict[str, str]:
             )
         if ANY in (name, entry) and (model.strip() or not is_other):
             raise ValueError(f"{entry!r}: write {ANY}=, any name of the default queue's model")
-        found[name or entry] = model.strip() if is_other else entry
-    return found
+        models[name or entry] = model.strip() if is_other else entry
+    return models
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class ServedModels:
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
-        """Return a model's queue ('' for the only model); None if no worker serves it.
+        """Return a model's queue; None if the model is neither served nor configured.
 
-        `allowed` has the caller's models, None for all.
+        `name` is '' if the caller names no model. `allowed` has the caller's models, None for all.
         """
         if not name:
             if allowed is not None:
@@ -127,8 +127,8 @@ class ServedModels:
             return self._only(self.names) or self._only(self.configured)
         if allowed is not None and name not in allowed:
             return None
-        if found := self.names.get(name) or self.configured.get(name):
-            return found
+        if queue := self.names.get(name) or self.configured.get(name):
+            return queue
         served = self.base in (*self.names.values(), *self.configured.values())
         # A worker that announces no model takes requests for any name.
         takes_any = (self.takes_any and served) or self.names.get(UNNAMED) == self.base
@@ -138,8 +138,8 @@ class ServedModels:
         """Return the model of a caller's requests that name none, or ''.
 
         It is the caller's only model, or the base model of the default queue or of the only queue.
-        The worker gets its name: without one it would run its base model, which the key may forbid
-        although it allows an adapter. A caller who may use all models (None) needs no name.
+        The worker gets this name. Without a name it would run its base model, which the key may
+        forbid although it allows an adapter. A caller who may use all models (None) needs no name.
         """
         if allowed is None:
             return ""
@@ -157,13 +157,13 @@ class ServedModels:
     def listing(self, allowed: Collection[str] | None) -> str:
         """Return an error's text about the models that a caller may use."""
         for known in (self.names, self.configured):
-            mine = sorted(n for n in self.visible(known) if allowed is None or n in allowed)
-            if mine:
+            visible = sorted(n for n in self.visible(known) if allowed is None or n in allowed)
+            if visible:
                 break
         else:
             return "no model is served to you now"
-        names = ", ".join(name[:_NAME_CHARS] for name in mine[:_MOST_NAMES])
-        return f"served are: {names}{', ...' if len(mine) > _MOST_NAMES else ''}"
+        names = ", ".join(name[:_NAME_CHARS] for name in visible[:_MOST_NAMES])
+        return f"served are: {names}{', ...' if len(visible) > _MOST_NAMES else ''}"
 
     def visible(self, names: Iterable[str]) -> list[str]:
         """Return the names that callers may see: no paths of folders."""
@@ -192,5 +192,7 @@ def _is_ours(worker: Mapping[str, Any], base: str) -> bool:
 
 def _is_one_model(workers: Iterable[Mapping[str, Any]], base: str) -> bool:
     """Return whether all workers take the default queue and serve one model, without adapters."""
-    found = {(each["queue"], model_name(each), bool(each.get("adapters"))) for each in workers}
-    return len(found) == 1 and next(iter(found))[::2] == (base, False)
+    combinations = {
+        (each["queue"], model_name(each), bool(each.get("adapters"))) for each in workers
+    }
+    return len(combinations) == 1 and next(iter(combinations))[::2] == (base, False)

@@ -41,31 +41,31 @@ YOUNG_OBJECTS = 10_000
 log = logging.getLogger(__name__)
 
 
-class AddressTaken(WarmqError):
+class AddressNotFree(WarmqError):
     """The gateway cannot listen on its address."""
 
     code = "address_not_free"
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise AddressTaken if the gateway cannot listen on an address; nothing is started."""
+    """Raise AddressNotFree if the gateway cannot listen on an address; nothing is started."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         problem = error.strerror or str(error)
-        raise AddressTaken(
+        raise AddressNotFree(
             f"host {host} is not an address to listen on: {problem}; name one with --host"
         ) from None
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         try:
-            _probe(socket.socket(family, kind, protocol), address)
+            _listen_briefly(socket.socket(family, kind, protocol), address)
         except OSError as error:
             # One address of a name may be IPv6 on a machine that has no IPv6.
-            if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise AddressTaken(_why_not(host, port, error)) from None
+            if len(addresses) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise AddressNotFree(_why_not(host, port, error)) from None
 
 
-def _probe(probe: socket.socket, address: Any) -> None:
+def _listen_briefly(probe: socket.socket, address: Any) -> None:
     with probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if probe.family == socket.AF_INET6:
@@ -89,7 +89,7 @@ def serve(settings: GatewaySettings, tell: Callable[[str], None]) -> None:
         StoreUnavailable: Redis does not answer at the start.
         FileStoreFailed: The store cannot be used, or is not the store of the other gateways.
         KeyMissing: The gateway would be open to the network.
-        AddressTaken: The gateway cannot listen on its address.
+        AddressNotFree: The gateway cannot listen on its address.
     """
     check_free(settings.gateway_host, settings.gateway_port)
     with tracing(settings.traces, "warmq-gateway"):
@@ -167,8 +167,8 @@ def _tell_in_log(text: str) -> None:
 
 def _workers_text(services: Services) -> str:
     """Return a text about the workers that are alive, and the models that they serve."""
-    settings, known = services.settings, services.batches.announcements()
-    alive = [one for one in known if is_alive(one)]
+    settings, announced = services.settings, services.batches.announcements()
+    alive = [one for one in announced if is_alive(one)]
     served = ServedModels.of(alive, settings.queue, settings.gateway_models)
     if not served.names:
         return "none runs; requests wait until `warmq-worker` has started one"

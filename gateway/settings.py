@@ -11,7 +11,7 @@ from gateway.served_models import configured_models
 LEASE_S = 6.0
 
 
-def _models(text: str) -> str:
+def _checked_models(text: str) -> str:
     configured_models(text)  # raises ValueError for a malformed entry
     return text
 
@@ -36,7 +36,7 @@ class GatewaySettings(Settings):
     gateway_batch_runner: bool = Field(
         True, description="whether this gateway also runs batches, in a second process"
     )
-    gateway_models: Annotated[Text, AfterValidator(_models)] = Field(
+    gateway_models: Annotated[Text, AfterValidator(_checked_models)] = Field(
         "",
         description="models that callers may use while no worker serves them, separated by commas: "
         "`NAME`; `OTHER=NAME`: callers use the name OTHER for the workers' model NAME; `NAME=`: "

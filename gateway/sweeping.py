@@ -31,9 +31,9 @@ def sweep_files(services: Services) -> int:
 
 
 def forget_records(services: Services) -> int:
-    """Subtract removed records from their tenants' counts; return how many.
+    """Subtract removed records from their tenants' counts; return the number of those records.
 
-    Records of batches that ended under an earlier release get their end.
+    Records of batches that ended under an earlier release get the time at which they expire.
     """
     count = 0
     for owner in services.records.owners():
@@ -60,7 +60,7 @@ async def _sweep(services: Services) -> None:
             if time.monotonic() >= records_at:
                 records_at = time.monotonic() + RECORDS_EVERY_S
                 await asyncio.to_thread(forget_records, services)
-        except WarmqError as error:  # Redis or the store is unreachable: a later sweep does it
+        except WarmqError as error:  # Redis or the store is unreachable: a later sweep tries again
             log.warning("files are not swept: %s", error.message, extra={"action": "no_sweep"})
         except Exception:  # one bad record must not end all sweeps
             log.exception("files are not swept", extra={"action": "no_sweep"})

@@ -76,7 +76,7 @@ def create(
         )
     keys = _keys(context)
     first = not keys.any()
-    secret, key = keys.create(tenant, name=name, models=_models(models), **limits)
+    secret, key = keys.create(tenant, name=name, models=_parsed_models(models), **limits)
     if as_json:
         put_json({**_json(key), "key": secret})
     else:
@@ -94,11 +94,11 @@ def create(
 @pass_context
 def list_keys(context: Context, *, as_json: bool) -> None:
     """List all keys, the oldest first, revoked ones included."""
-    found = _keys(context).all()
+    keys = _keys(context).all()
     if as_json:
-        put_json_list(_json(key) for key in found)
+        put_json_list(_json(key) for key in keys)
     else:
-        _table(found)
+        _table(keys)
 
 
 @command.command("revoke")
@@ -119,12 +119,12 @@ def _keys(context: Context) -> ApiKeys:
     return ApiKeys.using(context.store)
 
 
-def _models(text: str | None) -> tuple[str, ...] | None:
+def _parsed_models(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(name and name.isprintable() for name in names):
-        raise click.BadParameter("names of models, separated by commas", param_hint="--models")
+        raise click.BadParameter("give names of models, separated by commas", param_hint="--models")
     return names
 
 
@@ -137,9 +137,9 @@ def _time(seconds: int | None) -> str | None:
     return None if seconds is None else iso_time(str(seconds * 1000))
 
 
-def _table(found: Iterable[ApiKey]) -> None:
+def _table(keys: Iterable[ApiKey]) -> None:
     rows = [("ID", "TENANT", "KEY", "STATE", "CREATED", "LIMITS", "NAME")]
-    for key in found:
+    for key in keys:
         state = "in use" if key.revoked_at is None else "revoked"
         created = str(_time(key.created_at))[:19]
         rows.append((key.id, key.tenant, f"...{key.tail}", state, created, _limits(key), key.name))
@@ -155,5 +155,5 @@ def _limits(key: ApiKey) -> str:
         "models": None if key.models is None else " ".join(key.models),
         "priority from": key.highest_priority or None,
     }
-    found = [f"{name} {value}" for name, value in limits.items() if value is not None]
-    return ", ".join([*found, *(["operator"] if key.operator else [])]) or "-"
+    texts = [f"{name} {value}" for name, value in limits.items() if value is not None]
+    return ", ".join([*texts, *(["operator"] if key.operator else [])]) or "-"

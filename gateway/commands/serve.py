@@ -35,6 +35,6 @@ def command(host: str | None, port: int | None) -> None:
         raise GatewayMissing(
             f"{error.name} is not installed; pip install 'warmq[gateway]'"
         ) from None
-    given: dict[str, Any] = {"gateway_host": host, "gateway_port": port}
-    given = {name: value for name, value in given.items() if value is not None}
-    serve(load(GatewaySettings, **given), tell)
+    options: dict[str, Any] = {"gateway_host": host, "gateway_port": port}
+    options = {name: value for name, value in options.items() if value is not None}
+    serve(load(GatewaySettings, **options), tell)

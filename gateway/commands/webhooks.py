@@ -42,7 +42,7 @@ def command() -> None:
 def create(context: Context, *, tenant: str, url: str, events: str | None, as_json: bool) -> None:
     """Create an endpoint and print, once, the secret that signs its events."""
     check_name("tenant", tenant)
-    endpoint = _webhooks(context).create(tenant, _url(url), _events(events))
+    endpoint = _webhooks(context).create(tenant, _checked_url(url), _parsed_events(events))
     if as_json:
         put_json({**_json(endpoint), "secret": endpoint.secret})
     else:
@@ -55,11 +55,11 @@ def create(context: Context, *, tenant: str, url: str, events: str | None, as_js
 @pass_context
 def list_webhooks(context: Context, *, as_json: bool) -> None:
     """List all endpoints, the oldest first."""
-    found = _webhooks(context).all()
+    endpoints = _webhooks(context).all()
     if as_json:
-        put_json_list(_json(endpoint) for endpoint in found)
+        put_json_list(_json(endpoint) for endpoint in endpoints)
     else:
-        _table(found)
+        _table(endpoints)
 
 
 @command.command("delete")
@@ -84,25 +84,25 @@ def delete(context: Context, *, endpoint_id: str, as_json: bool) -> None:
 @pass_context
 def secret(context: Context, *, as_json: bool) -> None:
     """Print the secret that signs the webhooks of `producer submit --notify`."""
-    found = NotifySecret.using(context.store).get()
+    text = NotifySecret.using(context.store).get()
     if as_json:
-        put_json({"object": "warmq.webhook_secret", "secret": found})
+        put_json({"object": "warmq.webhook_secret", "secret": text})
     else:
-        click.echo(found)
+        click.echo(text)
 
 
 def _webhooks(context: Context) -> Webhooks:
     return Webhooks.using(context.store)
 
 
-def _url(text: str) -> str:
+def _checked_url(text: str) -> str:
     try:
         return check_url(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--url") from None
 
 
-def _events(text: str | None) -> tuple[str, ...]:
+def _parsed_events(text: str | None) -> tuple[str, ...]:
     if text is None:
         return EVENTS
     named = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -124,9 +124,9 @@ def _json(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def _table(found: Iterable[Endpoint]) -> None:
+def _table(endpoints: Iterable[Endpoint]) -> None:
     rows = [("ID", "TENANT", "CREATED", "EVENTS", "URL")]
-    for endpoint in found:
+    for endpoint in endpoints:
         events = "all" if set(endpoint.events) == set(EVENTS) else ",".join(endpoint.events)
         created = str(iso_time(str(endpoint.created_at * 1000)))[:19]
         rows.append((endpoint.id, endpoint.tenant, created, events, endpoint.url))

@@ -97,8 +97,8 @@ def _prefix(operation: Operation) -> str:
 
 def _schemas() -> dict[str, Schema]:
     """Return the schemas of all types that the operations name."""
-    found: dict[str, Schema] = _components([Error, AnthropicError, _Streamed], "")
-    streamed = found.pop("_Streamed")["properties"]
+    schemas: dict[str, Schema] = _components([Error, AnthropicError, _Streamed], "")
+    streamed = schemas.pop("_Streamed")["properties"]
     for prefix in ("", _ANTHROPIC):
         named = [
             kind
@@ -107,15 +107,15 @@ def _schemas() -> dict[str, Schema]:
             for kind in (operation.answer, operation.body)
             if isinstance(kind, type)
         ]
-        found |= _components(named, prefix)
+        schemas |= _components(named, prefix)
     for operation in ONLINE:
         if isinstance(operation.body, type):
-            schema = found[operation.body.__name__]
+            schema = schemas[operation.body.__name__]
             # Fields that only OpenAI's servers use are accepted and ignored.
             schema.pop("additionalProperties", None)
             if operation.streams:
                 schema["properties"] |= streamed
-    return found
+    return schemas
 
 
 def _components(types: list[Any], prefix: str) -> dict[str, Schema]:
@@ -127,8 +127,8 @@ def _components(types: list[Any], prefix: str) -> dict[str, Schema]:
 def _schema(kind: Any, operation: Operation) -> Schema:
     if isinstance(kind, type):
         return {"$ref": f"#/components/schemas/{_prefix(operation)}{kind.__name__}"}
-    found: Schema = kind
-    return found
+    schema: Schema = kind
+    return schema
 
 
 def _operation(operation: Operation, path: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _operation(operation: Operation, path: str) -> dict[str, Any]:
     if operation.streams:
         content[EVENTS] = {"schema": {"description": "Server-sent events, as OpenAI's."}}
     error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
-    made: dict[str, Any] = {
+    described: dict[str, Any] = {
         "summary": operation.summary,
         # A name such as `post_v1_batches_batch_id_cancel`.
         "operationId": re.sub(r"\W+", "_", operation.route).strip("_").lower(),
@@ -153,14 +153,14 @@ def _operation(operation: Operation, path: str) -> dict[str, Any]:
         },
     }  # fmt: skip
     if operation.ranges:
-        made["responses"] |= _RANGES
+        described["responses"] |= _RANGES
     if operation.body is not None:
         schema = _schema(operation.body, operation)
         body = {"required": True, "content": {operation.body_type: {"schema": schema}}}
-        made["requestBody"] = body
+        described["requestBody"] = body
     if operation.open:
-        made["security"] = []
-    return made
+        described["security"] = []
+    return described
 
 
 _RANGES: dict[str, Any] = {

@@ -25,7 +25,7 @@ from gateway.files.protocol import (
 from gateway.files.uploads import Upload, UploadComplete, UploadCreate, UploadPart
 from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.online.models import Model, ModelList
-from gateway.redis.fleet import Scale
+from gateway.redis.fleet import QueueLoad
 
 Schema = dict[str, Any]
 JSON, FORM, BYTES, LINES, EVENTS = (
@@ -141,7 +141,7 @@ OPERATIONS = (
     Operation("GET /v1/models", "List the models that are served.", ModelList),
     Operation("GET /v1/models/{model}", "Retrieve a model; its id may have slashes.", Model),
     Operation(
-        "GET /warmq/v1/scale", "Return the load of a model's queue, for an autoscaler.", Scale,
+        "GET /warmq/v1/scale", "Return the load of a model's queue, for an autoscaler.", QueueLoad,
         query={"model": _TEXT | {"description": "Default: the model of the default queue."}},
     ),
     Operation("GET /health", "Return 200 while the gateway runs.", _STATUS, open=True),

@@ -70,7 +70,7 @@ class Files:
         self._services = services
 
     def sweep_later(self, file_id: str) -> None:
-        """Schedule a content's removal unless it has a record by then; call before writing it."""
+        """Remove a content in _ORPHAN_MS if it has no record then; call this before writing it."""
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
     def keep_content(self, file_id: str, batch_id: str) -> None:
@@ -117,14 +117,14 @@ class Files:
         return written
 
     def get(self, tenant: str, file_id: str) -> FileRecord | None:
-        found = self._services.objects.get("file", tenant, file_id)
-        return _decode(found.document) if found else None
+        stored = self._services.objects.get("file", tenant, file_id)
+        return _decode(stored.document) if stored else None
 
     def page(
         self, tenant: str, after: str, limit: int, *, oldest_first: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool] | None:
         """Return a page of files, and whether more follow; None if `after` is unknown."""
-        found: list[FileRecord] = []
+        files: list[FileRecord] = []
         most = limit if purpose is None else max(limit, _AT_ONCE)
         while True:
             page = self._services.objects.page(
@@ -133,11 +133,11 @@ class Files:
             if page is None:
                 return None
             records = [_decode(stored.document) for stored in page.objects]
-            found += [r for r in records if purpose in (None, r.purpose)]
-            if len(found) > limit or not page.has_more:
-                return found[:limit], len(found) > limit or page.has_more
-            if purpose is None and len(found) == limit:
-                return found, True
+            files += [r for r in records if purpose in (None, r.purpose)]
+            if len(files) > limit or not page.has_more:
+                return files[:limit], len(files) > limit or page.has_more
+            if purpose is None and len(files) == limit:
+                return files, True
             after = records[-1].id
 
     def delete(self, tenant: str, file_id: str) -> bool:
@@ -178,7 +178,7 @@ class Files:
 
 
 def sweep_due(services: Services, kind: Work, sweep_one: Callable[[Claim], bool]) -> int:
-    """Claim the due work of a kind; return for how many claims `sweep_one` was true."""
+    """Claim the due work of a kind; return the number of claims for which `sweep_one` was true."""
     count = 0
     for _ in range(_SWEEPS):
         claims = services.due.claim(kind, _SWEEP_MS, _CLAIMS)
@@ -210,18 +210,18 @@ def new_record(
     )  # fmt: skip
 
 
-def check_same_file(known: FileRecord, again: FileRecord) -> None:
+def check_same_file(earlier: FileRecord, repeated: FileRecord) -> None:
     """Raise ApiError (409) if an earlier try with this Idempotency-Key sent another file."""
-    if (known.digest and known.digest != again.digest) or known.bytes != again.bytes:
+    if (earlier.digest and earlier.digest != repeated.digest) or earlier.bytes != repeated.bytes:
         raise conflict()
 
 
 def save_file(services: Services, caller: Caller, writer: Writer, record: FileRecord) -> FileRecord:
     """Commit a file's content and its record; raise ApiError (409, 429)."""
     files = Files(services)
-    if known := files.get(caller.tenant, record.id):  # the answer to an earlier try was lost
-        check_same_file(known, record)
-        return known
+    if earlier := files.get(caller.tenant, record.id):  # the answer to an earlier try was lost
+        check_same_file(earlier, record)
+        return earlier
     services.limits.check_records(caller)
     files.sweep_later(record.id)
     services.limits.note_bytes(caller, record.id, record.bytes)
@@ -237,15 +237,15 @@ def check_same_store(services: Services) -> None:
     """
     mark = services.objects.store_mark()
     if mark is None:
-        made = f"{MARK}{secrets.token_hex(12)}"
-        with services.store.write(made) as writer:
+        new_mark = f"{MARK}{secrets.token_hex(12)}"
+        with services.store.write(new_mark) as writer:
             writer.commit()
         try:
-            mark = services.objects.mark_store(made)
+            mark = services.objects.mark_store(new_mark)
         except StoreFull:  # Redis is full: the next start sets the mark
-            mark = made
-        if mark != made:
-            services.store.delete(made)
+            mark = new_mark
+        if mark != new_mark:
+            services.store.delete(new_mark)
     if services.store.size(mark) is None:
         store = services.settings.gateway_store
         place = store if "://" in store else str(Path(store).absolute())

@@ -36,7 +36,7 @@ class _Form:
     """A form that is being parsed. The parser's callbacks do not block."""
 
     def __init__(self, boundary: bytes, file_field: str) -> None:
-        self.found = ReceivedForm()
+        self.received = ReceivedForm()
         self.file = bytearray()
         self.complete = False
         self._file_field = file_field
@@ -49,10 +49,11 @@ class _Form:
         self._parser = MultipartParser(
             boundary,
             {
-                "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
+                "on_part_begin": self._on_part_begin, "on_part_data": self._on_part_data,
+                "on_part_end": self._on_part_end,
                 "on_header_field": self._on_header, "on_header_value": self._on_value,
-                "on_header_end": self._header_end, "on_headers_finished": self._headers_end,
-                "on_end": self._all,
+                "on_header_end": self._on_header_end, "on_headers_finished": self._on_headers_end,
+                "on_end": self._on_form_end,
             },
         )  # fmt: skip
 
@@ -70,7 +71,7 @@ class _Form:
     def end(self) -> None:
         self._parser.finalize()
 
-    def _begin(self) -> None:
+    def _on_part_begin(self) -> None:
         self._parts += 1
         if self._parts > _MOST_PARTS:
             raise invalid(
@@ -84,31 +85,31 @@ class _Form:
     def _on_value(self, data: bytes, start: int, end: int) -> None:
         self._header_value += data[start:end]
 
-    def _header_end(self) -> None:
+    def _on_header_end(self) -> None:
         self._headers[bytes(self._header).lower()] = bytes(self._header_value)
         self._header, self._header_value = bytearray(), bytearray()
 
-    def _headers_end(self) -> None:
+    def _on_headers_end(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode(errors="replace")
         self._in_file = self._name == self._file_field
         if self._in_file:
-            if self.found.filename is not None:
+            if self.received.filename is not None:
                 raise invalid(f"{self._file_field} comes twice; send one file", self._file_field)
-            self.found.filename = options.get(b"filename", b"upload").decode(errors="replace")
+            self.received.filename = options.get(b"filename", b"upload").decode(errors="replace")
 
-    def _data(self, data: bytes, start: int, end: int) -> None:
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
             self.file += data[start:end]
             self._of_file += end - start
         else:
             self._value += data[start:end]
 
-    def _end(self) -> None:
+    def _on_part_end(self) -> None:
         if not self._in_file:
-            self.found.fields[self._name] = self._value.decode(errors="replace")
+            self.received.fields[self._name] = self._value.decode(errors="replace")
 
-    def _all(self) -> None:
+    def _on_form_end(self) -> None:
         self.complete = True
 
 
@@ -127,28 +128,28 @@ async def receive(request: Request, writer: Writer, file_field: str, most: int) 
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
         raise _malformed("send a form: Content-Type: multipart/form-data with a boundary")
-    form, running = _Form(boundary, file_field), hashlib.sha256()
+    form, sha256 = _Form(boundary, file_field), hashlib.sha256()
     try:
         async for chunk in request.stream():
             for start in range(0, len(chunk), _STEP):
                 form.write(chunk[start : start + _STEP])
                 if len(form.file) >= PIECE:
-                    await _flush(form, writer, running, file_field, most)
+                    await _flush(form, writer, sha256, file_field, most)
                 elif start:
                     await asyncio.sleep(0)
         form.end()
     except FormParserError as error:
         raise _malformed(f"the form cannot be read: {error}") from None
-    await _flush(form, writer, running, file_field, most)
+    await _flush(form, writer, sha256, file_field, most)
     if not form.complete:
         raise _malformed("the form ends too early")
-    if form.found.filename is None:
+    if form.received.filename is None:
         raise invalid(
             f"{file_field} is missing: send the content as the form's part {file_field!r}",
             file_field, "missing_required_parameter",
         )  # fmt: skip
-    form.found.digest = running.hexdigest()
-    return form.found
+    form.received.digest = sha256.hexdigest()
+    return form.received
 
 
 def _malformed(message: str) -> ApiError:
@@ -156,18 +157,18 @@ def _malformed(message: str) -> ApiError:
 
 
 async def _flush(
-    form: _Form, writer: Writer, running: hashlib._Hash, file_field: str, most: int
+    form: _Form, writer: Writer, sha256: hashlib._Hash, file_field: str, most: int
 ) -> None:
     data, form.file = bytes(form.file), bytearray()
-    form.found.size += len(data)
-    if form.found.size > most:
+    form.received.size += len(data)
+    if form.received.size > most:
         raise ApiError(
             413, f"{file_field} has more than {most} bytes, the most that this gateway takes",
             code="file_too_large", param=file_field,
         )  # fmt: skip
 
     def write() -> None:
-        running.update(data)
+        sha256.update(data)
         writer.write(data)
 
     if data:

@@ -68,12 +68,12 @@ def file_object(record: FileRecord) -> File:
 
 def purpose_of(fields: dict[str, str]) -> str:
     """Return the purpose in a form; raise ApiError (400) if it is missing or unknown."""
-    purpose, known = fields.get("purpose"), ", ".join(PURPOSES)
+    purpose, valid = fields.get("purpose"), ", ".join(PURPOSES)
     if purpose is None:
-        message = f"purpose is missing; give one of {known}"
+        message = f"purpose is missing; give one of {valid}"
         raise invalid(message, "purpose", "missing_required_parameter")
     if purpose not in PURPOSES:
-        raise invalid(f"purpose {purpose[:60]!r} is unknown; use one of {known}", "purpose")
+        raise invalid(f"purpose {purpose[:60]!r} is unknown; use one of {valid}", "purpose")
     return purpose
 
 
@@ -82,10 +82,10 @@ def life_of(fields: dict[str, str]) -> int | None:
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
     if as_json := fields.get("expires_after"):
         try:
-            given = msgspec.json.decode(as_json, type=ExpiresAfter)
+            parsed = msgspec.json.decode(as_json, type=ExpiresAfter)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"expires_after: {error}", "expires_after") from None
-        anchor, seconds = given.anchor, str(given.seconds)
+        anchor, seconds = parsed.anchor, str(parsed.seconds)
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":

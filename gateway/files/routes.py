@@ -48,8 +48,8 @@ async def _create(request: Request) -> Response:
     async with gateway.store.writing(file_id) as writer:
         form = await receive(request, writer, "file", most)
         purpose, life_s = purpose_of(form.fields), life_of(form.fields)
-        shaping = f"{form.digest}\0{purpose}\0{life_s}\0{form.filename}"
-        digest = hashlib.sha256(shaping.encode()).hexdigest()
+        content_and_fields = f"{form.digest}\0{purpose}\0{life_s}\0{form.filename}"
+        digest = hashlib.sha256(content_and_fields.encode()).hexdigest()
         if (earlier := await replayed_response(request, digest)) is not None:
             return earlier
         now = int(await asyncio.to_thread(gateway.clock.now))
@@ -60,7 +60,7 @@ async def _create(request: Request) -> Response:
 
 
 def _id_of(prefix: str, idempotency: str) -> str:
-    """Return a new id, or the id of an earlier try of this request."""
+    """Return a new id; with an Idempotency-Key the id that each try of the request gets."""
     if not idempotency:
         return new_id(prefix)
     return id_of(prefix, f"{prefix.removesuffix('-')}{idempotency}")
@@ -75,18 +75,18 @@ def _list(request: Request) -> Response:
     if purpose is not None and purpose not in (*PURPOSES, OUTPUT_PURPOSE):
         raise invalid(f"purpose {purpose[:60]!r} is unknown", "purpose")
     after = query.get("after", "")
-    found = Files(services(request)).page(
+    page = Files(services(request)).page(
         caller(request).tenant, after, limit, oldest_first=order == "asc", purpose=purpose
     )
-    if found is None:
+    if page is None:
         raise not_found("file", after)
-    records, has_more = found
+    records, has_more = page
     data = [file_object(record) for record in records]
-    first, last = (data[0].id, data[-1].id) if data else ("", "")  # OpenAI's are never null
+    first, last = (data[0].id, data[-1].id) if data else ("", "")  # OpenAI's ids are never null
     return reply(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
 
 
-def _found(request: Request) -> FileRecord:
+def _find_file(request: Request) -> FileRecord:
     file_id = request.path_params["file_id"]
     record = Files(services(request)).get(caller(request).tenant, file_id)
     if record is None:
@@ -95,11 +95,11 @@ def _found(request: Request) -> FileRecord:
 
 
 def _retrieve(request: Request) -> Response:
-    return reply(file_object(_found(request)))
+    return reply(file_object(_find_file(request)))
 
 
 def _content(request: Request) -> Response:
-    record = _found(request)
+    record = _find_file(request)
     store = services(request).store
     if store.size(record.id) is None:
         message = f"the content of file {record.id} is not in this gateway's store"
@@ -134,13 +134,13 @@ def content(
         return Response(status_code=304, headers=out)
     asked = headers.get("range", "") if headers.get("if-range", etag) == etag else ""
     span, status = (0, size), 200
-    if found := _RANGE.fullmatch(asked):
-        wanted = _span_of(found[1], found[2], size)
-        if wanted is None:
+    if range_match := _RANGE.fullmatch(asked):
+        range_span = _span_of(range_match[1], range_match[2], size)
+        if range_span is None:
             message = f"the range begins after the file's {size} bytes; give an earlier first byte"
             error = ApiError(416, message, code="range_not_satisfiable", param="range")
             return json_error(error, {"content-range": f"bytes */{size}", "accept-ranges": "bytes"})
-        span, status = wanted, 206
+        span, status = range_span, 206
         out["content-range"] = f"bytes {span[0]}-{span[1] - 1}/{size}"
     out["content-length"] = str(span[1] - span[0])
     pieces = () if head else store.read(record.id, *span)

@@ -129,18 +129,18 @@ def change(
     services: Services,
     tenant: str,
     upload_id: str,
-    to: Callable[[UploadRecord, float], UploadRecord],
+    changed: Callable[[UploadRecord, float], UploadRecord],
 ) -> UploadRecord:
     """Replace an upload's record, retrying if another process has replaced it meanwhile.
 
-    `to` gets the record and Redis's time, and returns the same record to change nothing.
+    `changed` gets the record and Redis's time, and returns the same record to change nothing.
 
     Raises:
-        ApiError: 404 if there is no such upload; also the errors that `to` raises.
+        ApiError: 404 if there is no such upload; also the errors that `changed` raises.
     """
     while (read := services.objects.get("upload", tenant, upload_id)) is not None:
         record = _decode(read.document)
-        new = to(record, services.clock.now())
+        new = changed(record, services.clock.now())
         if new is record:
             return record
         if services.objects.replace("upload", tenant, read, encode(new), new.created_at):
@@ -185,7 +185,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
     services.limits.check_records(caller)
-    # It becomes due before its bytes count, so that a sweep subtracts them if this gateway dies.
+    # The upload becomes due before its bytes count: if this gateway dies, a sweep subtracts them.
     services.due.add("upload", upload_id, OPEN_S * 1000)
     services.limits.note_bytes(caller, upload_id, asked.bytes)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
@@ -233,7 +233,7 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
 def complete(
     services: Services, caller: Caller, upload_id: str, asked: UploadComplete
 ) -> tuple[UploadRecord, FileRecord | None]:
-    """Join the parts to the file; return the upload, and the file unless deleted since.
+    """Join the parts to the file; return the upload, and the file if it still exists.
 
     Raises:
         ApiError: 404 for an unknown upload; 400 for one that is not open, or for parts that are
@@ -271,7 +271,7 @@ def complete(
 
 
 def _uncount(services: Services, caller: Caller, record: UploadRecord) -> None:
-    """Subtract an unmade file's bytes; add an open upload's bytes again."""
+    """Subtract the bytes of a file that was not made; add those of an open upload again."""
     if record.status in ENDED:
         Files(services).delete(caller.tenant, record.file_id)
     services.limits.forget_bytes(caller.tenant, record.file_id)
@@ -312,17 +312,17 @@ def _completing(chosen: tuple[list[str], str], record: UploadRecord, now: float)
 def _join_parts(services: Services, record: UploadRecord, writer: Writer) -> None:
     assert record.chosen is not None  # noqa: S101 - a completing upload has it
     part_ids, md5 = record.chosen
-    running = hashlib.md5(usedforsecurity=False)
+    digest = hashlib.md5(usedforsecurity=False)
     for part_id in part_ids:
         if services.store.size(part_id) != record.parts[part_id]:
             message = f"part {part_id} did not arrive whole; send it again, and name the new part"
             raise invalid(message, "part_ids")
         for piece in services.store.read(part_id):
             if md5:
-                running.update(piece)
+                digest.update(piece)
             writer.write(piece)
-    if md5 and running.hexdigest() != md5:
-        message = f"the MD5 of the parts is {running.hexdigest()}, not {md5}; send them again"
+    if md5 and digest.hexdigest() != md5:
+        message = f"the MD5 of the parts is {digest.hexdigest()}, not {md5}; send them again"
         raise invalid(message, "md5", "md5_mismatch")
 
 
@@ -374,7 +374,7 @@ def _sweep_one(services: Services, claim: Claim) -> bool:
 
 
 def _open_until(record: UploadRecord) -> int:
-    """Return when an upload expires; one that is being completed gets another hour."""
+    """Return the time at which an upload expires; one being completed gets another hour."""
     return record.changed_at + OPEN_S if record.status == "completing" else record.expires_at
 
 

@@ -80,7 +80,7 @@ class WriteAudit:
             )
         finally:
             seconds = time.monotonic() - began
-            log.info("%s", _line(scope, received, sent, head, seconds))
+            log.info("%s", _audit_line(scope, received, sent, head, seconds))
 
     async def _limited(
         self, scope: Scope, receive: Receive, send: Send, *, online: bool, idempotent: bool
@@ -108,7 +108,7 @@ class WriteAudit:
         await self._app(scope, receive, refusals_counted if idempotent else send)
 
 
-def _line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -> str:
+def _audit_line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -> str:
     status = scope.get("warmq.status", 0)
     caller: Caller = scope["warmq.caller"]
     in_path = ID_IN_PATH.match(scope["path"])

@@ -30,9 +30,10 @@ DISCARDED = 4
 BUDGET = 256 * 2**20
 #: Bytes of each body that are not counted: a chat of 16,000 tokens.
 SMALL = 64 * 1024
-#: Bytes that a large body must bring within PIECE_S seconds: 8 KiB/s, half a modem of 128 kbit/s.
+#: Bytes that a large body must bring within PIECE_S seconds: 8 KiB/s, half the rate of a modem
+#: with 128 kbit/s.
 PIECE_BYTES, PIECE_S = 128 * 1024, 16.0
-#: Seconds of waiting for its client within which a whole body must come.
+#: Most seconds, in total, for which the gateway waits for the client while it reads a body.
 WHOLE_S = 300.0
 #: Freed bytes after which memory is returned to the system, and least seconds between two returns.
 #: The C library would keep the memory of freed bodies for itself.
@@ -98,7 +99,7 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that returns a body that was read before; it keeps no copy."""
+    """Return a `receive` that first returns a body that was read before, and keeps no copy."""
     kept: bytes | None = body
     del body
 
@@ -106,8 +107,8 @@ def replaying(body: bytes, receive: Receive) -> Receive:
         nonlocal kept
         if kept is None:
             return await receive()
-        given, kept = kept, None
-        return {"type": "http.request", "body": given, "more_body": False}
+        whole, kept = kept, None
+        return {"type": "http.request", "body": whole, "more_body": False}
 
     return replay
 
@@ -125,10 +126,10 @@ class Budget:
 
     def take(self, key: str, size: int) -> None:
         """Add `size` bytes; raise ApiError (503) and add nothing if they exceed the budget."""
-        of_key = self.used[key] + size > self._most // 2
-        if of_key or self.used.total() + size > self._most:
-            owner = "of this key" if of_key else "of all keys"
-            most = self._most // 2 if of_key else self._most
+        key_exceeds = self.used[key] + size > self._most // 2
+        if key_exceeds or self.used.total() + size > self._most:
+            owner = "of this key" if key_exceeds else "of all keys"
+            most = self._most // 2 if key_exceeds else self._most
             raise ApiError(
                 503,
                 f"large bodies {owner} that are being read take {most // 2**20} MiB, the limit of "
@@ -160,9 +161,10 @@ def _return_memory() -> None:
 
 
 class Body:
-    """The counted bytes of one body, until `queued` is called or its request ends.
+    """The counted bytes of one body, until `stop_counting` is called or its request ends.
 
-    With `longest_line` at most that many of its bytes are in memory; else it may have `most` bytes.
+    If `longest_line` is set, at most so many bytes of the body are in memory at a time. Otherwise
+    the whole body is in memory, and may have `most` bytes.
     """
 
     def __init__(self, budget: Budget, key: str, longest_line: int | None, most: int) -> None:
@@ -203,7 +205,7 @@ class Body:
             self._budget.take(self._key, counted - self._counted)
             self._counted = counted
 
-    def queued(self) -> None:
+    def stop_counting(self) -> None:
         """Stop counting this body."""
         counted, self._counted = self._counted, 0
         if counted:
@@ -227,7 +229,7 @@ class BodyMemoryLimit:
         """Serve one request."""
         connection = scope.get("warmq.connection")
         upload, lines = takes_large(scope["path"]), scope["path"] == _KEEPS_LINES
-        # Only a body that is not an upload must have come whole in WHOLE_S.
+        # has_small_body() sets a deadline of WHOLE_S, which uploads do not have.
         if (
             scope["method"] in ("GET", "HEAD")
             or (upload and not lines)
@@ -268,7 +270,7 @@ class BodyMemoryLimit:
         try:
             await self._app(scope, counted, answering)
         finally:
-            body.queued()
+            body.stop_counting()
 
 
 def _too_slow() -> ApiError:

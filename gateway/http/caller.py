@@ -12,10 +12,10 @@ from gateway.redis.api_keys import ApiKey
 class Caller:
     """The caller of a request; `key_id` is '' if the gateway has no keys.
 
-    `models` is None for all. `highest_priority` is the smallest priority number of its requests.
-    An operator sees all tenants on the page. A limit is None if there is none.
-    `requests_per_minute` and `tokens_per_minute` hold for the key; `enqueued_tokens` (of batches,
-    for one model) and `file_bytes` hold for the tenant.
+    `models` is None if the key allows all models. `highest_priority` is the smallest priority
+    number that the caller's requests may have. An operator sees all tenants on the page. A limit is
+    None if there is none. `requests_per_minute` and `tokens_per_minute` hold for the key;
+    `enqueued_tokens` (of batches, for one model) and `file_bytes` hold for the tenant.
     """
 
     tenant: str = naming.DEFAULT_TENANT
@@ -44,7 +44,7 @@ class Caller:
 
     @property
     def only_tenant(self) -> str:
-        """The only tenant whose batches it may read; '' without keys: it may read all."""
+        """The only tenant whose batches the caller may read; '' for all, if there are no keys."""
         return self.tenant if self.key_id else ""
 
     def may_use(self, model: str) -> bool:

@@ -21,7 +21,7 @@ from gateway.http.errors import ApiError, error_response, new_request_id, send_e
 
 #: Most bytes of a head, which is a request line with its headers.
 HEAD_BYTES = 64 * 1024
-#: Seconds in which a head must come, from the connection or from its first byte.
+#: Seconds within which a head must come: from the start of its connection or its first byte.
 HEAD_S = 20.0
 #: Most bytes of trailers, and of everything else between two pieces of a body.
 FRAMING_BYTES = HEAD_BYTES
@@ -31,7 +31,7 @@ BODY_BYTES, BODY_S = 1024, 30.0
 SLOW_READ_S = 60.0
 #: Most connections; each takes some 10 KB.
 MOST = 20_000
-#: Connections above MOST that are answered 503; further ones are closed immediately.
+#: Number of connections above MOST that are answered 503; further ones are closed immediately.
 REFUSED_ABOVE_LIMIT = 1000
 #: File descriptors for other uses: Redis, files, uploads.
 OTHER_DESCRIPTORS = 256
@@ -39,16 +39,16 @@ _IDLE, _HEAD, _BODY = range(3)
 _NEVER = float("inf")
 
 
-def raise_descriptor_limit(wanted: int = MOST) -> int:
+def raise_descriptor_limit(connections: int = MOST) -> int:
     """Raise this process's limit of file descriptors; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = wanted + REFUSED_ABOVE_LIMIT + OTHER_DESCRIPTORS
+    need = connections + REFUSED_ABOVE_LIMIT + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < need:
         soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, soft - REFUSED_ABOVE_LIMIT - OTHER_DESCRIPTORS))
+        return connections
+    return max(1, min(connections, soft - REFUSED_ABOVE_LIMIT - OTHER_DESCRIPTORS))
 
 
 def silence_client_errors() -> None:
@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
         self._framing += self._chunk
         self._chunk = 0
         if self._phase == _HEAD and self._bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._too_long()
+            self._note_long_head()
             self.send_400_response("")
         elif self._phase == _BODY and self._framing > FRAMING_BYTES:
             self._end_framing()
@@ -126,7 +126,8 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
-        # The rest of the received data does not count as framing: bytes around a body's pieces.
+        # `_framing` counts the bytes around a body's pieces. A piece resets it, and the rest of the
+        # received data does not count.
         self._framing = -self._chunk
         super().on_body(body)
 
@@ -135,10 +136,10 @@ class Connection(HttpToolsProtocol):
         if self._bytes + self._chunk > HEAD_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > HEAD_BYTES:
-                self._too_long()
+                self._note_long_head()
                 raise ValueError("the head is too long")
-        full = len(self.connections) > self.guard.most
-        self.app = self.guard.refuse if full else self._real_app
+        too_many = len(self.connections) > self.guard.most
+        self.app = self.guard.refuse if too_many else self._real_app
         self._phase, self._bytes, self._framing = _BODY, 0, -self._chunk
         self.until, self._body_by = self.loop.time() + BODY_S, _NEVER
         cast(Scope, self.scope)["warmq.connection"] = self
@@ -198,9 +199,9 @@ class Connection(HttpToolsProtocol):
         elif self._phase == _BODY and now < self._body_by and in_time:
             self._bytes, self.until = 0, min(now + BODY_S, self._body_by)
         else:
-            self._too_slow(now)
+            self._end_slow(now)
 
-    def _too_slow(self, now: float) -> None:
+    def _end_slow(self, now: float) -> None:
         cycle = self.cycle
         if self._phase == _HEAD and cycle is not None and not cycle.response_complete:
             self.until = now + HEAD_S  # the request before this one is being answered
@@ -221,7 +222,7 @@ class Connection(HttpToolsProtocol):
             self._problem = (431, f"the request's trailers have more than {FRAMING_BYTES} bytes")
             self.send_400_response("")
 
-    def _too_long(self) -> None:
+    def _note_long_head(self) -> None:
         self._problem = (431, f"the request's head has more than {HEAD_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:

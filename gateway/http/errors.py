@@ -132,7 +132,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
 
 
 def new_request_id() -> str:
-    """Return a new request id, which the response's headers have."""
+    """Return a new request id, for the response's headers."""
     return f"req_{secrets.token_hex(16)}"
 
 

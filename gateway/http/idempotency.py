@@ -1,10 +1,10 @@
 """Handles `Idempotency-Key` on POST: a retry gets the first request's answer.
 
-A retry has the same caller, path and key. scope["warmq.idempotency"] is a text made of these and
-the content ('' without the header), from which batches and online requests derive their ids. So a
-request with other content never gets the first one's results, even once the first answer is
-forgotten: after a temporary error, or after a day. scope["warmq.remembered"] is True if an answer
-may be stored.
+A retry has the same caller, path and key. scope["warmq.idempotency"] is a digest of these and of a
+JSON body ('' without the header). Batches and online requests derive their ids from it. So a
+request with another JSON body never gets the first one's results, even once the first answer is
+forgotten: after a temporary error, or after REMEMBER_MS. scope["warmq.remembered"] is True if an
+answer may be stored.
 
 JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
 boundary for each retry: their handlers call `replayed_response` with the digest of the content.
@@ -47,7 +47,7 @@ _STORED_HEADERS = frozenset((b"content-type", b"location"))
 
 
 class KeyedRequest:
-    """One POST with an Idempotency-Key; `owned`: its answer is the one to store."""
+    """One POST with an Idempotency-Key; `owned` is True if its answer is the one to store."""
 
     def __init__(self, store: IdempotencyStore, name: str, *, online: bool) -> None:
         self._store = store
@@ -62,7 +62,8 @@ class KeyedRequest:
         """Claim the key; return the first request's answer if it is stored.
 
         `content` is the digest of the content. If it is '' (unknown), call this again with the
-        digest. Raises ApiError (409) if an earlier request with this key had other content or runs.
+        digest. Raises ApiError (409) if an earlier request with this key had other content, or
+        still runs; an online request waits with it instead.
         """
         begun = await self._store.begin(self._name, content, self._token)
         self.owned = begun.state == "new"
@@ -204,8 +205,8 @@ class Idempotency:
         finally:
             if lease is not None:
                 self._leases.drop(lease)
-            # This is for requests without a complete answer. It is shielded, because a client that
-            # closes its connection cancels its request.
+            # This call ends a request that got no complete answer. A client that closes its
+            # connection cancels its request, and would cancel this call without `shield`.
             await asyncio.shield(keyed.end(0, None))
 
 

@@ -31,7 +31,7 @@ def estimated_tokens(size: int) -> int:
 
 
 class Limits:
-    """Checks callers' limits. Calls for rates are for the event loop, the rest for threads."""
+    """Checks callers' limits. Only the calls about rates may run in the event loop."""
 
     def __init__(self, rates: Rates, budgets: Budgets) -> None:
         self._rates = CallCombiner(rates.take)
@@ -120,7 +120,8 @@ class Limits:
     def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
         """Raise ApiError (429) if `size` more bytes exceed the limit; `note_bytes` checks again.
 
-        `body` is the size of the request's body, which the error names if the file's is unknown.
+        `body` is the size of the request's body, which the error names if the file's size is not
+        known.
         """
         limit = caller.file_bytes
         if limit is not None and (held := self._stored(caller.tenant, limit - size)) + size > limit:
@@ -130,7 +131,7 @@ class Limits:
     def check_stored(self, caller: Caller) -> None:
         """Raise ApiError (429) if the tenant's files exceed its limit already.
 
-        They may exceed it because output files are always stored.
+        The files may exceed it because output files are always stored.
         """
         limit = caller.file_bytes
         if limit is not None and (held := self._stored(caller.tenant, limit)) > limit:
@@ -236,13 +237,13 @@ def go_duration(ms: int) -> str:
 
 def _rate_headers(of_requests: int | None, of_tokens: int | None, taken: Taken) -> dict[str, str]:
     """Return the `x-ratelimit-*` headers of the limits that exist."""
-    found = {}
+    headers = {}
     for name, limit, left, full_ms in (
         ("requests", of_requests, taken.requests_left, taken.requests_full_ms),
         ("tokens", of_tokens, taken.tokens_left, taken.tokens_full_ms),
     ):
         if limit is not None:
-            found[f"x-ratelimit-limit-{name}"] = str(limit)
-            found[f"x-ratelimit-remaining-{name}"] = str(left)
-            found[f"x-ratelimit-reset-{name}"] = go_duration(full_ms)
-    return found
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(left)
+            headers[f"x-ratelimit-reset-{name}"] = go_duration(full_ms)
+    return headers

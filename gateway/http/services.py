@@ -23,8 +23,8 @@ from gateway.settings import GatewaySettings
 class Services:
     """One process's connections, for several threads.
 
-    `lookup`, `tries`, `rates` and `sessions` are only for the event loop, and connect when they are
-    first used.
+    `lookup`, `idempotency`, `rates` and `sessions` are only for the event loop, and connect when
+    they are first used.
     """
 
     settings: GatewaySettings
@@ -37,7 +37,7 @@ class Services:
     limits: Limits
     store: FileStore
     lookup: KeyLookup
-    tries: IdempotencyStore
+    idempotency: IdempotencyStore
     rates: Rates
     sessions: Sessions
 
@@ -58,14 +58,14 @@ class Services:
             limits=Limits(rates, Budgets.using(batches)),
             store=open_store(settings.gateway_store),
             lookup=KeyLookup.open(url, name),
-            tries=IdempotencyStore.open(url, name),
+            idempotency=IdempotencyStore.open(url, name),
             rates=rates,
             sessions=Sessions.open(url, name),
         )
 
     async def close_async(self) -> None:
         """Close the event loop's connections before the loop ends."""
-        for used in (self.lookup, self.tries, self.rates, self.sessions):
+        for used in (self.lookup, self.idempotency, self.rates, self.sessions):
             await used.close()
 
     def close(self) -> None:

@@ -7,21 +7,25 @@
 --   content is not known yet
 allow_when_full()
 local key, fingerprint, token, now = 'warmq:gateway:idempotent:' .. ARGV[1], ARGV[2], ARGV[3], now_ms()
-local was = redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 'headers', 'body')
-if was[1] and was[1] ~= '' and fingerprint ~= '' and was[1] ~= fingerprint then return { 'other' } end
-if was[2] and was[2] ~= '' and was[2] ~= token and tonumber(was[3]) > now then
-  local left, lease = tonumber(was[3]) - now, tonumber(ARGV[4])
+-- What the last try has written; its token is '' once it is done.
+local last_fingerprint, last_token, last_until, status, headers, body = unpack(
+  redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 'headers', 'body'))
+if last_fingerprint and last_fingerprint ~= '' and fingerprint ~= '' and last_fingerprint ~= fingerprint then
+  return { 'other' }
+end
+if last_token and last_token ~= '' and last_token ~= token and tonumber(last_until) > now then
+  local left, lease = tonumber(last_until) - now, tonumber(ARGV[4])
   if left > lease then -- Redis's clock has stepped back
     left = lease
     redis.call('HSET', key, 'until', now + left)
   end
   return { 'running', left }
 end
-if was[2] == '' then
-  if was[4] and fingerprint ~= '' then return { 'done', was[4], was[5], was[6] } end
+if last_token == '' then
+  if status and fingerprint ~= '' then return { 'done', status, headers, body } end
   return { 'done' }
 end
-if fingerprint == '' and was[1] then fingerprint = was[1] end
+if fingerprint == '' and last_fingerprint then fingerprint = last_fingerprint end
 redis.call('HSET', key, 'fingerprint', fingerprint, 'token', token, 'until', now + tonumber(ARGV[4]))
 redis.call('PEXPIRE', key, ARGV[5])
 return { 'new' }

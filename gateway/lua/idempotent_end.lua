@@ -4,17 +4,16 @@
 -- Touches: warmq:gateway:idempotent:<name>
 -- Returns: 1; 0 if another try has the name
 allow_when_full()
-local key = 'warmq:gateway:idempotent:' .. ARGV[1]
-if redis.call('HGET', key, 'token') ~= ARGV[2] then return 0 end
-if ARGV[3] == 'renew' then
+local key, token, action = 'warmq:gateway:idempotent:' .. ARGV[1], ARGV[2], ARGV[3]
+if redis.call('HGET', key, 'token') ~= token then return 0 end
+if action == 'renew' then
   redis.call('HSET', key, 'until', now_ms() + tonumber(ARGV[4]))
-elseif ARGV[3] == 'forget' then
+elseif action == 'forget' then
   redis.call('DEL', key)
 else
   redis.call('HSET', key, 'token', '')
-  if ARGV[5] then
-    redis.call('HSET', key, 'status', ARGV[5], 'headers', ARGV[6], 'body', ARGV[7])
-  end
-  redis.call('PEXPIRE', key, ARGV[4])
+  local remember_ms, status, headers, body = unpack(ARGV, 4, 7)
+  if status then redis.call('HSET', key, 'status', status, 'headers', headers, 'body', body) end
+  redis.call('PEXPIRE', key, remember_ms)
 end
 return 1

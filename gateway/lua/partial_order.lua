@@ -8,15 +8,16 @@
 local MOST = 500
 local writes = may_write()
 local key, wanted = 'warmq:gateway:partial:' .. ARGV[1], tonumber(ARGV[2])
-local state = redis.call('HMGET', key, 'segments', 'end')
-local segments, last = tonumber(state[1] or 0), tonumber(state[2] or 0)
+local segments, last = unpack(redis.call('HMGET', key, 'segments', 'end'))
+segments, last = tonumber(segments or 0), tonumber(last or 0)
 
 local function segment(n)
   local first, part, from, count = string.match(redis.call('HGET', key, n) or '', '^(%d+) (%d+) (%d+) (%d+)$')
   return tonumber(first), tonumber(part), tonumber(from), tonumber(count)
 end
 
-for part = 0, writes and #ARGV - 4 or -1 do
+local parts_to_read = writes and #ARGV - 3 or 0
+for part = 0, parts_to_read - 1 do
   local seen = tonumber(redis.call('HGET', key, 'seen:' .. part) or 0)
   local count = redis.call('LLEN', batch_key(ARGV[part + 4]) .. ':finished') - seen
   if count > 0 then

@@ -1,12 +1,12 @@
 -- PUSH: queue online requests. A request with a mark (for its Idempotency-Key) is queued once, and again
 -- only after a failure that a retry may avoid: not after a success or a rejection.
--- ARGV: high water count, high water fraction, then for each request: list key, request id, lifetime
---   of its mark in ms ('': no mark), message
+-- ARGV: most waiting messages, most fraction of maxmemory (why_full), then for each request: list key, request
+--   id, lifetime of its mark in ms ('': no mark), message
 -- Touches: the list keys, warmq:turns:*, warmq:once:<id>, celery-task-meta-<id>
 -- Returns: for each request 1 (queued now), 0 (queued before: its mark exists), its stored result (begins
 --   with {), or the reason why the queue is full
 local REJECTED = '{"status":"FAILURE","result":{"exc_type":"RequestRejected"'
-allow_when_full() -- the caller's high water decides whether the queue is full, not maxmemory
+allow_when_full() -- the caller's two limits decide whether the queue is full, not maxmemory
 
 -- Returns the reply for a request that need not be queued, or nil.
 local function reply_to_known(id)
@@ -20,7 +20,8 @@ local function reply_to_known(id)
 end
 
 local reasons = {} -- queue -> why it is full, or ''
-local function full(list)
+-- Returns why the queue of a list is full, or nil.
+local function reason_if_full(list)
   local queue = place_of(list)
   reasons[queue] = reasons[queue] or why_full(list, tonumber(ARGV[1]), tonumber(ARGV[2])) or ''
   return reasons[queue] ~= '' and reasons[queue] or nil
@@ -29,7 +30,7 @@ end
 local replies, lists, bytes = {}, {}, 0
 for i = 3, #ARGV, 4 do
   local list, id, keep_ms, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local answer = keep_ms ~= '' and reply_to_known(id) or full(list)
+  local answer = keep_ms ~= '' and reply_to_known(id) or reason_if_full(list)
   if not answer then
     if keep_ms ~= '' then redis.call('SET', 'warmq:once:' .. id, '1', 'PX', keep_ms) end
     lists[list] = lists[list] or {}

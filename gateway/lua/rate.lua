@@ -22,42 +22,38 @@ end
 
 for i = 1, #ARGV, 5 do
   local key = 'warmq:gateway:rate:' .. ARGV[i]
+  -- In these tables index 1 is the bucket of requests, index 2 that of tokens.
   local limits = { tonumber(ARGV[i + 1]) or false, tonumber(ARGV[i + 2]) or false }
   local asked = { tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]) }
   local corrects = asked[1] == 0
-  local was = redis.call('HMGET', key, 'requests', 'tokens', 'at')
-  local levels, wait = {}, 0
+  local requests, tokens, at = unpack(redis.call('HMGET', key, 'requests', 'tokens', 'at'))
+  local stored, levels, wait = { requests, tokens }, {}, 0
   for n = 1, 2 do
     local limit = limits[n]
     if limit then
-      levels[n] = level_of(limit, was[n], was[3])
+      levels[n] = level_of(limit, stored[n], at)
       if not corrects and asked[n] > levels[n] then
         if asked[n] > limit then wait = -1 end
         if wait >= 0 then wait = math.max(wait, ms_for(limit, asked[n] - levels[n])) end
       end
     end
   end
-  local row, full = { wait == 0 and 1 or 0 }, 0
+  local allowed, left, full_ms = wait == 0, { 0, 0 }, { 0, 0 }
   for n = 1, 2 do
     local limit = limits[n]
     if limit then
-      if wait == 0 then levels[n] = math.min(limit, levels[n] - asked[n]) end
-      local until_full = ms_for(limit, limit - levels[n])
-      full = math.max(full, until_full)
-      row[n * 2], row[n * 2 + 1] = math.max(0, math.floor(levels[n])), until_full
-    else
-      row[n * 2], row[n * 2 + 1] = 0, 0
+      if allowed then levels[n] = math.min(limit, levels[n] - asked[n]) end
+      left[n], full_ms[n] = math.max(0, math.floor(levels[n])), ms_for(limit, limit - levels[n])
     end
   end
-  row[6] = wait
-  if wait == 0 then
+  if allowed then
     for n, name in ipairs({ 'requests', 'tokens' }) do
       if limits[n] then redis.call('HSET', key, name, string.format('%.3f', levels[n])) end
     end
     redis.call('HSET', key, 'at', now)
     -- A missing bucket counts as full, so it may expire when it is full.
-    redis.call('PEXPIRE', key, full + 1000)
+    redis.call('PEXPIRE', key, math.max(full_ms[1], full_ms[2]) + 1000)
   end
-  out[#out + 1] = row
+  out[#out + 1] = { allowed and 1 or 0, left[1], full_ms[1], left[2], full_ms[2], wait }
 end
 return out

@@ -4,10 +4,10 @@
 -- Returns: 1; 0 if nothing was written
 allow_when_full()
 local key = 'warmq:gateway:webhook:' .. ARGV[1]
-local done
+local reply
 if ARGV[3] ~= '' then
-  done = redis.call('SET', key, ARGV[2], 'NX', 'EX', ARGV[3])
+  reply = redis.call('SET', key, ARGV[2], 'NX', 'EX', ARGV[3])
 else
-  done = redis.call('SET', key, ARGV[2], 'XX', 'KEEPTTL')
+  reply = redis.call('SET', key, ARGV[2], 'XX', 'KEEPTTL')
 end
-return done and 1 or 0
+return reply and 1 or 0

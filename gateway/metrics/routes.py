@@ -138,20 +138,20 @@ async def _metrics(request: Request) -> Response:
     return Response(encode(snapshots), media_type=None, headers={"content-type": content_type})
 
 
-def _scale(request: Request) -> Response:
+def _load(request: Request) -> Response:
     """Return the load of a model's queue, for KEDA's trigger `metrics-api`.
 
-    Without `?model=` this is the default queue. The model may have no worker: an autoscaler that
+    Without `?model=` the queue is the default one. The model may have no worker: an autoscaler that
     has scaled it to zero asks for its load, too.
     """
     model, used = request.query_params.get("model", ""), services(request)
     if model or caller(request).models is not None:
         check_model(caller(request), model)
     queue = queue_name(model, used.settings.queue)
-    scale = Loads.using(used.batches).load(queue)
-    return reply(scale, headers={"Cache-Control": "no-store"})
+    load = Loads.using(used.batches).load(queue)
+    return reply(load, headers={"Cache-Control": "no-store"})
 
 
 def routes() -> list[Route]:
     """Return the routes."""
-    return [Route("/metrics", _metrics), Route("/warmq/v1/scale", _scale)]
+    return [Route("/metrics", _metrics), Route("/warmq/v1/scale", _load)]

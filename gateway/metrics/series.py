@@ -29,6 +29,8 @@ from contract.version import version
 from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.redis.fleet import Fleet
 
+#: Values of the label `tenant`: for tenants without series of their own, and for requests without a
+#: tenant, which Celery clients have queued.
 OTHER, CELERY = "other", "celery"
 #: Scripts that have series before their first call, because clients wait for them.
 SCRIPTS = ("batch_views", "object_put", "push")
@@ -40,7 +42,7 @@ Series = Iterable[tuple[dict[str, str], float]]
 def series(
     fleet: Fleet | None, models: Mapping[str, str], tenants: Collection[str], high_water: float
 ) -> Iterator[Metric]:
-    """Yield all series; if `fleet` is None (Redis cannot be read), only those without Redis.
+    """Yield all series; if `fleet` is None (Redis cannot be read), only those that need no Redis.
 
     `models` has the model of each queue, `tenants` the tenants that have series with their names.
     """
@@ -79,17 +81,17 @@ def series(
 
 
 def _gauge(name: str, text: str, values: Series) -> Metric:
-    found = GaugeMetricFamily(f"warmq_{name}", text)
+    gauge = GaugeMetricFamily(f"warmq_{name}", text)
     for labels, value in values:
-        found.add_sample(found.name, labels, float(value))
-    return found
+        gauge.add_sample(gauge.name, labels, float(value))
+    return gauge
 
 
 def _counter(name: str, text: str, values: Series) -> Metric:
-    found = CounterMetricFamily(f"warmq_gateway_{name}", text)
+    counter = CounterMetricFamily(f"warmq_gateway_{name}", text)
     for labels, value in values:
-        found.add_sample(f"{found.name}_total", labels, value)
-    return found
+        counter.add_sample(f"{counter.name}_total", labels, value)
+    return counter
 
 
 def _scripts() -> Iterator[Metric]:
@@ -131,14 +133,20 @@ def _workers(fleet: Fleet) -> Iterator[Metric]:
         if state in STATES
     )
     yield _gauge("workers", "Workers that announce themselves, by state", by_state)
-    able = Counter({queue: 0 for queue in fleet.queues})
-    able.update(q for worker in fleet.workers for q in queues_of(worker) if can_load(worker, q))
-    for name, text, of in (
-        ("workers_not_loaded", "Workers that can load the queue's model, but have another", able),
+    not_loaded = Counter({queue: 0 for queue in fleet.queues})
+    not_loaded.update(
+        q for worker in fleet.workers for q in queues_of(worker) if can_load(worker, q)
+    )
+    for name, text, counts in (
+        (
+            "workers_not_loaded",
+            "Workers that can load the queue's model, but have another",
+            not_loaded,
+        ),
         ("fleet_slots", "Slots of all workers", slots),
         ("fleet_in_flight", "Requests in flight of all workers", in_flight),
     ):
-        yield _gauge(name, text, (({"queue": queue}, of[queue]) for queue in fleet.queues))
+        yield _gauge(name, text, (({"queue": queue}, counts[queue]) for queue in fleet.queues))
 
 
 def _number(value: Any) -> int:
@@ -180,8 +188,10 @@ class RouteCounts:
         took = HistogramMetricFamily(
             name, "Seconds from an online request to the last byte of its answer"
         )
-        for route, of in self._took.items():
-            for suffix, labels, value in samples(of.counts, of.total, {"route": route}):
+        for route, histogram in self._took.items():
+            for suffix, labels, value in samples(
+                histogram.counts, histogram.total, {"route": route}
+            ):
                 took.add_sample(name + suffix, labels, value)
         yield took
 
@@ -198,14 +208,14 @@ class CountRequests:
         try:
             await self._app(scope, receive, send)
         except Exception:
-            # Middleware outside of this one answers it.
+            # RequestContext, the outer middleware, answers the error.
             failed = True
             raise
         finally:
             seconds = time.monotonic() - began
             status = 500 if failed else scope.get("warmq.status", GONE)
-            found, method = scope.get("route"), scope["method"]
-            if isinstance(found, Route) and method in (found.methods or ()):
-                self._requests.note(found.path, method, status, seconds)
+            route, method = scope.get("route"), scope["method"]
+            if isinstance(route, Route) and method in (route.methods or ()):
+                self._requests.note(route.path, method, status, seconds)
             else:  # else a client could choose the values of a label
                 self._requests.note(NONE, NONE, status, seconds)

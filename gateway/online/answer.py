@@ -26,10 +26,10 @@ async def answer_of(waiter: Waiter, timeout_s: float) -> bytes | None:
     except ClientGone:
         return None
     except TimedOut:
-        raise _timeout(timeout_s) from None
+        raise _timeout_error(timeout_s) from None
     body = body_of(meta)
     if body is None:
-        raise _failed(error_of(meta), timeout_s)
+        raise _failure_error(error_of(meta), timeout_s)
     return body
 
 
@@ -38,7 +38,7 @@ def header_pairs(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-def _timeout(timeout_s: float) -> ApiError:
+def _timeout_error(timeout_s: float) -> ApiError:
     message = (
         f"no answer within {timeout_s:g} s, so the request was aborted; try again later, or send "
         "it in a batch"
@@ -46,12 +46,12 @@ def _timeout(timeout_s: float) -> ApiError:
     return ApiError(503, message, code="request_timeout", after_s=5)
 
 
-def _failed(error: WarmqError, timeout_s: float) -> ApiError:
+def _failure_error(error: WarmqError, timeout_s: float) -> ApiError:
     """Return the error for a request that ended without a response."""
     if isinstance(error, RequestRejected) and error.field:
         error.field = error.field.removeprefix("body.")
     elif error.code == "expired":
-        return _timeout(timeout_s)
+        return _timeout_error(timeout_s)
     elif error.code in ("poison", "result_too_large", "result_refused"):
         return ApiError(500, error.message, code=error.code, retry=False)
     elif error.code == "cancelled":
@@ -71,7 +71,7 @@ class SentText:
         self._written = Transcript()
 
     def take(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-        """Add pieces; yield (choice, text) to send. The result has lost pieces' text."""
+        """Add pieces; yield (choice, text) to send. Text of lost pieces comes with the result."""
         changed = dict.fromkeys(p.choice for p in pieces if self._written.add(p) is not None)
         for choice in changed:
             sent, text = self.sent.get(choice, ""), self._written.texts.get(choice, "")
@@ -117,7 +117,7 @@ class StreamedAnswer:
             await self._send_running_text()
             body = await answer_of(self._waiter, timeout_s)
             if body is not None:
-                await self._write(self._last(body), more=False)
+                await self._write(self._last_events(body), more=False)
         except (ApiError, WarmqError) as error:
             if not self._started:
                 raise
@@ -140,7 +140,7 @@ class StreamedAnswer:
         except asyncio.CancelledError:
             raise gateway_stops() from None
 
-    def _last(self, raw: bytes) -> Iterable[bytes]:
+    def _last_events(self, raw: bytes) -> Iterable[bytes]:
         try:
             body = orjson.loads(raw)
             if self._texts.continued_by(texts_of(body)):

@@ -69,14 +69,16 @@ class Endpoint:
             check_model(caller, asked.model)
         queue, model = await online.models.queue_and_name(asked.model, caller.models)
         if model != (asked.model or ""):
-            # Without a name the worker would run its default model, even if the key forbids it.
+            # Without a name the worker would run its default model, which the key may forbid.
             asked = with_model(asked, model)
         headers = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
-        queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", do_nothing)
+        on_queued: Callable[[], None] = getattr(
+            scope.get("warmq.body"), "stop_counting", do_nothing
+        )
         body = waiter = None
         try:
-            waiter = await _queue(online, asked, caller, queue, once, queued)
+            waiter = await _queue(online, asked, caller, queue, once, on_queued)
             if len(asked.body) > _SMALL:
                 asked = replace(asked, body=b"")
             digest: str = scope.get("warmq.key_digest", "")
@@ -95,12 +97,12 @@ class Endpoint:
 
 async def _queue(
     online: OnlineState, asked: OnlineRequest, caller: Caller, queue: str, once: str,
-    queued: Callable[[], None],
+    on_queued: Callable[[], None],
 ) -> Waiter:  # fmt: skip
     """Queue a request; `once` is the same for each retry, '' without an Idempotency-Key."""
     pending, streams = online.pending, asked.stream is not None
     # Text is counted while it is written, even if it is not sent: the caller may close the
-    # connection before its end.
+    # connection before the end of the answer.
     listens = streams or caller.tokens_per_minute is not None
     request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else pending.new_id()
     timeout_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S
@@ -122,7 +124,7 @@ async def _queue(
     )
     list_key = turn_list(queue, asked.priority, caller.tenant)
     push = Push(list_key, request_id, KEEP_ONCE_MS if once else None, message)
-    waiter = await pending.ask(push, listens=listens, queued=queued)
+    waiter = await pending.ask(push, listens=listens, on_queued=on_queued)
     if trace is not None and span is not None:
         trace.queued(span, queue, request_id, began)
     return waiter
@@ -203,7 +205,7 @@ def reported_tokens(body: bytes) -> int | None:
 def tokens_used(
     asked: OnlineRequest, waiter: Waiter | None, body: bytes | None, *, goes_on: bool
 ) -> int:
-    """Return the prompt and answer tokens that a request has used, even if failed.
+    """Return the prompt and answer tokens that a request has used, even if it failed.
 
     An answer reports them. Without one they are the prompt's tokens plus those of the text written
     so far: at most one for each byte, and at most `max_tokens`. The result is 0 if the request was
@@ -240,13 +242,13 @@ def _was_run(meta: bytes) -> bool:
 
 async def _models(request: Request) -> Response:
     online: OnlineState = request.app.state.online
-    return reply(ModelList(await online.models.every(caller(request).models)))
+    return reply(ModelList(await online.models.all_allowed(caller(request).models)))
 
 
 async def _model(request: Request) -> Response:
     online: OnlineState = request.app.state.online
     name = request.path_params["model"]
-    return reply(await online.models.one(name, caller(request).models))
+    return reply(await online.models.get(name, caller(request).models))
 
 
 def routes() -> list[Route]:

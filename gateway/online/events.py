@@ -30,7 +30,7 @@ MALFORMED_ANSWER = (AttributeError, TypeError, LookupError, ValueError)
 
 def complete_response(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a response with all of OpenAI's fields, and with `logprobs` for each text."""
-    output, usage = [_item(item) for item in body.get("output") or ()], body.get("usage")
+    output, usage = [_with_logprobs(item) for item in body.get("output") or ()], body.get("usage")
     if usage is not None:
         # No engine counts the tokens that it writes into its prefix cache.
         details = {"cached_tokens": 0, "cache_write_tokens": 0}
@@ -47,15 +47,18 @@ def complete_response_json(body: bytes) -> bytes:
         return body
 
 
-def _item(item: Mapping[str, Any]) -> dict[str, Any]:
+def _with_logprobs(item: Mapping[str, Any]) -> dict[str, Any]:
     if item.get("type") != "message":
         return dict(item)
-    return {**item, "content": [_content(content) for content in item.get("content") or ()]}
+    return {
+        **item,
+        "content": [_content_with_logprobs(content) for content in item.get("content") or ()],
+    }
 
 
-def _content(content: Mapping[str, Any]) -> dict[str, Any]:
-    lacks = content.get("type") == "output_text" and content.get("logprobs") is None
-    return {**content, "logprobs": []} if lacks else dict(content)
+def _content_with_logprobs(content: Mapping[str, Any]) -> dict[str, Any]:
+    lacks_logprobs = content.get("type") == "output_text" and content.get("logprobs") is None
+    return {**content, "logprobs": []} if lacks_logprobs else dict(content)
 
 
 class ChunkEvents:
@@ -74,30 +77,30 @@ class ChunkEvents:
             b',"choices":[',
         ))  # fmt: skip
         self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
-        self._begun: set[int] = set()
+        self._begun_choices: set[int] = set()
 
     def text(self, choice: int, piece: str) -> bytes:
         """Return the events for a piece of one choice's text; a chat's role comes first."""
         if self._chat:
             return self._role(choice) + self._delta(choice, {"content": piece})
-        return self._one(
+        return self._chunk(
             b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
             % (choice, orjson.dumps(piece))
         )
 
     def _role(self, choice: int) -> bytes:
-        if choice in self._begun:
+        if choice in self._begun_choices:
             return b""
-        self._begun.add(choice)
+        self._begun_choices.add(choice)
         return self._delta(choice, {"role": "assistant", "content": ""})
 
     def _delta(self, choice: int, delta: Mapping[str, Any], logprobs: object = None) -> bytes:
-        return self._one(
+        return self._chunk(
             b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
             % (choice, orjson.dumps(delta), orjson.dumps(logprobs))
         )
 
-    def _one(self, choice: bytes) -> bytes:
+    def _chunk(self, choice: bytes) -> bytes:
         return self._head + choice + self._tail
 
     def last(self, body: Mapping[str, Any], sent: Mapping[int, str]) -> Iterator[bytes]:
@@ -129,7 +132,7 @@ class ChunkEvents:
         rest = {k: v for k, v in choice.items() if k not in ("finish_reason", "stop_reason")}
         rest |= {"index": index, "finish_reason": None}
         rest["text"] = (choice.get("text") or "")[len(sent or "") :]
-        return self._one(orjson.dumps(rest)) if rest["text"] or sent is None else b""
+        return self._chunk(orjson.dumps(rest)) if rest["text"] or sent is None else b""
 
     def _end(self, index: int, choice: Mapping[str, Any], usage: object) -> bytes:
         content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
@@ -166,7 +169,7 @@ class MessageEvents:
         out = self._begin()
         if not self._in_text:
             self._in_text = True
-            out += self._block({"type": "text", "text": ""})
+            out += self._start_block({"type": "text", "text": ""})
         return out + self._delta(type="text_delta", text=piece)
 
     def last(self, body: Mapping[str, Any], sent: Mapping[int, str]) -> Iterator[bytes]:
@@ -176,10 +179,10 @@ class MessageEvents:
         if self._in_text:
             if rest:
                 yield self.text(0, rest)
-            yield self._stop()
+            yield self._stop_block()
         for block in body.get("content") or ():
             if block.get("type") != "text" or not sent:  # otherwise the text was streamed
-                yield self._whole(block)
+                yield self._whole_block(block)
         delta = {name: body.get(name) for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=delta, usage=body.get("usage"))
         yield _event("message_stop")
@@ -201,30 +204,30 @@ class MessageEvents:
         }  # fmt: skip
         return _event("message_start", message=message)
 
-    def _whole(self, block: Mapping[str, Any]) -> bytes:
+    def _whole_block(self, block: Mapping[str, Any]) -> bytes:
         """Return the events of a block that is sent in one piece."""
         kind = block.get("type")
         if kind == "text":
             text = self._delta(type="text_delta", text=block.get("text") or "")
-            return self._block({**block, "text": ""}) + text + self._stop()
+            return self._start_block({**block, "text": ""}) + text + self._stop_block()
         if kind == "tool_use":
             json = orjson.dumps(block.get("input") or {}).decode()
             delta = self._delta(type="input_json_delta", partial_json=json)
-            return self._block({**block, "input": {}}) + delta + self._stop()
+            return self._start_block({**block, "input": {}}) + delta + self._stop_block()
         if kind == "thinking":
-            empty = self._block({**block, "thinking": "", "signature": ""})
+            empty = self._start_block({**block, "thinking": "", "signature": ""})
             text = self._delta(type="thinking_delta", thinking=block.get("thinking") or "")
             signed = self._delta(type="signature_delta", signature=block.get("signature") or "")
-            return empty + text + signed + self._stop()
-        return self._block(block) + self._stop()
+            return empty + text + signed + self._stop_block()
+        return self._start_block(block) + self._stop_block()
 
-    def _block(self, block: Mapping[str, Any]) -> bytes:
+    def _start_block(self, block: Mapping[str, Any]) -> bytes:
         return _event("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, **delta: Any) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)
 
-    def _stop(self) -> bytes:
+    def _stop_block(self) -> bytes:
         self._index += 1
         return _event("content_block_stop", index=self._index - 1)
 
@@ -233,7 +236,7 @@ class ResponseEvents:
     """Writes the events of a response; only the text of its first message is streamed."""
 
     def __init__(self, request: OnlineRequest, request_id: str) -> None:
-        self._number = -1
+        self._number = -1  # sequence number of the last event
         self._id = f"resp_{request_id}"
         self._item = f"msg_{request_id}"
         self._begun = False
@@ -261,7 +264,7 @@ class ResponseEvents:
         body = complete_response(body)
         for number, item in enumerate(body["output"]):
             if item.get("type") != "message":
-                yield from self._other(number, item)
+                yield from self._other_item(number, item)
                 continue
             if number == 0:
                 item["id"] = self._item
@@ -304,7 +307,7 @@ class ResponseEvents:
             yield self._event("response.content_part.done", **place, part=part)
         yield self._event("response.output_item.done", output_index=number, item=item)
 
-    def _other(self, number: int, item: Mapping[str, Any]) -> Iterator[bytes]:
+    def _other_item(self, number: int, item: Mapping[str, Any]) -> Iterator[bytes]:
         yield self._event("response.output_item.added", output_index=number, item=item)
         if item.get("type") == "function_call":
             kind = "response.function_call_arguments"

@@ -52,7 +52,7 @@ class Models:
     ) -> None:
         """Take the default queue (`base`), and the setting WARMQ_GATEWAY_MODELS (`configured`).
 
-        With `refuses`, a model that no worker has loaded has no queue for a request.
+        If `refuses`, requests for a model that no worker has loaded are refused.
         """
         self._redis, self._refuses = redis, refuses
         self._base, self._configured = base, configured
@@ -85,13 +85,13 @@ class Models:
                 raise self._not_loaded(name, allowed)
         return queue, name
 
-    async def every(self, allowed: Collection[str] | None) -> list[Model]:
+    async def all_allowed(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may use, by name."""
         await self._refresh(FRESH_S, wait=True)
         names = self._served.visible({*self._served.names, *self._served.configured})
         return [self._model(n) for n in sorted(names) if allowed is None or n in allowed]
 
-    async def one(self, name: str, allowed: Collection[str] | None) -> Model:
+    async def get(self, name: str, allowed: Collection[str] | None) -> Model:
         """Return one model; raise ApiError (404)."""
         await self._refresh(FRESH_S, wait=True)
         if name and self._served.queue_of(name, allowed):
@@ -134,11 +134,11 @@ class Models:
     def _not_loaded(self, name: str, allowed: Collection[str] | None) -> ApiError:
         served = self._served
         names = (n for n, queue in served.names.items() if queue not in served.not_loaded)
-        mine = sorted(n for n in served.visible(names) if allowed is None or n in allowed)
+        loaded = sorted(n for n in served.visible(names) if allowed is None or n in allowed)
         return ApiError(
             503,
             f"model {name[:200]!r} is not loaded now, and this gateway queues nothing for it; "
-            f"loaded are: {', '.join(mine[:20]) or 'none'}",
+            f"loaded are: {', '.join(loaded[:20]) or 'none'}",
             code="model_not_loaded", param="model", retry=False, after_s=NOT_LOADED_S,
         )  # fmt: skip
 
@@ -162,8 +162,8 @@ class Models:
 
     async def _read(self) -> None:
         workers, now_s = await self._redis.workers()
-        # Without silent workers, whose announcements are old: such a worker may be restarting, but
-        # an online caller should not wait for it.
+        # Silent workers, whose announcements are old, do not count: they may be restarting, but an
+        # online caller should not wait for them.
         self._served = ServedModels.of(workers, self._base, self._configured, silent=False)
         self._read_at = time.monotonic()
         self.clock_ahead = now_s - time.time()

@@ -1,4 +1,4 @@
-"""Queues online requests in groups, and returns results to their callers when published."""
+"""Queues online requests in groups, and returns results to their callers as they come."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class Waiter:
 
     `ending` becomes the stored result, or StoreUnavailable, ClientGone or TimedOut. `pieces` has
     the pieces of text that the caller has not taken yet, None if the caller does not listen;
-    `poke` is called when there are new ones, and at the end. `queued` is called once the message is
-    not needed any more. `text_bytes` counts the text of all choices.
+    `poke` is called when there are new ones, and at the end. `on_queued` is called once the message
+    is not needed any more. `text_bytes` counts the text of all choices.
     """
 
     __slots__ = (
-        "_received", "ending", "pieces", "poke", "push", "pushed", "queued", "request_id",
+        "_received", "ending", "on_queued", "pieces", "poke", "push", "pushed", "request_id",
         "text_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, push: Push, *, listens: bool, queued: Callable[[], None] = do_nothing
+        self, push: Push, *, listens: bool, on_queued: Callable[[], None] = do_nothing
     ) -> None:
         self.request_id = push.request_id
         self.text_bytes = 0
         #: Received characters of each choice.
         self._received: dict[int, int] = {}
-        self.queued = queued
+        self.on_queued = on_queued
         self.push = push
         self.pushed = False
         self.ending: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -94,7 +94,7 @@ class Waiter:
     def drop_message(self) -> None:
         """Free the message: it may have megabytes, and its answer may take an hour."""
         self.push = self.push._replace(message=b"")
-        self.queued()
+        self.on_queued()
 
     def end(self, how: bytes | Exception) -> None:
         """Set the ending, unless it is set already."""
@@ -122,7 +122,7 @@ class PendingRequests:
         self._to_push: list[Waiter] = []
         self._to_cancel: set[str] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        self._drops: set[asyncio.Task[None]] = set()
+        self._unsubscribing: set[asyncio.Task[None]] = set()
         self._cancelling: asyncio.Task[None] | None = None
         self._subscription: Subscription | None = None
 
@@ -131,13 +131,15 @@ class PendingRequests:
         return f"{self.name}-{secrets.token_hex(12)}"
 
     async def ask(
-        self, push: Push, *, listens: bool, queued: Callable[[], None] = do_nothing
+        self, push: Push, *, listens: bool, on_queued: Callable[[], None] = do_nothing
     ) -> Waiter:
         """Queue a request and begin to wait for its result; the caller must call `leave`.
 
-        `queued` is called once Redis has the message, or has refused it. Raises StoreUnavailable.
+        `on_queued` is called once Redis has the message, or has refused it.
+
+        Raises StoreUnavailable.
         """
-        waiter = Waiter(push, listens=listens, queued=queued)
+        waiter = Waiter(push, listens=listens, on_queued=on_queued)
         self._waiters.setdefault(push.request_id, []).append(waiter)
         if push.once_ms is not None:
             try:
@@ -161,9 +163,9 @@ class PendingRequests:
             if not waiters:
                 del self._waiters[request_id]
                 if once and self._subscription is not None:
-                    drop = asyncio.create_task(self._drop(self._subscription, request_id))
-                    self._drops.add(drop)
-                    drop.add_done_callback(self._drops.discard)
+                    drop = asyncio.create_task(self._unsubscribe(self._subscription, request_id))
+                    self._unsubscribing.add(drop)
+                    drop.add_done_callback(self._unsubscribing.discard)
         if once or waiter.has_result():
             return
         waiter.end(ClientGone())
@@ -174,26 +176,26 @@ class PendingRequests:
             if self._cancelling is None or self._cancelling.done():
                 self._cancelling = asyncio.create_task(self._cancel())
 
-    async def _drop(self, subscription: Subscription, request_id: str) -> None:
+    async def _unsubscribe(self, subscription: Subscription, request_id: str) -> None:
         if request_id not in self._waiters:
             with suppress(StoreUnavailable):  # the next connection does not subscribe to it
                 await subscription.unsubscribe(_channel(request_id))
 
     def _push(self) -> None:
         while self._to_push and len(self._calls) < CALLS:
-            batch: list[Waiter] = []
+            group: list[Waiter] = []
             size = 0
             for waiter in self._to_push[:CALL_REQUESTS]:
                 size += len(waiter.push.message)
-                if batch and size > CALL_BYTES:
+                if group and size > CALL_BYTES:
                     break
-                batch.append(waiter)
-            del self._to_push[: len(batch)]
-            call = asyncio.create_task(self._push_now(batch))
+                group.append(waiter)
+            del self._to_push[: len(group)]
+            call = asyncio.create_task(self._push_now(group))
             self._calls.add(call)
-            call.add_done_callback(self._pushed)
+            call.add_done_callback(self._end_call)
 
-    def _pushed(self, call: asyncio.Task[None]) -> None:
+    def _end_call(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
         try:
             if not call.cancelled():
@@ -201,23 +203,23 @@ class PendingRequests:
         finally:
             self._push()
 
-    async def _push_now(self, batch: Sequence[Waiter]) -> None:
-        for waiter in batch:
+    async def _push_now(self, group: Sequence[Waiter]) -> None:
+        for waiter in group:
             waiter.pushed = True
         try:
             replies = await self._redis.push(
-                [waiter.push for waiter in batch],
+                [waiter.push for waiter in group],
                 high_water=self._high_water,
                 high_water_requests=self._high_water_requests,
             )
         except Exception as error:
-            _fail(batch, error)
+            _fail(group, error)
             return
         finally:
-            for waiter in batch:
+            for waiter in group:
                 waiter.drop_message()
-        known = []
-        for waiter, reply in zip(batch, replies, strict=True):
+        known_ids = []
+        for waiter, reply in zip(group, replies, strict=True):
             if reply.meta:
                 waiter.end(reply.meta)
             elif reply.full:
@@ -225,10 +227,10 @@ class PendingRequests:
                 waiter.end(StoreFull(f"the queue is full, try again later: {reply.full}"))
             elif reply.known and waiter.pieces is not None:
                 # Its message names another gateway as the listener.
-                known.append(waiter.request_id)
-        if known:
+                known_ids.append(waiter.request_id)
+        if known_ids:
             with suppress(StoreUnavailable):  # the result has the missing text
-                await self._announce(known)
+                await self._announce(known_ids)
 
     async def _cancel(self) -> None:
         while self._to_cancel:
@@ -249,17 +251,17 @@ class PendingRequests:
         """Receive results and texts until cancelled; look up results missed while disconnected."""
         last_error = ""
         while True:
-            once = [rid for rid, ws in self._waiters.items() if ws[0].push.once_ms is not None]
-            channels = [text_channel(self.name), *map(_channel, once)]
+            once_ids = [rid for rid, ws in self._waiters.items() if ws[0].push.once_ms is not None]
+            channels = [text_channel(self.name), *map(_channel, once_ids)]
             subscription = self._redis.subscription([_channel(f"{self.name}-*")], channels)
-            both: list[asyncio.Task[None]] = []
+            tasks: list[asyncio.Task[None]] = []
             try:
                 await subscription.open()
                 self._subscription = subscription
                 # A TaskGroup of Python 3.11 would leave this task marked as cancelled.
                 works = (self._catch_up(), subscription.receive(self._receive))
-                both = [asyncio.create_task(work) for work in works]
-                ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+                tasks = [asyncio.create_task(work) for work in works]
+                ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
                 for each in ended:
                     each.result()
             except StoreUnavailable as error:
@@ -269,11 +271,13 @@ class PendingRequests:
                     log.warning("online requests wait for Redis: %s", last_error, extra=extra)
             except Exception:  # without this loop no caller gets an answer
                 extra = {"action": "no_answers"}
-                log.exception("results cannot be received; subscribing again", extra=extra)
+                log.exception(
+                    "results cannot be received; the subscription is opened again", extra=extra
+                )
             finally:
                 self._subscription = None
-                await cancel_all(both)
-                await asyncio.gather(*both, return_exceptions=True)
+                await cancel_all(tasks)
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await subscription.close()
                 await self._redis.reconnect()
             check_cancelled()
@@ -305,12 +309,12 @@ class PendingRequests:
         await self._redis.announce(listen_request(self.name, request_ids))
 
 
-def _fail(batch: Sequence[Waiter], error: Exception) -> None:
+def _fail(group: Sequence[Waiter], error: Exception) -> None:
     """End the waits for requests that could not be queued."""
     unavailable = isinstance(error, StoreUnavailable)
     if not unavailable:  # a bug
         log.error("online requests are not queued", exc_info=error, extra={"action": "no_answers"})
-    for waiter in batch:
+    for waiter in group:
         # The request may be queued although the reply was lost; then `leave` cancels it.
         waiter.pushed = not unavailable or isinstance(error, StoreUnreachable)
         waiter.end(error)

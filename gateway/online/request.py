@@ -47,14 +47,14 @@ class OnlineRequest:
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
-    """Read a body; `highest_priority` is the smallest priority number of its caller.
+    """Read a body; `highest_priority` is the smallest priority number that its caller may use.
 
     Raises ApiError or RequestRejected, naming the field and a valid value.
     """
-    body = _object(raw)
+    body = _read_object(raw)
     fields = len(body)
-    stream = _stream(url, body)
-    priority = _priority(body)
+    stream = _take_stream(url, body)
+    priority = _take_priority(body)
     checked = check_body(url, body, "")
     prompt_tokens = estimated_tokens(len(raw))
     return OnlineRequest(
@@ -75,7 +75,7 @@ def with_model(asked: OnlineRequest, model: str) -> OnlineRequest:
     return replace(asked, body=encode(decode(asked.body) | {"model": model}), model=model)
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _read_object(raw: bytes) -> dict[str, Any]:
     try:
         body = decode(raw)
     except RequestRejected as error:
@@ -86,7 +86,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
+def _take_stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
     """Remove the fields about streaming from the body; return None if it is not streamed."""
     stream, options = body.pop("stream", None), body.pop("stream_options", None)
     if stream is not None and not isinstance(stream, bool):
@@ -103,8 +103,8 @@ def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
         raise invalid(f"`stream_options`: {error}", "stream_options") from None
 
 
-def _priority(body: dict[str, Any]) -> int:
-    """Return the queue priority, from vLLM's field, which is removed, or OpenAI's tier."""
+def _take_priority(body: dict[str, Any]) -> int:
+    """Remove vLLM's `priority` from the body; return it, or that of OpenAI's service tier."""
     priority = int_if_whole(body.get("priority"))
     if type(priority) is int:  # `check_body` refuses anything else
         del body["priority"]

@@ -46,10 +46,10 @@ class Revocations:
             if not digests:
                 continue
             try:
-                found = await self._lookup.find(digests)
+                keys = await self._lookup.find(digests)
             except WarmqError:
                 continue
-            for digest, one in zip(digests, found, strict=True):
+            for digest, one in zip(digests, keys, strict=True):
                 if one.key is None or one.key.revoked_at is not None:
                     for waiter in tuple(self._waiters.get(digest, ())):
                         waiter.end(_revoked())

@@ -17,10 +17,10 @@ from gateway.batches.api.record import Status
 from gateway.page.batches import PAGE, batch_rows, watched
 from gateway.page.view import View
 
-#: Most batches that are read for a filter or an order, and batches of one call.
+#: Most batches that are read for a filter or an order, and most batches of one call.
 SEARCHED, _AT_ONCE = 500, 100
-#: Name of an order -> the value by which rows are sorted; None comes last. `left` is the time left,
-#: of an ended batch the time that it took.
+#: Name of an order -> the value by which rows are sorted; None comes last. `left` sorts by
+#: the time left, or by the time taken if the batch has ended.
 ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "state": lambda row: row["status"],
     "progress": lambda row: row["done"] / row["total"] if row["total"] else None,
@@ -34,7 +34,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchFilters:
     """The filters and the order of a list; `sort` begins with `-` for the highest first."""
 
     text: str = ""
@@ -46,10 +46,10 @@ class Wanted:
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Self:
         """Return the filters and the order in a query."""
-        found = {name: query.get(name, "").strip()[:200] for name in cls.__dataclass_fields__}
-        if found["sort"].removeprefix("-") not in ORDERS:
-            found["sort"] = ""
-        return cls(**found)
+        fields = {name: query.get(name, "").strip()[:200] for name in cls.__dataclass_fields__}
+        if fields["sort"].removeprefix("-") not in ORDERS:
+            fields["sort"] = ""
+        return cls(**fields)
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__dataclass_fields__)
@@ -62,7 +62,7 @@ class Wanted:
     def sorted_by(self, name: str) -> str:
         """Return the query of the list sorted by a column, highest first.
 
-        If the list is sorted so already, lowest first.
+        If the list is sorted like this already, the lowest comes first.
         """
         return self.query(sort=name if self.sort == f"-{name}" else f"-{name}")
 
@@ -78,31 +78,31 @@ class Wanted:
 
     def choose(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows that pass, sorted."""
-        found = [row for row in rows if self.takes(row)]
+        passing = [row for row in rows if self.takes(row)]
         if self.sort:
             value = ORDERS[self.sort.removeprefix("-")]
-            known = [row for row in found if value(row) is not None]
-            known.sort(key=value, reverse=self.sort.startswith("-"))
-            found = known + [row for row in found if value(row) is None]
-        return found
+            sortable = [row for row in passing if value(row) is not None]
+            sortable.sort(key=value, reverse=self.sort.startswith("-"))
+            passing = sortable + [row for row in passing if value(row) is None]
+        return passing
 
 
 def batches(view: View) -> Response:
     """Show a page of the caller's batches."""
-    wanted = Wanted.of(view.query)
+    filters = BatchFilters.of(view.query)
     context: dict[str, Any] = {"page": 1, "more": False, "searched": 0}
-    if wanted:
+    if filters:
         number = view.query.get("page", "1")
         page = max(1, int(number)) if number.isdecimal() and len(number) < 4 else 1
         read, more = _newest(view)
-        found = wanted.choose(read)
-        rows = found[(page - 1) * PAGE : page * PAGE]
-        context |= {"page": page, "more": len(found) > page * PAGE}
+        chosen = filters.choose(read)
+        rows = chosen[(page - 1) * PAGE : page * PAGE]
+        context |= {"page": page, "more": len(chosen) > page * PAGE}
         context["searched"] = len(read) if more else 0
     else:
         rows, context["more"] = batch_rows(view, view.query.get("after", "")[:200], PAGE)
     return view.page(
-        "batches.html", rows=rows, watched=watched(rows), wanted=wanted, states=get_args(Status),
+        "batches.html", rows=rows, watched=watched(rows), filters=filters, states=get_args(Status),
         tenants=not view.caller.only_tenant, **context,
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def _newest(view: View) -> tuple[list[dict[str, Any]], bool]:
     rows: list[dict[str, Any]] = []
     more = True
     while more and len(rows) < SEARCHED:
-        found, more = batch_rows(view, rows[-1]["id"] if rows else "", _AT_ONCE)
-        rows += found
-        more = more and bool(found)
+        next_rows, more = batch_rows(view, rows[-1]["id"] if rows else "", _AT_ONCE)
+        rows += next_rows
+        more = more and bool(next_rows)
     return rows, more

@@ -1,4 +1,4 @@
-"""Pages of batches: a list with progress and time left, one batch, cancel, retry."""
+"""Makes rows of batches for lists; shows, cancels and downloads one batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
-from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, part_ids, shown
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, batch_object, part_ids
 from gateway.batches.api.record import ENDED, RequestCounts, decode
 from gateway.files.files import Files
 from gateway.files.routes import content
@@ -37,14 +37,14 @@ FIGURES = (
 )
 
 
-def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
+def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
     """Return a batch as a row of the list; None if Anthropic's API made it.
 
     The rate of a batch that has ended is its mean; `live.py` measures the rate of one that runs.
-    `works` has its open requests by queue, from which `estimates` returns further values, and
-    `submitted` a batch of `producer submit`.
+    The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
+    batch if `producer submit` made it, otherwise None.
     """
-    batch = shown(view)
+    batch = batch_object(batch_view)
     if batch is None:
         return None
     counts, ended, metadata = batch.request_counts, batch.status in ENDED, batch.metadata or {}
@@ -53,7 +53,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
     )  # fmt: skip
-    # Both times are in whole seconds: a batch that took less than one counts as one.
+    # Both times are in whole seconds: a batch that took less than 1 s counts as 1 s.
     seconds = max(1.0, (ended_at or now) - (batch.in_progress_at or batch.created_at))
     return {
         "id": batch.id,
@@ -76,15 +76,15 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
-        **_queued(view, counts.total),
+        **_queue_fields(batch_view, counts.total),
         "failures": [(one.code, one.count) for one in batch.failures or ()],
         "error_file_id": batch.error_file_id,
     }
 
 
-def _queued(view: BatchView, total: int) -> dict[str, Any]:
-    """Return the fields of a row that come from the batch's queues and what was expected."""
-    if isinstance(batch := view.source, QueueBatch):
+def _queue_fields(batch_view: BatchView, total: int) -> dict[str, Any]:
+    """Return a row's fields about the batch's tenant, queues and planned duration."""
+    if isinstance(batch := batch_view.source, QueueBatch):
         return {
             "tenant": batch.tenant,
             "queues": batch.queues,
@@ -94,12 +94,12 @@ def _queued(view: BatchView, total: int) -> dict[str, Any]:
         }
     record = decode(batch.document)
     # Its queue batches run concurrently, so the longest time counts.
-    expected = filter(None, (record.expected_s, *(part.expected_s for part in view.parts)))
+    expected = filter(None, (record.expected_s, *(part.expected_s for part in batch_view.parts)))
     return {
         "tenant": record.tenant,
         "queues": sorted({part.queue for part in record.parts}),
         "expected_s": max(expected, default=None),
-        "works": works_of(record, view.parts, total),
+        "works": works_of(record, batch_view.parts, total),
         "submitted": None,
     }
 
@@ -114,26 +114,26 @@ def _tone(status: str, counts: RequestCounts) -> str:
 def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return a page's rows, and whether more rows follow."""
     rows, more = _rows(view, after, limit)
-    complete(view.services, rows)
+    add_names_and_estimates(view.services, rows)
     return rows, more
 
 
 def newest_rows(view: View, limit: int) -> list[dict[str, Any]]:
-    """Return rows of the newest batches, without what `complete` adds."""
+    """Return rows of the newest batches, without what `add_names_and_estimates` adds."""
     return _rows(view, "", limit)[0]
 
 
 def _rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
     reads = BatchViews.using(view.services.batches)
-    found = reads.page(view.caller.only_tenant, after=after, limit=limit)
-    if found is None:
+    page = reads.page(view.caller.only_tenant, after=after, limit=limit)
+    if page is None:
         raise not_found("batch", after)
     now = time.time()
-    rows = [row for one in found.batches if (row := row_of(one, now)) is not None]
-    return rows, found.has_more
+    rows = [row for one in page.batches if (row := row_of(one, now)) is not None]
+    return rows, page.has_more
 
 
-def complete(services: Services, rows: list[dict[str, Any]]) -> None:
+def add_names_and_estimates(services: Services, rows: list[dict[str, Any]]) -> None:
     """Add to rows their input files' names, if these exist, and `estimates`."""
     ids = [row["input_file_id"] for row in rows]
     queues = read_queues(services, (queue for row in rows for queue in row["queues"]))
@@ -151,21 +151,21 @@ def watched(rows: list[dict[str, Any]]) -> str:
 def batch(view: View) -> Response:
     """Show a batch, with a sample of the requests that ended last."""
     services, batch_id = view.services, view.request.path_params["batch_id"]
-    found = api.view_of(services, view.caller, batch_id)
-    row = row_of(found, time.time())
+    batch_view = api.view_of(services, view.caller, batch_id)
+    row = row_of(batch_view, time.time())
     if row is None:
         raise not_found("batch", batch_id)
-    complete(services, [row])
-    parts = [part for part in services.batches.states(part_ids(found)) if part is not None]
-    failed = failed_codes(services, found, row)
+    add_names_and_estimates(services, [row])
+    parts = [part for part in services.batches.states(part_ids(batch_view)) if part is not None]
+    failed = failed_codes(services, batch_view, row)
     return view.page(
         "batch.html",
         row=row,
-        batch=shown(found),
+        batch=batch_object(batch_view),
         sample=sample(services, parts),
         failed=failed,
-        retry=retry_of(services, found, row, failed),
-        retry_cut=isinstance(found.source, QueueBatch),
+        retry=retry_of(services, batch_view, row, failed),
+        retry_cut=isinstance(batch_view.source, QueueBatch),
         stalls=stalls_of(view, [] if row["ended"] else [row]),
         figures=FIGURES,
         running=[] if row["ended"] else _running(services, parts),
@@ -175,25 +175,25 @@ def batch(view: View) -> Response:
 
 def _running(services: Services, parts: list[QueueBatch]) -> list[RunningRequest]:
     reads, workers = RequestReads.using(services.batches), workers_of(services)
-    found = (one for part in parts for one in reads.running(part, workers, MAX_RUNNING))
-    return [one for one in islice(found, MAX_RUNNING) if one.custom_id]
+    running = (one for part in parts for one in reads.running(part, workers, MAX_RUNNING))
+    return [one for one in islice(running, MAX_RUNNING) if one.custom_id]
 
 
 def cancel(view: View) -> Response:
     """Begin to cancel a batch."""
     batch_id = view.request.path_params["batch_id"]
-    state, found = api.cancel(view.services, view.caller, batch_id)
+    state, batch_view = api.cancel(view.services, view.caller, batch_id)
     background = None
-    if isinstance(found.source, QueueBatch) and state.status == "cancelling":
-        background = BackgroundTask(view.services.batches.cancel, found.source)
-    return view.to(f"/ui/batches/{batch_id}", background, notice="cancelled")
+    if isinstance(batch_view.source, QueueBatch) and state.status == "cancelling":
+        background = BackgroundTask(view.services.batches.cancel, batch_view.source)
+    return view.redirect(f"/ui/batches/{batch_id}", background, notice="cancelled")
 
 
 def download(view: View) -> Response:
     """Send a batch's answers or errors; while the batch runs, those so far."""
     batch_id, kind = (view.request.path_params[name] for name in ("batch_id", "kind"))
-    found = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
-    ids = {"answers": found.output_file_id, "errors": found.error_file_id} if found else {}
+    batch = batch_object(api.view_of(view.services, view.caller, batch_id), partial=True)
+    ids = {"answers": batch.output_file_id, "errors": batch.error_file_id} if batch else {}
     file_id = ids.get(kind)
     if not file_id:
         raise ApiError(404, f"batch {batch_id} has no {kind[:20]} (yet)", code="file_not_found")

@@ -25,13 +25,13 @@ def _visible(view: View, letters: list[DeadLetter]) -> list[DeadLetter]:
     """
     ids = list({letter["batch_id"] for letter in letters if letter["batch_id"]})
     states = dict(zip(ids, view.services.batches.states(ids), strict=True))
-    found = []
+    visible = []
     for letter in letters:
         batch = states.get(letter["batch_id"] or "")
         mine = batch is not None and view.caller.only_tenant in ("", batch.tenant)
         if mine or (batch is None and view.caller.operator):
-            found.append(letter)
-    return found
+            visible.append(letter)
+    return visible
 
 
 def show(view: View) -> Response:
@@ -53,13 +53,13 @@ def _row(view: View, letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def change(view: View) -> Response:
+def retry_or_delete(view: View) -> Response:
     """Queue the chosen dead letters again, or delete them."""
     batches = view.services.batches
     chosen = list(dict.fromkeys(value for name, value in view.form_list if name == "id"))
     ids = [letter["id"] for letter in _visible(view, list(batches.dead_letters(chosen)))]
     if not ids:
-        return view.to("/ui/dead", notice="none")
+        return view.redirect("/ui/dead", notice="none")
     if view.form.get("do") == "delete":
-        return view.to("/ui/dead", notice="deleted", n=batches.delete_dead(ids))
-    return view.to("/ui/dead", notice="retried", n=batches.retry_dead(ids))
+        return view.redirect("/ui/dead", notice="deleted", n=batches.delete_dead(ids))
+    return view.redirect("/ui/dead", notice="retried", n=batches.retry_dead(ids))

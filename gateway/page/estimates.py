@@ -1,4 +1,4 @@
-"""Adds to batches' rows their rates, times left and shares of cached prompts."""
+"""Estimates batches' times left, and their shares of cached prompts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def read_queues(services: Services, queues: Iterable[str]) -> dict[str, QueueSta
     names = sorted(set(queues))
     reads = OutlookReads.using(services.batches)
     alive = [one for one in reads.announcements() if is_alive(one)] if names else []
-    found = {}
+    states = {}
     for queue in names:
         minutes = reads.day([queue])
         workers = [worker for worker in alive if worker["queue"] == queue]
-        found[queue] = QueueState(minutes, reads.outlook(queue, workers, minutes))
-    return found
+        states[queue] = QueueState(minutes, reads.outlook(queue, workers, minutes))
+    return states
 
 
 def works_of(source: QueueBatch | BatchRecord, parts: Sequence[QueueBatch], total: int) -> Works:
@@ -45,14 +45,14 @@ def works_of(source: QueueBatch | BatchRecord, parts: Sequence[QueueBatch], tota
     if isinstance(source, QueueBatch):
         return {queue: [Work.of(source)] for queue in source.queues}
     counted = sum(part.number("total") for part in parts)
-    found: Works = {}
+    works: Works = {}
     for one, part in zip(source.parts, parts, strict=False):
         work = Work.of(part)._replace(tenant=source.tenant, step=priority_step(source.priority))
         if counted:  # the lines that the runner has not queued yet go to the same queues
             rest = max(0, total - counted) * part.number("total") / counted
             work = work._replace(left=work.left + round(rest))
-        found.setdefault(one.queue, []).append(work)
-    return found
+        works.setdefault(one.queue, []).append(work)
+    return works
 
 
 def estimates(row: Mapping[str, Any], queues: Mapping[str, QueueState]) -> dict[str, float | None]:
@@ -86,6 +86,8 @@ def _cached_share(row: Mapping[str, Any], queues: Mapping[str, QueueState]) -> f
         return float(row["cached"] / row["tokens_in"])
     first, last = row["created_at"] // 60, (row["ended_at"] or time.time()) // 60
     minutes = (m for q in row["queues"] if q in queues for m in queues[q].minutes)
-    found = [minute for minute in minutes if first <= minute.minute <= last]
-    read = sum(minute.prompt_tokens for minute in found)
-    return min(1.0, sum(minute.cached_tokens for minute in found) / read) if read else None
+    while_running = [minute for minute in minutes if first <= minute.minute <= last]
+    prompt_tokens = sum(minute.prompt_tokens for minute in while_running)
+    if not prompt_tokens:
+        return None
+    return min(1.0, sum(minute.cached_tokens for minute in while_running) / prompt_tokens)

@@ -1,4 +1,4 @@
-"""What failed in a batch, for its page: by error code, and how many requests a retry would run."""
+"""Counts a batch's failures by error code, and the requests that a retry would run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTCOMES = {"failed": ("failed",), "stopped": ("cancelled", "expired")}
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class FailureGroup:
     """The failed lines with one error code: their number, the remedy, and the first of them."""
 
     code: str
@@ -46,13 +46,16 @@ class Retry:
     anew: bool = False
 
 
-def failed_codes(services: Services, view: BatchView, row: Mapping[str, Any]) -> list[Code]:
+def failed_codes(
+    services: Services, batch_view: BatchView, row: Mapping[str, Any]
+) -> list[FailureGroup]:
     """Return a batch's failures by code, the most frequent first; stopped requests come last."""
-    found = failures_of_view(services, view)
-    if rest := _stopped(row, found):
-        found = [*found, FailedCode(row["status"], rest)]
+    failures = failures_of_view(services, batch_view)
+    if rest := _stopped(row, failures):
+        failures = [*failures, FailedCode(row["status"], rest)]
     return [
-        Code(one.code, one.count, REMEDIES.get(one.code, OTHER_REMEDY), one.first) for one in found
+        FailureGroup(one.code, one.count, REMEDIES.get(one.code, OTHER_REMEDY), one.first)
+        for one in failures
     ]
 
 
@@ -65,16 +68,18 @@ def _stopped(row: Mapping[str, Any], codes: list[FailedCode]) -> int:
 
 
 def retry_of(
-    services: Services, view: BatchView, row: Mapping[str, Any], codes: list[Code]
+    services: Services, batch_view: BatchView, row: Mapping[str, Any], codes: list[FailureGroup]
 ) -> Retry:
     """Return what a retry would run; nothing before the batch has ended."""
     if not row["ended"] or not row["failed"]:
         return Retry()
-    if isinstance(view.source, QueueBatch):
-        can = RequestReads.using(services.batches).retryable(view.id)
-        stopped = min(can, view.source.number("cancelled") + view.source.number("expired"))
-        failed = can - stopped
-        return Retry(failed, stopped, max(0, view.source.number("failed") - failed))
+    if isinstance(batch_view.source, QueueBatch):
+        retryable = RequestReads.using(services.batches).retryable(batch_view.id)
+        stopped = min(
+            retryable, batch_view.source.number("cancelled") + batch_view.source.number("expired")
+        )
+        failed = retryable - stopped
+        return Retry(failed, stopped, max(0, batch_view.source.number("failed") - failed))
     if row["status"] == "failed":  # the whole file was refused
         return Retry()
     invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)

@@ -48,11 +48,11 @@ PREVIEWS, PREVIEW_CHARACTERS = 5, 1000
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a user chose for a file: as --map, --set and --model of `producer submit`.
+    """A user's choices for a file, like --map, --set and --model of `producer submit`.
 
     `system` and `user` are templates over a table's columns, `id` is the column of the custom_id,
-    `fields` has a `name=value` on each line, for all requests; `answers` are the texts that an
-    answer may be, with a comma between them, as --choice has them.
+    `fields` has a `name=value` on each line, for all requests; `answers` are the allowed
+    answers, separated by commas, as for --choice.
     """
 
     id: str = ""
@@ -74,7 +74,7 @@ class Choices:
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The field of each column or template; empty if columns have the names of fields."""
+        """The column or template of each field; empty if the columns have the fields' names."""
         named = {"custom_id": self.id, "messages.system": self.system, "messages.user": self.user}
         return {name: value for name, value in named.items() if value} if self.user else {}
 
@@ -84,25 +84,27 @@ class Choices:
 
         Raises BadOption for bad allowed answers.
         """
-        found: dict[str, Any] = {"model": self.model} if self.model else {}
+        fields: dict[str, Any] = {"model": self.model} if self.model else {}
         for line in filter(str.strip, self.fields.split("\n")):
             name, _, text = line.partition("=")
             try:
-                found[name.strip()] = orjson.loads(text)
+                fields[name.strip()] = orjson.loads(text)
             except orjson.JSONDecodeError:
-                found[name.strip()] = text.strip()
-        return with_structure(found, self.answers.strip() or None, None)
+                fields[name.strip()] = text.strip()
+        return with_structure(fields, self.answers.strip() or None, None)
 
 
 @dataclass(slots=True)
 class FilePlan:
     """The plan of one file.
 
-    `problem` is why there is none, `refused` why the gateway would refuse the file. `bad_rows`
-    are the problems of a table's rows that fail alone. `convert`: the file is not in OpenAI's form.
-    `columns` are a table's. `prompts` are custom_ids and texts of
+    `problem` is why there is no plan, `refused` why the gateway would refuse the file. `convert` is
+    True if the file is not in OpenAI's form. `columns` are those of a table, `bad_rows` the
+    problems of its rows that fail alone, by row number. `prompts` are custom_ids and texts of
     requests that are spread over the file. `unserved` are models that no worker serves, `waiting`
-    is the number of requests in the queue before it, `idle`: no worker runs. `size`: bytes read.
+    is the number of requests in the queue before it. `served` is a text about the models that the
+    caller may use. `idle` is True if no worker runs. `size`
+    counts the bytes read.
     """
 
     plan: Plan | None = None
@@ -136,7 +138,7 @@ def named_in(lines: Iterable[bytes]) -> tuple[Counter[str], Counter[str]]:
     return urls, models
 
 
-def converts(record: FileRecord, choices: Choices) -> bool:
+def must_convert(record: FileRecord, choices: Choices) -> bool:
     """Return whether a file must be converted whatever its lines are."""
     return bool(kind_of(record.filename) or choices.model or choices.fields or choices.answers)
 
@@ -147,29 +149,29 @@ def plan_file(
     """Plan a file for the queue of the model that most of its lines name."""
     head = b"".join(services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES)))
     urls, models = named_in(lines_of([head]))
-    found = FilePlan(convert=converts(record, choices), size=record.bytes)
-    _name(found, urls, models)
-    ready = bool(urls) and not found.convert
+    file_plan = FilePlan(convert=must_convert(record, choices), size=record.bytes)
+    _set_url_and_models(file_plan, urls, models)
+    ready = bool(urls) and not file_plan.convert
     if not urls and head.lstrip()[:1] == b"{":
-        found.convert = True  # the short form
+        file_plan.convert = True  # the short form
     if record.bytes > PLANNED_BYTES:
-        return found
+        return file_plan
     guard.start(PLANNED_S)
     try:
-        with batch_lines(services, record, choices, ready, guard) as (path, made):
-            if made is not None:
-                found.columns, found.problem = made.columns, made.error
-                found.convert, found.refused = made.changed, made.problems
-                found.bad_rows = made.bad_rows
+        with batch_lines(services, record, choices, ready, guard) as (path, conversion):
+            if conversion is not None:
+                file_plan.columns, file_plan.problem = conversion.columns, conversion.error
+                file_plan.convert, file_plan.refused = conversion.changed, conversion.problems
+                file_plan.bad_rows = conversion.bad_rows
                 with path.open("rb") as file:
-                    _name(found, *named_in(file))
-            if not found.problem:
-                _plan(services, caller, found, path, guard)
+                    _set_url_and_models(file_plan, *named_in(file))
+            if not file_plan.problem:
+                _add_plan(services, caller, file_plan, path, guard)
     except TooLong:
-        found.plan = None
+        file_plan.plan = None
     except WarmqError as error:
-        found.problem = error.message
-    return found
+        file_plan.problem = error.message
+    return file_plan
 
 
 @contextmanager
@@ -185,14 +187,14 @@ def batch_lines(
             yield path, None
             return
         with tempfile.NamedTemporaryFile(prefix="warmq-page-") as lines:
-            made = _convert(services, record, choices, path, lines, guard)
+            conversion = _convert(services, record, choices, path, lines, guard)
             lines.flush()
-            yield Path(lines.name), made
+            yield Path(lines.name), conversion
 
 
-def _name(found: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
-    found.url = urls.most_common(1)[0][0] if urls else CHAT_URL
-    found.models = [name for name, _ in models.most_common(10)]
+def _set_url_and_models(file_plan: FilePlan, urls: Counter[str], models: Counter[str]) -> None:
+    file_plan.url = urls.most_common(1)[0][0] if urls else CHAT_URL
+    file_plan.models = [name for name, _ in models.most_common(10)]
 
 
 def _convert(
@@ -213,52 +215,52 @@ def _convert(
         overrides = choices.overrides
     except BadOption as error:  # the page shows it next to the columns
         overrides, problem = {}, error.message
-    made = convert(path, record.filename, choices.pairs, overrides, longest, write, guard)
-    made.error = made.error or problem
-    return made
+    conversion = convert(path, record.filename, choices.pairs, overrides, longest, write, guard)
+    conversion.error = conversion.error or problem
+    return conversion
 
 
-def _plan(
-    services: Services, caller: Caller, found: FilePlan, path: Path, guard: ReadGuard
+def _add_plan(
+    services: Services, caller: Caller, file_plan: FilePlan, path: Path, guard: ReadGuard
 ) -> None:
-    """Add the plan, the problems for which the file would be refused, and the first prompts."""
+    """Add the plan, the problems for which the file would be refused, and some prompts."""
     settings = services.settings
 
     def watch() -> None:
         guard()
-        found.size = max(found.size, source.decompressed)
+        file_plan.size = max(file_plan.size, source.decompressed)
         if source.decompressed > PLANNED_BYTES:
             raise TooLong
 
     served = ServedModels.of(
         services.batches.announcements(), settings.queue, settings.gateway_models
     )
-    model = found.models[0] if found.models else ""
+    model = file_plan.models[0] if file_plan.models else ""
     queue = served.queue_of(model, caller.models) or settings.queue
     workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
     outlook = OutlookReads.using(services.batches).outlook(queue, workers)
     spread = Spread(PREVIEWS)
     with closing(Input(str(path), watch=watch)) as source:
         submission, counter = Submission("plan", queue, DEFAULT_PRIORITY), CharacterCounter()
-        made = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
-    messages = {f"line {number}": text for number, text in found.bad_rows.items()}
-    first = made.content.first_bad
+        new_plan = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
+    messages = {f"line {number}": text for number, text in file_plan.bad_rows.items()}
+    first = new_plan.content.first_bad
     first[:] = [messages.get(text.partition(",")[0], text) for text in first]
     longest, most = settings.max_line_bytes, settings.gateway_max_requests
-    summary = validate_input(path, found.url, longest, most, guard)
-    found.refused = (
-        found.refused or [_text_of(summary, n) for n in range(len(summary.problems))][:10]
+    summary = validate_input(path, file_plan.url, longest, most, guard)
+    file_plan.refused = (
+        file_plan.refused or [_problem_text(summary, n) for n in range(len(summary.problems))][:10]
     )
     asked = sorted(summary.bytes_of)
-    found.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]
-    found.served, found.idle = served.listing(caller.models), not served.alive
+    file_plan.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]
+    file_plan.served, file_plan.idle = served.listing(caller.models), not served.alive
     totals = WaitingReads.using(services.batches).waiting_totals([queue])
-    found.waiting = sum(totals.values())
-    found.prompts = list(_prompts(line for _, line, _ in spread.chosen))
-    found.plan = made
+    file_plan.waiting = sum(totals.values())
+    file_plan.prompts = list(_prompts(line for _, line, _ in spread.chosen))
+    file_plan.plan = new_plan
 
 
-def _text_of(summary: InputSummary, index: int) -> str:
+def _problem_text(summary: InputSummary, index: int) -> str:
     problem = summary.problems[index]
     return f"line {problem.line}: {problem.message}" if problem.line else problem.message
 

@@ -18,7 +18,7 @@ from contract.redis.waiting import Waiting, WaitingReads
 from contract.version import PROTOCOL
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.page.batches import complete, newest_rows, watched
+from gateway.page.batches import add_names_and_estimates, newest_rows, watched
 from gateway.page.summary import stalls_of, summary
 from gateway.page.view import View
 from gateway.redis.machines import MachineReads
@@ -27,7 +27,7 @@ from producer.stalls import model_of
 
 #: Most rows of waiting requests, most workers on a page, and most tenants that are shown.
 MAX_WAITING, MAX_WORKERS, MAX_TENANTS = 200, 100, 500
-#: Newest batches that the summary counts, and of them those that the overview lists.
+#: Number of newest batches that the summary counts, and that the overview lists.
 MAX_SUMMED, MAX_LATEST = 100, 5
 #: The tenant that is shown for requests of plain Celery clients (contract/lua/turns.lua).
 CELERY = "celery"
@@ -65,8 +65,8 @@ class Fleet:
         """Return the model of a queue, from the queue's name or else from its workers."""
         if queue.startswith(f"{self.default_queue}."):
             return queue.removeprefix(f"{self.default_queue}.")
-        found = {one["model"] for one in self.alive if one["queue"] == queue}
-        return ", ".join(sorted(found)[:3]) or "–"
+        models = {one["model"] for one in self.alive if one["queue"] == queue}
+        return ", ".join(sorted(models)[:3]) or "–"
 
     @property
     def oldest_s(self) -> float | None:
@@ -111,23 +111,23 @@ def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[
 
 
 def read_fleet(
-    services: Services, caller: Caller, more: Iterable[str] = (), *, who: bool = False
+    services: Services, caller: Caller, more_queues: Iterable[str] = (), *, by_tenant: bool = False
 ) -> Fleet:
-    """Read the workers and the number of waiting requests; with `who` also by tenant.
+    """Read the workers and the number of waiting requests, also by tenant if `by_tenant`.
 
-    `more` are queues of batches, which may have no worker.
+    `more_queues` are queues of batches, which may have no worker.
     """
     reads = WaitingReads.using(services.batches)
     default = services.settings.queue
     workers = [_worker(worker, caller.operator, default) for worker in reads.announcements()]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
-    queues = sorted({*_known((one["queues"] for one in workers), default), *more})
-    waiting_by = [one for queue in queues for one in reads.waiting_by(queue)] if who else []
+    queues = sorted({*_known_queues((one["queues"] for one in workers), default), *more_queues})
+    waiting_by = [one for queue in queues for one in reads.waiting_by(queue)] if by_tenant else []
     waiting = sum(reads.waiting_totals(queues).values())
     return Fleet(workers, default, waiting, list(_visible(caller, waiting_by))[:MAX_WAITING])
 
 
-def _known(queues: Iterable[Iterable[str]], default: str) -> list[str]:
+def _known_queues(queues: Iterable[Iterable[str]], default: str) -> list[str]:
     """Return the known queues: the default one and those of workers."""
     return sorted({default, *(queue for several in queues for queue in several)})
 
@@ -152,7 +152,7 @@ WIDTH, HEIGHT = 720, 100
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line over time and the area under it (SVG paths); maximum, mean, times."""
+    """A line over time and the area under it, as SVG paths; times are seconds since 1970."""
 
     line: str
     area: str
@@ -196,10 +196,11 @@ def overview(view: View) -> Response:
     """Show the overview: a summary, workers, waiting requests, charts and the latest batches."""
     rows = newest_rows(view, MAX_SUMMED)
     open_queues = {queue for row in rows if not row["ended"] for queue in row["queues"]}
-    fleet = read_fleet(view.services, view.caller, open_queues, who=True)
+    fleet = read_fleet(view.services, view.caller, open_queues, by_tenant=True)
     latest = rows[:MAX_LATEST]
-    complete(view.services, [*latest, *(one for one in rows[MAX_LATEST:] if not one["ended"])])
-    queues = _known((one["queues"] for one in fleet.workers), fleet.default_queue)
+    running = [row for row in rows[MAX_LATEST:] if not row["ended"]]
+    add_names_and_estimates(view.services, [*latest, *running])
+    queues = _known_queues((one["queues"] for one in fleet.workers), fleet.default_queue)
     stalls = stalls_of(view, rows, queues)
     minutes = HistoryReads.using(view.services.batches).day(queues)
     return view.page(
@@ -256,7 +257,7 @@ def tenants(view: View) -> Response:
     reads = Tenants.using(services.batches)
     waits = WaitingReads.using(services.batches)
     terms = {tenant.name: tenant for tenant in reads.tenants()}
-    queues = _known(map(queues_of, reads.announcements()), services.settings.queue)
+    queues = _known_queues(map(queues_of, reads.announcements()), services.settings.queue)
     used = reads.used(queues)
     waiting, running = Counter[str](), Counter[str]()
     for queue in queues:
@@ -266,7 +267,7 @@ def tenants(view: View) -> Response:
     names = {caller.tenant, *waiting, *running, *terms, *used}
     weights = {name: terms[name].weight if name in terms else 1.0 for name in names}
     active = {name for name in names if waiting[name] or running[name]}
-    active_weight = sum(weights[name] for name in active)
+    active_weight, all_tokens = sum(weights[name] for name in active), sum(used.values())
     rows: list[dict[str, Any]] = [
         {
             "name": name,
@@ -276,8 +277,8 @@ def tenants(view: View) -> Response:
             "cap": terms[name].max_in_flight if name in terms else None,
             "share": running[name] / running.total() if running.total() else None,
             "tokens": round(used.get(name, 0)),
-            "of_tokens": used.get(name, 0) / sum(used.values()) if sum(used.values()) else None,
-            "due": weights[name] / active_weight if name in active else None,
+            "share_of_tokens": used.get(name, 0) / all_tokens if all_tokens else None,
+            "share_by_weight": weights[name] / active_weight if name in active else None,
         }
         for name in sorted(names)
         if caller.operator or name == caller.tenant

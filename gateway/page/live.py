@@ -138,20 +138,20 @@ class LiveFeed:
         tick, fleet = 0, State()
         while True:
             try:
-                found = await run_in_threadpool(self._read_batches, self._next_batches())
+                batches = await run_in_threadpool(self._read_batches, self._next_batches())
                 if tick % FLEET_EVERY == 0:  # with the queues of these batches
                     fleet = await run_in_threadpool(self._read_fleet)
-                state = fleet | found
+                state = fleet | batches
                 for viewer in tuple(self._viewers):
                     viewer.offer(state)
             except Exception as error:  # a page then shows that it is not live
-                self._lost(error)
+                self._note_lost(error)
             tick += 1
             await asyncio.sleep(TICK_S)
 
-    def _lost(self, error: Exception) -> None:
-        known = isinstance(error, WarmqError)
-        message, traceback = (error, None) if known else ("a bug in this gateway", error)
+    def _note_lost(self, error: Exception) -> None:
+        is_known = isinstance(error, WarmqError)
+        message, traceback = (error, None) if is_known else ("a bug in this gateway", error)
         extra = {"action": "no_pages"}
         log.warning("pages are not live: %s", message, exc_info=traceback, extra=extra)
         for viewer in tuple(self._viewers):
@@ -163,37 +163,37 @@ class LiveFeed:
         """Return the (tenant, batch id) pairs to read now; too many pairs take turns."""
         pairs = {(one.tenant, batch_id) for one in self._viewers for batch_id in one.batches}
         self._done = {pair: done for pair, done in self._done.items() if pair in pairs}
-        found = sorted(pairs)
-        if len(found) <= MAX_READ:
-            return found
-        self._next = (self._next + MAX_READ) % len(found)
-        return (found + found)[self._next : self._next + MAX_READ]
+        in_order = sorted(pairs)
+        if len(in_order) <= MAX_READ:
+            return in_order
+        self._next = (self._next + MAX_READ) % len(in_order)
+        return (in_order + in_order)[self._next : self._next + MAX_READ]
 
-    def _read_batches(self, wanted: Sequence[tuple[str, str]]) -> State:
-        reads, found = BatchViews.using(self._services.batches), {}
-        for tenant, batch_id in wanted:
-            view = reads.get(tenant, batch_id)
-            row = row_of(view, time.time()) if view is not None else None
+    def _read_batches(self, pairs: Sequence[tuple[str, str]]) -> State:
+        reads, batches = BatchViews.using(self._services.batches), {}
+        for tenant, batch_id in pairs:
+            batch_view = reads.get(tenant, batch_id)
+            row = row_of(batch_view, time.time()) if batch_view is not None else None
             if row is not None:
                 row.update(self._estimates(row))
                 if not row["ended"]:
-                    row["rate"] = self._rate((tenant, batch_id), row["done"])
+                    row["rate"] = self._batch_rate((tenant, batch_id), row["done"])
                 # Values that only follow the clock are not a change: a batch without progress is
                 # sent once.
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
                 for name in ("works", "submitted", "failures"):  # these are not for the page
                     del row[name]
-                found[(tenant, batch_id)] = orjson.dumps(row)
-        return found
+                batches[(tenant, batch_id)] = orjson.dumps(row)
+        return batches
 
-    def _rate(self, key: tuple[str, str], done: int) -> float | None:
+    def _batch_rate(self, key: tuple[str, str], done: int) -> float | None:
         """Return a batch's requests per second over RATES_S; None before MIN_RATE_S."""
-        now, seen = time.monotonic(), self._done.setdefault(key, deque())
-        seen.append((now, done))
-        while len(seen) > 2 and now - seen[1][0] >= RATES_S:
-            seen.popleft()
-        seconds = now - seen[0][0]
-        return round(max(0, done - seen[0][1]) / seconds, 1) if seconds >= MIN_RATE_S else None
+        now, counts = time.monotonic(), self._done.setdefault(key, deque())
+        counts.append((now, done))
+        while len(counts) > 2 and now - counts[1][0] >= RATES_S:
+            counts.popleft()
+        seconds = now - counts[0][0]
+        return round(max(0, done - counts[0][1]) / seconds, 1) if seconds >= MIN_RATE_S else None
 
     def _estimates(self, row: dict[str, Any]) -> dict[str, float | None]:
         """Return a row's estimates from its queues' states, which are cached for HISTORY_S."""
@@ -202,8 +202,8 @@ class LiveFeed:
         missing = [queue for queue in row["queues"] if queue not in self._queues]
         read = read_queues(self._services, missing)
         self._queues |= {queue: (now, state) for queue, state in read.items()}
-        found = estimates(row, {queue: state for queue, (_, state) in self._queues.items()})
-        return {name: None if one is None else round(one, 3) for name, one in found.items()}
+        values = estimates(row, {queue: state for queue, (_, state) in self._queues.items()})
+        return {name: None if one is None else round(one, 3) for name, one in values.items()}
 
     def _read_fleet(self) -> State:
         fleet = read_fleet(self._services, Caller(), self._queues)
@@ -213,15 +213,15 @@ class LiveFeed:
             "slots": fleet.slots,
             "running": sum(worker["running"] for worker in fleet.alive),
             "workers": len(fleet.alive),
-            **self._rates({worker["id"]: worker["done"] for worker in fleet.alive}),
+            **self._fleet_rates({worker["id"]: worker["done"] for worker in fleet.alive}),
         }
         state["each"] = [
-            {name: w[name] for name in shown} | {"out_s": self._rate_of(w["id"])}
+            {name: w[name] for name in shown} | {"out_s": self._worker_rate(w["id"])}
             for w in fleet.workers[:MAX_WORKERS]
         ]
         return {FLEET: orjson.dumps(state)}
 
-    def _rate_of(self, worker: str) -> float | None:
+    def _worker_rate(self, worker: str) -> float | None:
         """Return the tokens/s that a worker writes; None if it is not known yet."""
         (since, before), (now, totals) = self._totals[0], self._totals[-1]
         if now - since < MIN_RATE_S or worker not in before or worker not in totals:
@@ -229,7 +229,7 @@ class LiveFeed:
         old, new = (done[worker].get("completion_tokens", 0) for done in (before, totals))
         return round(max(0, new - old) / (now - since), 1)
 
-    def _rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
+    def _fleet_rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
         """Return the rates per second of living workers, from the totals that they announce."""
         now = time.monotonic()
         self._totals.append((now, totals))
@@ -276,7 +276,7 @@ async def live(request: Request) -> Response:
         feed.check(caller, token)
         if custom_id and batch_id:
             text = LiveText(services, caller, batch_id, custom_id)
-            await run_in_threadpool(text.find)
+            await run_in_threadpool(text.subscribe)
     except ApiError as error:
         return json_error(error, HEADERS)
     headers = HEADERS | {"x-accel-buffering": "no"}
@@ -316,10 +316,10 @@ async def _events(
             text.close()
 
 
-def _text_events(found: Text | None) -> list[bytes]:
-    if found is None:
+def _text_events(text: Text | None) -> list[bytes]:
+    if text is None:
         return []
-    state = dict(zip(("attempt", "text", "ended"), found, strict=True))
+    state = dict(zip(("attempt", "text", "ended"), text, strict=True))
     return [_event("text", orjson.dumps(state))]
 
 
@@ -327,7 +327,7 @@ async def _is_valid(services: Services, session: str) -> bool:
     """Return whether a session and its key are valid; True if Redis is unreachable."""
     try:
         digest = await services.sessions.key_digest(session)
-        (found,) = await services.lookup.find([digest])
+        (key_of_session,) = await services.lookup.find([digest])
     except WarmqError:
         return True
-    return found.key is not None
+    return key_of_session.key is not None

@@ -32,42 +32,42 @@ class LiveText:
         self._services, self._caller = services, caller
         self._batch_id, self._custom_id = batch_id, custom_id
         self._listener: Listener | None = None
-        self._found_at = self._checked_at = 0.0
+        self._subscribed_at = self._checked_at = 0.0
         self._sent = (0, "", "")
 
-    def find(self) -> None:
+    def subscribe(self) -> None:
         """Subscribe to the request in each queue batch of its batch, if these are known.
 
         Raises ApiError (404) if the caller has no such batch.
         """
-        self._found_at = time.monotonic()
-        view = api.view_of(self._services, self._caller, self._batch_id)
-        ids = [naming.request_id(part, self._custom_id) for part in part_ids(view)]
+        self._subscribed_at = time.monotonic()
+        batch_view = api.view_of(self._services, self._caller, self._batch_id)
+        ids = [naming.request_id(part, self._custom_id) for part in part_ids(batch_view)]
         self._listener = self._services.batches.listener(*ids) if ids else None
 
     async def changed(self) -> Text | None:
         """Return the whole text, if it has changed; None otherwise."""
         try:
-            found = await run_in_threadpool(self._read)
+            text = await run_in_threadpool(self._read)
         except (WarmqError, ApiError):
             return None  # other events of the stream report this
         except Exception:
             log.exception("the text of a request cannot be read", extra={"action": "no_pages"})
             return None
-        if found == self._sent:
+        if text == self._sent:
             return None
-        self._sent = found
-        return found
+        self._sent = text
+        return text
 
     def _read(self) -> Text:
-        if self._listener is None and time.monotonic() - self._found_at > CHECK_S:
-            self.find()
+        if self._listener is None and time.monotonic() - self._subscribed_at > CHECK_S:
+            self.subscribe()
         if self._listener is None:
             return self._sent
         self._listener.read(0)
         self._check_end(self._listener)
-        found = self._listener.transcripts.values()
-        latest = max(found, key=lambda t: (t.attempt, bool(t.ended), len(t.texts.get(0, ""))))
+        transcripts = self._listener.transcripts.values()
+        latest = max(transcripts, key=lambda t: (t.attempt, bool(t.ended), len(t.texts.get(0, ""))))
         return latest.attempt, latest.texts.get(0, ""), latest.ended
 
     def _check_end(self, listener: Listener) -> None:

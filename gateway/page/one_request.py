@@ -56,15 +56,17 @@ async def in_turn(handler: Callable[..., Response], view: View) -> Response:
 def request(view: View, *, guard: ReadGuard | None) -> Response:
     """Show the request with a custom_id; raise _NeedsSearch if that needs a guard."""
     batch_id, custom_id = view.request.path_params["batch_id"], view.query.get("id", "")[:1000]
-    found = api.view_of(view.services, view.caller, batch_id)
-    parts = [part for part in view.services.batches.states(part_ids(found)) if part is not None]
+    batch_view = api.view_of(view.services, view.caller, batch_id)
+    parts = [
+        part for part in view.services.batches.states(part_ids(batch_view)) if part is not None
+    ]
     if guard is not None:
         guard.start(_SEARCH_S)
     reads, workers = RequestReads.using(view.services.batches), workers_of(view.services)
     number = view.query.get("line", "")[:12]
     own_id = partial(_request_id, custom_id=custom_id, line=number)
-    known = (reads.request(part, own_id(part), workers) for part in parts)
-    one, line = next(filter(None, known), None), None
+    states = (reads.request(part, own_id(part), workers) for part in parts)
+    one, line = next(filter(None, states), None), None
     if one is None:
         if guard is None:
             raise _NeedsSearch
@@ -75,13 +77,13 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
     state = _fields(one)
     state["line"] = line or state["line"]
     prompt = prompt_of(one.message)
-    if not prompt and not isinstance(found.source, Batch):
+    if not prompt and not isinstance(batch_view.source, Batch):
         if guard is None:
             raise _NeedsSearch
-        prompt = _in_file(view, found.source, state["line"], guard)
+        prompt = _in_file(view, batch_view.source, state["line"], guard)
     return view.page(
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
-        prompt=prompt or state["prompt"], whole=bool(prompt), file=_name_of(view, found),
+        prompt=prompt or state["prompt"], whole=bool(prompt), file=_name_of(view, batch_view),
     )  # fmt: skip
 
 
@@ -122,11 +124,11 @@ def _in_file(view: View, source: Stored, line: object, guard: ReadGuard) -> str:
     return ""
 
 
-def _name_of(view: View, found: BatchView) -> str:
+def _name_of(view: View, batch_view: BatchView) -> str:
     """Return the name of a batch's input file."""
-    if isinstance(found.source, Batch):
-        return found.source.fields.get("input", "")
-    file_id = decode(found.source.document).input_file_id
+    if isinstance(batch_view.source, Batch):
+        return batch_view.source.fields.get("input", "")
+    file_id = decode(batch_view.source.document).input_file_id
     file = Files(view.services).get(view.caller.tenant, file_id)
     return file.filename if file else file_id
 

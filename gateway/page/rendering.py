@@ -163,7 +163,7 @@ def render(template: str, language: str, **context: Any) -> str:
     """Return a template's HTML; `_` in a template translates a text and formats it."""
 
     def translated(text: str, **fields: Any) -> str:
-        found = translate(language, text)
-        return found.format(**fields) if fields else found
+        translation = translate(language, text)
+        return translation.format(**fields) if fields else translation
 
     return _ENVIRONMENT.get_template(template).render(_=translated, lang=language, **context)

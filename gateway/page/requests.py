@@ -76,7 +76,7 @@ def result_fields(result: bytes) -> dict[str, Any]:
 
 
 def done_at(meta: dict[str, Any]) -> float | None:
-    """Return when a request ended, in seconds since 1970; None if unknown."""
+    """Return the time at which a request ended, in s since 1970; None if unknown."""
     with suppress(ValueError, OverflowError):
         return dt.datetime.fromisoformat(str(meta.get("date_done"))).timestamp()
     return None
@@ -120,8 +120,8 @@ def _latest(services: Services, parts: Sequence[Batch]) -> Iterator[bytes]:
         texts = services.batches.finished_ids(part.id, max(0, part.terminal - SAMPLE), SAMPLE)
         ids = list(dict.fromkeys(read_ending(text)[0] for text in reversed(texts)))
         for at in range(0, len(ids), 50):
-            page = ids[at : at + 50]
-            for raw in filter(None, services.batches.results(page)):
+            some = ids[at : at + 50]
+            for raw in filter(None, services.batches.results(some)):
                 count, size = count + 1, size + len(raw)
                 yield raw
             if size > SAMPLE_BYTES or count >= SAMPLE:
@@ -130,21 +130,21 @@ def _latest(services: Services, parts: Sequence[Batch]) -> Iterator[bytes]:
 
 def sample(services: Services, parts: Sequence[Batch]) -> Sample:
     """Return a sample of the requests that ended last."""
-    found = Sample()
+    latest = Sample()
     for raw in _latest(services, parts):
         result = result_fields(raw)
         result["attempts"] = result["attempts"] or 1
-        found.count += 1
-        found.again += result["attempts"] > 1
+        latest.count += 1
+        latest.again += result["attempts"] > 1
         for name in ("queued_s", "engine_s", "tokens"):
             value = result[name]
             if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
-                found.values.setdefault(name, []).append(float(value))
-        if len(found.last) < SHOWN:
+                latest.values.setdefault(name, []).append(float(value))
+        if len(latest.last) < SHOWN:
             name = outcome_of(result["meta"])
             answer = text_of(result["body"])[:BEGINNING] or result["error"].get("message") or ""
-            found.last.append(result | {"name": name, "answer": str(answer)[:BEGINNING]})
-    return found
+            latest.last.append(result | {"name": name, "answer": str(answer)[:BEGINNING]})
+    return latest
 
 
 def text_of(body: object) -> str:

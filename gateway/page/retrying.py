@@ -31,13 +31,13 @@ def retry(view: View, *, guard: ReadGuard) -> Response:
     batch, because the files of a batch that has ended do not change.
     """
     services, batch_id = view.services, view.request.path_params["batch_id"]
-    found = api.view_of(services, view.caller, batch_id)
-    if isinstance(found.source, QueueBatch):
+    batch_view = api.view_of(services, view.caller, batch_id)
+    if isinstance(batch_view.source, QueueBatch):
         all_of_them = tuple(name for names in OUTCOMES.values() for name in names)
         outcomes = OUTCOMES.get(view.form.get("which", ""), all_of_them)
-        count = services.batches.retry(found.source, outcomes)
-        return view.to(f"/ui/batches/{batch_id}", notice="retried", n=count)
-    record = decode(found.source.document)
+        count = services.batches.retry(batch_view.source, outcomes)
+        return view.redirect(f"/ui/batches/{batch_id}", notice="retried", n=count)
+    record = decode(batch_view.source.document)
     if record.status not in ENDED:
         raise ApiError(400, f"batch {batch_id} is still running; retry when it has ended")
     guard.start()
@@ -53,8 +53,8 @@ def retry(view: View, *, guard: ReadGuard) -> Response:
     }  # fmt: skip
     if (seconds := record.output_expires_after_s) is not None:
         body["output_expires_after"] = {"anchor": "created_at", "seconds": seconds}
-    made = api.create(services, view.caller, orjson.dumps(body), "")
-    return view.to(f"/ui/batches/{made.id}", notice="retried", n=count)
+    new_batch = api.create(services, view.caller, orjson.dumps(body), "")
+    return view.redirect(f"/ui/batches/{new_batch.id}", notice="retried", n=count)
 
 
 def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tuple[FileRecord, int]:
@@ -85,8 +85,10 @@ def _failed_lines_file(view: View, record: BatchRecord, guard: ReadGuard) -> tup
 def _line_numbers(services: Services, file_id: str, guard: ReadGuard) -> Iterator[int]:
     """Yield the input line numbers in a batch's error file, without lines that are wrong."""
     for _, line in lines_of_file(services, file_id, guard):
-        found: dict[str, Any] = orjson.loads(line) if line else {}
-        error = found.get("error") or ((found.get("response") or {}).get("body") or {}).get("error")
-        number = (found.get("warmq") or {}).get("line") or (error or {}).get("line")
+        error_line: dict[str, Any] = orjson.loads(line) if line else {}
+        error = error_line.get("error") or (
+            (error_line.get("response") or {}).get("body") or {}
+        ).get("error")
+        number = (error_line.get("warmq") or {}).get("line") or (error or {}).get("line")
         if isinstance(number, int) and (error or {}).get("code") not in LINE_ERRORS:
             yield number

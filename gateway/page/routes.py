@@ -36,18 +36,18 @@ async def _login(view: View) -> Response:
     """Show the login form, or start a session for the key that was sent."""
     services = view.services
     if not await run_in_threadpool(services.keys.any):
-        return view.to("/ui")
+        return view.redirect("/ui")
     if view.request.method != "POST":
         return view.page("login.html", back=_safe_next(view.query.get("next", "")), wrong=False)
     await view.read_form()
     back = _safe_next(view.form.get("next", ""))
     digest = digest_of(view.form.get("key", "").strip())
-    (found,) = await services.lookup.find([digest])
-    if found.key is None:
+    (lookup,) = await services.lookup.find([digest])
+    if lookup.key is None:
         return view.page("login.html", 401, back=back, wrong=True)
     token = new_token()
     await services.sessions.begin(token, digest)
-    response = view.to(back)
+    response = view.redirect(back)
     set_cookie(response, view.headers, token, LIFE_S)
     return response
 
@@ -55,16 +55,16 @@ async def _login(view: View) -> Response:
 async def _logout(view: View) -> Response:
     await view.read_form()
     await view.services.sessions.end(view.token)
-    response = view.to(LOGIN)
+    response = view.redirect(LOGIN)
     set_cookie(response, view.headers, "", 0)
     return response
 
 
 async def _asset(request: Request) -> Response:
-    found = ASSETS.get(request.path_params["name"])
-    if found is None:
+    asset = ASSETS.get(request.path_params["name"])
+    if asset is None:
         return Response(status_code=404, headers=HEADERS)
-    media, content = found
+    media, content = asset
     current = request.path_params["version"] == VERSION
     cache_control = "public, max-age=31536000, immutable" if current else "no-cache"
     return Response(content, headers=HEADERS | {"cache-control": cache_control}, media_type=media)
@@ -87,7 +87,7 @@ def routes() -> list[Route]:
         Route(f"{one}/cancel", writes(batches.cancel), methods=["POST"]),
         Route("/ui/tenants", shows(fleet.tenants)),
         Route("/ui/dead", shows(dead_letters.show)),
-        Route("/ui/dead", writes(dead_letters.change), methods=["POST"]),
+        Route("/ui/dead", writes(dead_letters.retry_or_delete), methods=["POST"]),
         Route("/ui/submit", shows(submit.submit, submit.in_turn)),
         Route("/ui/submit", answers(submit.upload), methods=["POST"]),
         Route("/ui/submit/start", writes(submit.start, file_reading.in_turn), methods=["POST"]),

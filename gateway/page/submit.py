@@ -21,7 +21,7 @@ from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.json_api import new_id
 from gateway.page import file_reading
 from gateway.page.conversion.running import Conversion, convert
-from gateway.page.file_plan import Choices, FilePlan, batch_lines, converts, plan_file
+from gateway.page.file_plan import Choices, FilePlan, batch_lines, must_convert, plan_file
 from gateway.page.file_reading import ReadGuard, TooLong
 from gateway.page.view import View
 from gateway.served_models import ServedModels
@@ -58,13 +58,13 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
     if record is None:
         raise not_found("file", file_id)
     choices = Choices.of(view.query)
-    found = _cached(tenant, file_id, choices)
-    if found is None:
-        found = plan_file(services, view.caller, record, choices, guard)
+    file_plan = _cached(tenant, file_id, choices)
+    if file_plan is None:
+        file_plan = plan_file(services, view.caller, record, choices, guard)
         with suppress(KeyError, StopIteration):  # another thread has removed the same plan
             while len(_plans) >= MAX_PLANS:
                 del _plans[next(iter(_plans))]
-        _plans[tenant, file_id, choices] = time.monotonic() + PLAN_LIFE_S, found
+        _plans[tenant, file_id, choices] = time.monotonic() + PLAN_LIFE_S, file_plan
     settings = services.settings
     served = ServedModels.of(
         services.batches.announcements(), settings.queue, settings.gateway_models
@@ -73,8 +73,8 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
     return view.page(
         "plan.html",
         file=record,
-        found=found,
-        plan=found.plan,
+        file_plan=file_plan,
+        plan=file_plan.plan,
         choices=choices,
         served=[name for name in names if view.caller.may_use(name)],
         urls=list(BODY_TYPES),
@@ -83,8 +83,8 @@ def submit(view: View, *, guard: ReadGuard) -> Response:
 
 
 def _cached(tenant: str, file_id: str, choices: Choices) -> FilePlan | None:
-    until, found = _plans.get((tenant, file_id, choices), (0.0, None))
-    return found if until > time.monotonic() else None
+    until, file_plan = _plans.get((tenant, file_id, choices), (0.0, None))
+    return file_plan if until > time.monotonic() else None
 
 
 async def upload(view: View) -> Response:
@@ -99,32 +99,32 @@ async def upload(view: View) -> Response:
         now = int(await asyncio.to_thread(services.clock.now))
         record = new_record(file_id, caller, incoming, "batch", None, now)
         await asyncio.to_thread(save_file, services, caller, writer, record)
-    return view.to("/ui/submit", file=file_id)
+    return view.redirect("/ui/submit", file=file_id)
 
 
 def start(view: View, *, guard: ReadGuard) -> Response:
     """Create a batch from an uploaded file, which is converted first if it must be."""
-    record, choices, must = _chosen(view)
-    file_id = _converted(view, record, choices, guard).id if must else record.id
+    record, choices, to_convert = _chosen(view)
+    file_id = _convert(view, record, choices, guard).id if to_convert else record.id
     body = {
         "completion_window": view.form.get("window", "24h"),
         "order": view.form.get("order", "auto"),
         "once": view.form.get("once") == "on",
     }
-    return _created(view, file_id, body)
+    return _create_batch(view, file_id, body)
 
 
 def trial(view: View, *, guard: ReadGuard) -> Response:
     """Create a batch from rows that are spread over a file, before the whole file is started."""
     services, caller = view.services, view.caller
-    record, choices, must = _chosen(view)
+    record, choices, to_convert = _chosen(view)
     spread, lines = Spread(ROWS), list[bytes]()
     longest = services.settings.max_line_bytes
     guard.start()
     try:
-        with batch_lines(services, record, choices, not must, guard) as (path, made):
-            if made is not None:
-                _refuse(made)
+        with batch_lines(services, record, choices, not to_convert, guard) as (path, conversion):
+            if conversion is not None:
+                _check_converted(conversion)
             with closing(Input(str(path), watch=guard)) as source:
                 for _ in spread.watch(source.chunks(None, longest)):
                     pass
@@ -134,13 +134,13 @@ def trial(view: View, *, guard: ReadGuard) -> Response:
     lines = [line.rstrip(b"\r\n") + b"\n" for _, line, size in spread.chosen if size is None]
     with services.store.write(new_id("file-")) as writer:
         writer.write(b"".join(lines))
-        file = _saved(view, writer, f"trial-{record.filename}", sum(map(len, lines)))
+        file = _save(view, writer, f"trial-{record.filename}", sum(map(len, lines)))
     back = urlencode({"file": record.id} | choices.as_query())
     metadata = {"name": f"Trial of {record.filename}"[:512], "trial_of": back}
     if len(back) > 512:
         metadata["trial_of"] = urlencode({"file": record.id})
     body = {"completion_window": "1h", "priority": caller.highest_priority, "metadata": metadata}
-    return _created(view, file.id, body)
+    return _create_batch(view, file.id, body)
 
 
 def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
@@ -149,22 +149,22 @@ def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
     record = Files(view.services).get(view.caller.tenant, file_id)
     if record is None:
         raise not_found("file", file_id)
-    return record, choices, view.form.get("convert") == "on" or converts(record, choices)
+    return record, choices, view.form.get("convert") == "on" or must_convert(record, choices)
 
 
-def _created(view: View, file_id: str, fields: dict[str, object]) -> Response:
+def _create_batch(view: View, file_id: str, fields: dict[str, object]) -> Response:
     body = {"input_file_id": file_id, "endpoint": view.form.get("endpoint", "")} | fields
-    made = api.create(view.services, view.caller, orjson.dumps(body), "")
-    return view.to(f"/ui/batches/{made.id}", notice="started")
+    batch = api.create(view.services, view.caller, orjson.dumps(body), "")
+    return view.redirect(f"/ui/batches/{batch.id}", notice="started")
 
 
-def _refuse(made: Conversion) -> None:
+def _check_converted(conversion: Conversion) -> None:
     """Raise ApiError (400) for a file that could not be converted whole."""
-    if made.error or made.problems:
-        raise invalid("; ".join(filter(None, [made.error, *made.problems[:3]])), "file")
+    if conversion.error or conversion.problems:
+        raise invalid("; ".join(filter(None, [conversion.error, *conversion.problems[:3]])), "file")
 
 
-def _saved(view: View, writer: Writer, name: str, size: int) -> FileRecord:
+def _save(view: View, writer: Writer, name: str, size: int) -> FileRecord:
     """Commit a file that this page has written."""
     services, incoming = view.services, ReceivedForm(filename=name, size=size)
     now = int(services.clock.now())
@@ -172,7 +172,7 @@ def _saved(view: View, writer: Writer, name: str, size: int) -> FileRecord:
     return save_file(services, view.caller, writer, record)
 
 
-def _converted(view: View, record: FileRecord, choices: Choices, guard: ReadGuard) -> FileRecord:
+def _convert(view: View, record: FileRecord, choices: Choices, guard: ReadGuard) -> FileRecord:
     """Store a file's requests as lines of OpenAI's Batch API; return the new file."""
     settings, name = view.services.settings, record.filename
     pieces, waiting, size = list[bytes](), 0, 0
@@ -196,9 +196,9 @@ def _converted(view: View, record: FileRecord, choices: Choices, guard: ReadGuar
 
         longest, overrides = settings.max_line_bytes, choices.overrides
         try:
-            made = convert(path, name, choices.pairs, overrides, longest, write, guard)
+            conversion = convert(path, name, choices.pairs, overrides, longest, write, guard)
         except TooLong:
             raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
-        _refuse(made)
+        _check_converted(conversion)
         writer.write(b"".join(pieces))
-        return _saved(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)
+        return _save(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)

@@ -14,8 +14,8 @@ Row = Mapping[str, Any]
 
 #: Seconds for which failures are counted, and most error codes in the sentence.
 _DAY_S, _CODES = 86_400, 3
-#: Name of a part of the sentence -> its text for one and for several.
-PARTS = {
+#: Name of a clause of the sentence -> its text for one and for several.
+CLAUSES = {
     "none": ("No batch runs.", "No batch runs."),
     "runs": ("1 batch runs.", "{n} batches run."),
     "runs_until": (
@@ -26,15 +26,15 @@ PARTS = {
     "failed": ("1 line failed in the last 24 hours: {codes}.",
                "{n} lines failed in the last 24 hours: {codes}."),
 }  # fmt: skip
-#: Stalls of all requests of a queue.
+#: Codes of the stalls that stop all requests of a queue.
 _OF_QUEUES = {name for name, (text, _) in TEXTS.items() if "{queue}" in text} - {
     "tenant_capped", "queue_full", "lease_held",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One clause of the sentence: a text of PARTS, and its fields."""
+class Clause:
+    """One clause of the sentence: a text of CLAUSES, and its fields."""
 
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -49,11 +49,11 @@ def stalls_of(view: View, rows: Iterable[Row], queues: Iterable[str] = ()) -> li
         return []
     submitted = [row["submitted"] for row in unfinished if row["submitted"] is not None]
     tenant = None if caller.operator else caller.tenant
-    found = StallReads.using(view.services.batches).stalls(settings, names, submitted, tenant)
-    return found if caller.operator else [replace(one, detail="") for one in found]
+    stalls = StallReads.using(view.services.batches).stalls(settings, names, submitted, tenant)
+    return stalls if caller.operator else [replace(one, detail="") for one in stalls]
 
 
-def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Part]:
+def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Clause]:
     """Return the sentence about these batches; `now` is in seconds since 1970."""
     if not rows:
         return []
@@ -71,19 +71,19 @@ def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Pa
             waits[models[row["queues"][0]]] += 1
         elif row["id"] not in stopped or row["done"] < row["total"]:
             left.append(row["left_s"])
-    parts = [_runs(left, now)] if left or not waits else []
-    parts += [_part("waits", count, model=model) for model, count in waits.most_common()]
-    return parts + _failed(rows, now)
+    clauses = [_runs(left, now)] if left or not waits else []
+    clauses += [_clause("waits", count, model=model) for model, count in waits.most_common()]
+    return clauses + _failed(rows, now)
 
 
-def _runs(left: Sequence[float | None], now: float) -> Part:
-    known = [one for one in left if one is not None]
-    if known and len(known) == len(left):
-        return _part("runs_until", len(left), at=now + max(known))
-    return _part("runs" if left else "none", len(left))
+def _runs(left: Sequence[float | None], now: float) -> Clause:
+    known_s = [one for one in left if one is not None]
+    if known_s and len(known_s) == len(left):
+        return _clause("runs_until", len(left), at=now + max(known_s))
+    return _clause("runs" if left else "none", len(left))
 
 
-def _failed(rows: Iterable[Row], now: float) -> list[Part]:
+def _failed(rows: Iterable[Row], now: float) -> list[Clause]:
     codes = Counter[str]()
     for row in rows:
         if (row["ended_at"] or now) >= now - _DAY_S:
@@ -93,9 +93,9 @@ def _failed(rows: Iterable[Row], now: float) -> list[Part]:
     named = [f"{count:,} {code or '?'}" for code, count in codes.most_common(_CODES)]
     if (rest := codes.total() - sum(count for _, count in codes.most_common(_CODES))) > 0:
         named.append(f"{rest:,} …")
-    return [_part("failed", codes.total(), codes=", ".join(named))]
+    return [_clause("failed", codes.total(), codes=", ".join(named))]
 
 
-def _part(name: str, count: int, **fields: Any) -> Part:
-    one, several = PARTS[name]
-    return Part(one if count == 1 else several, {"n": f"{count:,}"} | fields)
+def _clause(name: str, count: int, **fields: Any) -> Clause:
+    one, several = CLAUSES[name]
+    return Clause(one if count == 1 else several, {"n": f"{count:,}"} | fields)

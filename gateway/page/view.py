@@ -143,14 +143,16 @@ class View:
             notice_n=self.query.get("n", ""),
             **context,
         )
-        return self._finished(HTMLResponse(html, status, HEADERS))
+        return self._with_cookies(HTMLResponse(html, status, HEADERS))
 
-    def to(self, path: str, background: BackgroundTask | None = None, **query: object) -> Response:
+    def redirect(
+        self, path: str, background: BackgroundTask | None = None, **query: object
+    ) -> Response:
         """Redirect the browser to another page, after a write."""
         url = path + (f"?{urlencode(query)}" if query else "")
-        return self._finished(RedirectResponse(url, 303, HEADERS, background))
+        return self._with_cookies(RedirectResponse(url, 303, HEADERS, background))
 
-    def _finished(self, response: Response) -> Response:
+    def _with_cookies(self, response: Response) -> Response:
         for name, chosen in (("lang", self.language), ("theme", self.theme)):
             if self.query.get(name) == chosen:
                 response.set_cookie(
@@ -161,7 +163,7 @@ class View:
             set_cookie(response, self.headers, self.token, _ANONYMOUS_S)
         return response
 
-    def failed(self, error: ApiError) -> Response:
+    def error_page(self, error: ApiError) -> Response:
         """Return the page for an error."""
         response = self.page("error.html", error.status, error=error)
         response.headers.update(error.headers)
@@ -170,7 +172,7 @@ class View:
 
 async def refuse_page(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
     """Send the page for an error, outside of any route."""
-    await View(Request(scope)).failed(error)(scope, receive, send)
+    await View(Request(scope)).error_page(error)(scope, receive, send)
 
 
 async def to_login(scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,7 +201,7 @@ def answers(work: Callable[[View], Awaitable[Response]]) -> Endpoint:
         try:
             return await work(view)
         except (ApiError, WarmqError) as error:
-            return view.failed(api_error(error))
+            return view.error_page(api_error(error))
 
     return endpoint
 

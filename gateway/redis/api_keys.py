@@ -45,7 +45,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     operator: bool = False
 
 
-class Found(NamedTuple):
+class FoundKey(NamedTuple):
     """The key of a digest (None: unknown or revoked), and whether any key exists."""
 
     key: ApiKey | None
@@ -76,8 +76,8 @@ class ApiKeys(Reads):
 
     def all(self) -> list[ApiKey]:
         """Return all keys, the oldest first, revoked ones included."""
-        found = [_decode(record) for record in self._client.hgetall(KEYS).values()]
-        return sorted(found, key=lambda key: (key.created_at, key.id))
+        keys = [_decode(record) for record in self._client.hgetall(KEYS).values()]
+        return sorted(keys, key=lambda key: (key.created_at, key.id))
 
     def any(self) -> bool:
         """Return whether a key was ever created, revoked or not."""
@@ -87,7 +87,7 @@ class ApiKeys(Reads):
         return next((key for key in self.all() if key.id == key_id), None)
 
     def revoke(self, key_id: str) -> ApiKey | None:
-        """Revoke a key for ever; return it, or None. Gateways notice within a second."""
+        """Revoke a key for ever; return it, None if unknown. Gateways notice within a second."""
         for digest, record in self._client.hgetall(KEYS).items():
             key = _decode(record)
             if key.id == key_id:
@@ -99,14 +99,14 @@ class ApiKeys(Reads):
 
 
 class KeyLookup(AsyncCalls):
-    async def find(self, digests: Sequence[str]) -> list[Found]:
+    async def find(self, digests: Sequence[str]) -> list[FoundKey]:
         async def ask() -> Any:
             pipe: Any = self._client.pipeline(transaction=False)
             return await pipe.hmget(KEYS, digests).exists(KEYS).execute()
 
         records, any_keys = await retry_on_disconnect(self._client, ask)
         keys = [_decode(record) if record else None for record in records]
-        return [Found(k if k and k.revoked_at is None else None, bool(any_keys)) for k in keys]
+        return [FoundKey(k if k and k.revoked_at is None else None, bool(any_keys)) for k in keys]
 
 
 #: Seconds from a login to the end of its session.
@@ -121,11 +121,11 @@ class Sessions(AsyncCalls):
 
     async def key_digest(self, token: str) -> str:
         """Return the digest of a token's key, or ''."""
-        found: bytes | None = await self._command("get", _name(token))
-        return found.decode() if found else ""
+        digest: bytes | None = await self._command("get", _session_key(token))
+        return digest.decode() if digest else ""
 
     async def end(self, token: str) -> None:
-        await self._command("del", _name(token))
+        await self._command("del", _session_key(token))
 
     async def _command(self, *command: Any) -> Any:
         return await retry_on_disconnect(
@@ -133,5 +133,5 @@ class Sessions(AsyncCalls):
         )
 
 
-def _name(token: str) -> str:
+def _session_key(token: str) -> str:
     return f"warmq:gateway:session:{digest_of(token)}"

@@ -22,10 +22,10 @@ _UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A gateway's record with the counters of its queue batches, or a submitted batch.
+    """A batch made over HTTP, with its queue batches, or a batch of `producer submit`.
 
-    `source` is the record of a batch made over HTTP; `parts` has its queue batches while it runs,
-    without fields if one is missing. A batch of `producer submit` is itself the `source`.
+    `source` is the record of a batch made over HTTP. While it runs, `parts` has its queue batches;
+    a missing queue batch has no fields. A batch of `producer submit` is itself the `source`.
     """
 
     id: str
@@ -46,33 +46,33 @@ class BatchViews(Reads):
 
     def get(self, owner: str, batch_id: str) -> BatchView | None:
         """Return a tenant's batch in one round trip, or None; raise ProtocolMismatch."""
-        answer, _, *found = self._run("batch_views", owner, batch_id, "", 1, "")
+        answer, _, *raws = self._run("batch_views", owner, batch_id, "", 1, "")
         if answer == _UNKNOWN:
             return None
-        view = _view(found[0])
+        view = _view(raws[0])
         if isinstance(view.source, Batch):
             check_protocol(view.source)
         return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
-        """Return the batches that follow `after` ('' for the first page); None if unknown.
+        """Return the batches that follow `after` ('' for the first page); None if it is unknown.
 
         This takes one round trip, another for each 250 batches that were submitted since the last
         page of any tenant, and another for each 1,000 expired batches.
         """
-        found: dict[bytes, Any] = {}
+        raw_by_id: dict[bytes, Any] = {}
         place: int | str = ""
         while True:
-            left = limit - len(found)
+            left = limit - len(raw_by_id)
             answer, at, *raws = self._run("batch_views", owner, "", after, left, place)
             if answer == _UNKNOWN:
                 return None
             # A batch created meanwhile shifts all places, so a batch may be returned twice.
-            found |= {raw[0]: raw for raw in raws}
+            raw_by_id |= {raw[0]: raw for raw in raws}
             if answer == _GO_ON:
                 place = at
             elif answer != _AGAIN:
-                return BatchPage([_view(raw) for raw in found.values()], answer == _MORE)
+                return BatchPage([_view(raw) for raw in raw_by_id.values()], answer == _MORE)
 
 
 def _view(raw: list[Any]) -> BatchView:
@@ -118,13 +118,13 @@ class PartialOrder(Reads):
             count = int(self._client.llen(keys.batch_key(parts[0].id, "finished")))
             return count, [Segment(parts[0], 0, 0, count)]
         names = [part.id for part in parts]
-        found: dict[int, Segment] = {}
+        segments: dict[int, Segment] = {}
         while True:
             end, *flat = self._run("partial_order", batch_id, position, ttl_ms, *names)
-            for first, p, start, n in zip(
+            for first, index, start, count in zip(
                 flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True
             ):
-                found[first] = Segment(parts[p], first, start, n)
-                position = max(position, first + n)
+                segments[first] = Segment(parts[index], first, start, count)
+                position = max(position, first + count)
             if position >= end:
-                return end, list(found.values())
+                return end, list(segments.values())

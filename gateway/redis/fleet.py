@@ -55,7 +55,7 @@ class Fleet:
 UNKNOWN_TOKENS = 256.0
 
 
-class Scale(Struct, frozen=True):
+class QueueLoad(Struct, frozen=True):
     """The load of a queue, for autoscalers.
 
     `waiting` includes suspects (requests whose engine died). `mean_tokens` counts prompt and answer
@@ -77,11 +77,11 @@ class Scale(Struct, frozen=True):
 class Loads(Reads):
     """Reads loads of queues in one Redis. Calls raise StoreUnavailable."""
 
-    def load(self, queue: str) -> Scale:
+    def load(self, queue: str) -> QueueLoad:
         """Return the load of a queue; an unknown queue has no requests and no workers."""
         return self.loads([queue])[queue]
 
-    def loads(self, queues: Iterable[str]) -> dict[str, Scale]:
+    def loads(self, queues: Iterable[str]) -> dict[str, QueueLoad]:
         """Return the loads of queues by name, in one round trip."""
         names = list(queues)
         pipe = self._client.pipeline(transaction=False)
@@ -109,12 +109,13 @@ def _load(
     counters: Mapping[bytes, bytes],
     lengths: Iterable[int],
     workers: Sequence[Mapping[str, Any]],
-) -> Scale:
-    # Requests of killed workers count until a new worker sweeps them, so that one is started.
+) -> QueueLoad:
+    # Requests of killed workers count until a new worker sweeps them, so that an
+    # autoscaler starts one.
     in_flight = max(0, sum(int(n) for k, n in counters.items() if k.startswith(b"in_flight:")))
     waiting = max(0, int(counters.get(b"waiting", 0))) + sum(lengths)
     mean_tokens = float(counters.get(b"mean", UNKNOWN_TOKENS))
-    return Scale(
+    return QueueLoad(
         queue=queue,
         waiting=waiting,
         in_flight=in_flight,
@@ -175,13 +176,13 @@ class FleetReads(WaitingReads, Loads):
             withscores=True,
         )  # fmt: skip
         names = [keys.batch_key(name.decode()) for name, _ in newest]
-        found = self._each("hmget", names, ["queue", "routes"])
-        queues = {raw.decode() for raw, _ in found if raw}
-        queues |= {queue for _, raw in found if raw for queue in orjson.loads(raw).values()}
+        fields = self._each("hmget", names, ["queue", "routes"])
+        queues = {raw.decode() for raw, _ in fields if raw}
+        queues |= {queue for _, raw in fields if raw for queue in orjson.loads(raw).values()}
         return queues, newest[0][1] if newest else since_ms
 
     def _uncollected(self) -> tuple[int, float]:
-        """Return the number of uncollected results, and the seconds until the first expire."""
+        """Return the number of uncollected results, and the seconds until the first expires."""
         pipe = self._client.pipeline(transaction=False)
         for name in self._client.zrange(keys.BATCHES, 0, OLDEST_BATCHES - 1):
             key = keys.batch_key(name.decode())

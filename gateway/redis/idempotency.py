@@ -25,8 +25,8 @@ class Answer(NamedTuple):
 class IdempotencyState(NamedTuple):
     """The state of a try.
 
-    `new`: this try runs. `running`: another one runs, whose lease lasts `wait_ms`. `other`: the key
-    came with other content. `done`: another one has ended, with the `answer` if it was stored.
+    `new`: this try runs. `running`: another try runs, whose lease lasts `wait_ms`. `other`: the key
+    came with other content. `done`: another try has ended, with the `answer` if it was stored.
     """
 
     state: Literal["new", "running", "other", "done"]
@@ -64,6 +64,6 @@ class Renewals(Reads):
     """Renews the leases of tries, from any thread."""
 
     def renew(self, tries: Sequence[tuple[str, str]]) -> list[bool]:
-        """Renew (name, token) tries in one round trip; False if another has the name."""
+        """Renew (name, token) tries in one round trip; False if another try has the name."""
         calls = [(*each, "renew", LEASE_MS) for each in tries]
         return [*map(bool, self._client.run_scripts("idempotent_end", calls))]

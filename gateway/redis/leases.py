@@ -1,4 +1,4 @@
-"""Renews this process's leases while held; a lease that is not renewed is lost."""
+"""Renews the leases that this process holds; a lease that is not renewed is lost."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ GRACE_MS = 60_000
 
 class Take(NamedTuple):
     """Requests and tokens to take from a key's rates; a limit may be None.
+
     With 0 `requests` it is a correction, which is never refused; `tokens` may be negative.
     """
 
@@ -30,7 +31,11 @@ class Take(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The answer to a Take; `wait_ms`: time until it would be allowed, -1 for never."""
+    """The answer to a Take.
+
+    `wait_ms`: time until the Take would be allowed, -1 for never. `requests_full_ms` and
+    `tokens_full_ms`: time until the rate is unused again.
+    """
 
     allowed: bool
     requests_left: int
@@ -75,8 +80,8 @@ class Budgets(Reads):
 
     def enqueued(self, tenant: str) -> dict[str, int]:
         """Return the reserved tokens of a tenant's batches, by model."""
-        found = self._client.hgetall(f"warmq:gateway:enqueued:{tenant}")
-        return {model.decode(): int(tokens) for model, tokens in found.items()}
+        by_model = self._client.hgetall(f"warmq:gateway:enqueued:{tenant}")
+        return {model.decode(): int(tokens) for model, tokens in by_model.items()}
 
     def give_back_of_ended(self, tenant: str) -> int:
         """Release tokens that ended or deleted batches still hold; return how many batches did."""
@@ -116,8 +121,8 @@ class Budgets(Reads):
     def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
         cursor = -1
         while cursor:
-            cursor, found = self._client.hscan(key, max(0, cursor), count=250)
-            yield [(name.decode(), value) for name, value in found.items()]
+            cursor, entries = self._client.hscan(key, max(0, cursor), count=250)
+            yield [(name.decode(), value) for name, value in entries.items()]
 
 
 def _counted_key(name: str) -> str:

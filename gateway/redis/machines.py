@@ -29,10 +29,10 @@ class MachineReads(Reads):
     def reports(self, workers: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the reports by worker; an empty one for a worker without a report."""
         raws = self._each("get", [keys.machine_key(worker) for worker in workers])
-        found = {}
+        reports = {}
         for worker, raw in zip(workers, raws, strict=True):
             report = Machine()
             with suppress(msgspec.DecodeError):  # another program's value
                 report = _decode(raw) if raw else report
-            found[worker] = msgspec.structs.asdict(report)
-        return found
+            reports[worker] = msgspec.structs.asdict(report)
+        return reports

@@ -47,8 +47,9 @@ class OnlineRequests(AsyncCalls):
         self, requests: Sequence[Push], *, high_water: float, high_water_requests: int
     ) -> list[PushResult]:
         args: list[Any] = [high_water_requests, high_water]
-        for r in requests:
-            args += (r.list_key, r.request_id, "" if r.once_ms is None else r.once_ms, r.message)
+        for push in requests:
+            once_ms = "" if push.once_ms is None else push.once_ms
+            args += (push.list_key, push.request_id, once_ms, push.message)
         return [_result(reply) for reply in await self._client.run_script("push", *args)]
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
@@ -57,12 +58,12 @@ class OnlineRequests(AsyncCalls):
         await self._client.publish(keys.CANCEL_CHANNEL, orjson.dumps(list(request_ids)))
 
     async def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        results: list[bytes | None] = []
         for start in range(0, len(request_ids), 500):
             part = request_ids[start : start + 500]
             raws: Any = await self._client.mget([keys.result_key(i) for i in part])
-            found += raws
-        return found
+            results += raws
+        return results
 
     async def workers(self) -> tuple[list[dict[str, Any]], float]:
         """Return the announced states of all workers, even dead ones, and Redis's time."""

@@ -1,4 +1,4 @@
-"""Reads requests of a batch for the page: failed ones, running ones, one in full."""
+"""Reads a batch's requests for the page: those in flight, or all data of one."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ class RequestReads(Reads):
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
         """Return some requests of a batch that are in flight in the first MOST_WORKERS workers."""
-        found = list(islice(self._leased(batch, workers), most))
+        leased = list(islice(self._leased(batch, workers), most))
         pipe = self._client.pipeline(transaction=False)
-        for _, lease, _ in found:
+        for _, lease, _ in leased:
             pipe.lindex(f"warmq:leased:{lease}", 0)
-        messages = pipe.execute() if found else []
+        messages = pipe.execute() if leased else []
         return [
             RunningRequest(request_id, _custom_id(message or b""), worker)
-            for (request_id, _, worker), message in zip(found, messages, strict=True)
+            for (request_id, _, worker), message in zip(leased, messages, strict=True)
         ]
 
     def request(self, batch: Batch, request_id: str, workers: Iterable[str]) -> RequestState | None:
-        """Return a request's data; None if it is waiting or unknown: Redis has none."""
+        """Return a request's data; None if Redis has none: it waits, or is unknown."""
         pipe = self._client.pipeline(transaction=False)
         pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES)
         pipe.hget(keys.batch_key(batch.id, "failed"), request_id)
@@ -80,18 +80,18 @@ class RequestReads(Reads):
         pipe.hmget(keys.RETURNS, request_id)
         pipe.hmget(keys.DEATHS, request_id)
         pipe.lrange(keys.attempts_key(request_id), 0, -1)
-        result, raw, message, (returns,), (deaths,), tried = pipe.execute()
+        result, raw, message, (returns,), (deaths,), attempts = pipe.execute()
         outcome, _ = read_note(raw) if raw else ("", 0)
         holder = ""
         for leased_id, lease, worker in self._leased(batch, workers) if not result else ():
             if leased_id == request_id:
                 holder, message = worker, self._client.lindex(f"warmq:leased:{lease}", 0)
                 break
-        if not (result or raw or message or returns or tried):
+        if not (result or raw or message or returns or attempts):
             return None
         return RequestState(
             request_id, result or b"", message or b"", outcome, int(returns or 0),
-            int(deaths or 0), holder, tuple(_attempts(tried)),
+            int(deaths or 0), holder, tuple(_attempts(attempts)),
         )  # fmt: skip
 
     def _leased(self, batch: Batch, workers: Iterable[str]) -> Iterable[tuple[str, str, str]]:

@@ -73,8 +73,8 @@ class Webhooks(Reads):
         return endpoint
 
     def all(self) -> list[Endpoint]:
-        found = [_endpoint(record) for record in self._client.hvals(ENDPOINTS)]
-        return sorted(found, key=lambda endpoint: (endpoint.created_at, endpoint.id))
+        endpoints = [_endpoint(record) for record in self._client.hvals(ENDPOINTS)]
+        return sorted(endpoints, key=lambda endpoint: (endpoint.created_at, endpoint.id))
 
     def get(self, endpoint_id: str) -> Endpoint | None:
         record = self._client.hget(ENDPOINTS, endpoint_id)

@@ -38,16 +38,17 @@ TAKEN, CLAIMS = 50, 10
 #: Seconds between two calls that ask Redis for due deliveries.
 LOOK_S = 0.5
 #: Most tries at a time: in this gateway, for one endpoint that answered the last try, and for all
-#: endpoints that did not or are new. A try without an answer takes 10 s.
+#: endpoints that did not answer it, or are new. A try without an answer takes 10 s.
 AT_ONCE, FOR_ONE, FOR_UNPROVED = 32, 2, 16
 #: Most deliveries that wait here for their endpoint's turn: of one endpoint, and of all.
 WAITING_FOR_ONE, WAITING = 50, 1000
 #: Tries in a row without an answer after which an endpoint is paused.
-SILENT_AFTER = 2
+PAUSED_AFTER = 2
 #: Seconds of the first pauses; the last one is repeated.
 WAITS_S = (5.0, 30.0, 120.0, 300.0)
-#: Seconds after which a delivery that cannot wait here is due again: LATER_S or the rest of the
-#: pause, plus STEP_S for each postponed delivery of the endpoint, these together at most LATEST_S.
+#: A delivery that cannot wait here is due again after the rest of its endpoint's pause, at least
+#: LATER_S seconds. Each postponed delivery of the endpoint adds STEP_S; together they add at most
+#: LATEST_S.
 LATER_S, STEP_S, LATEST_S = 1.0, 0.02, 60.0
 #: Seconds after which the state of an idle endpoint is forgotten.
 FORGOTTEN_S = 3600.0
@@ -105,14 +106,14 @@ class _Endpoint:
     #: Whether it answered the last try.
     proved: bool = False
     #: Tries in a row without an answer, and the time until which it is paused (monotonic).
-    silent: int = 0
+    unanswered: int = 0
     paused_until: float = 0.0
     #: Postponed deliveries that were not tried since.
     postponed: int = 0
     used_at: float = 0.0
 
 
-class Turns:
+class WaitingDeliveries:
     """Decides which endpoint's delivery is tried next. Only one thread may use it."""
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class Turns:
         self._waiting = 0
 
     @property
-    def open(self) -> bool:
+    def has_room(self) -> bool:
         return self._running < AT_ONCE and self._waiting < WAITING
 
     def add(self, delivery: Lease[Claim], endpoint_id: str) -> float:
@@ -129,8 +130,8 @@ class Turns:
         now = time.monotonic()
         endpoint = self._endpoints.setdefault(endpoint_id, _Endpoint())
         endpoint.used_at = now
-        full = len(endpoint.waiting) >= WAITING_FOR_ONE or self._waiting >= WAITING
-        if full or now < endpoint.paused_until:
+        no_room = len(endpoint.waiting) >= WAITING_FOR_ONE or self._waiting >= WAITING
+        if no_room or now < endpoint.paused_until:
             endpoint.postponed += 1
             in_s = max(LATER_S, endpoint.paused_until - now)
             return in_s + min(LATEST_S, endpoint.postponed * STEP_S)
@@ -140,14 +141,14 @@ class Turns:
 
     def next(self) -> Iterator[tuple[str, Lease[Claim]]]:
         """Yield each (endpoint id, delivery) to try now; it then counts as running."""
-        found = True
-        while found:
-            found = False
+        any_begun = True
+        while any_begun:
+            any_begun = False
             for name, endpoint in list(self._endpoints.items()):
                 if self._running >= AT_ONCE:
                     return
                 if endpoint.waiting and self._may_try(endpoint):
-                    found = True
+                    any_begun = True
                     # Moves the endpoint to the end.
                     self._endpoints[name] = self._endpoints.pop(name)
                     self._waiting -= 1
@@ -161,7 +162,7 @@ class Turns:
         unproved = sum(each.running for each in self._endpoints.values() if not each.proved)
         return not endpoint.running and unproved < FOR_UNPROVED
 
-    def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Lease[Claim], float]]:
+    def end_try(self, endpoint_id: str, *, answered: bool) -> list[tuple[Lease[Claim], float]]:
         """Note the end of a try; return deliveries to postpone, with the seconds."""
         now = time.monotonic()
         endpoint = self._endpoints[endpoint_id]
@@ -170,12 +171,12 @@ class Turns:
         endpoint.used_at, endpoint.postponed = now, max(0, endpoint.postponed - 1)
         endpoint.proved = answered
         if answered:
-            endpoint.silent, endpoint.paused_until = 0, 0.0
+            endpoint.unanswered, endpoint.paused_until = 0, 0.0
             return []
-        endpoint.silent += 1
-        if endpoint.silent < SILENT_AFTER:
+        endpoint.unanswered += 1
+        if endpoint.unanswered < PAUSED_AFTER:
             return []
-        wait_s = WAITS_S[min(endpoint.silent - SILENT_AFTER, len(WAITS_S) - 1)]
+        wait_s = WAITS_S[min(endpoint.unanswered - PAUSED_AFTER, len(WAITS_S) - 1)]
         endpoint.paused_until = now + wait_s
         postponed = self._clear(endpoint)
         endpoint.postponed += len(postponed)
@@ -207,14 +208,14 @@ class DeliveryPool:
         renew = partial(services.due.renew, lease_ms=self._lease_ms)
         self._leases: Leases[Claim] = Leases(renew, LEASE_S)
         self._running: dict[Future[bool], tuple[str, Lease[Claim]]] = {}
-        self._turns = Turns()
+        self._deliveries = WaitingDeliveries()
 
     def take(self) -> int:
         """Begin the tries whose turn it is; return their number."""
         for _ in range(CLAIMS):
-            if not self._turns.open or not self._claim():
+            if not self._deliveries.has_room or not self._claim():
                 break
-        return sum(map(self._begin, self._turns.next()))
+        return sum(map(self._begin, self._deliveries.next()))
 
     def _claim(self) -> bool:
         """Claim due deliveries; return whether there were any."""
@@ -225,12 +226,12 @@ class DeliveryPool:
                 self._services.due.finish(claim)
                 continue
             lease = self._leases.hold(claim)
-            if in_s := self._turns.add(lease, delivery.endpoint_id):
+            if in_s := self._deliveries.add(lease, delivery.endpoint_id):
                 self._postpone([(lease, in_s)])
         return bool(claims)
 
     def _postpone(self, deliveries: list[tuple[Lease[Claim], float]]) -> None:
-        # First no lease is renewed any more: if Redis is unreachable, all expire.
+        # The renewals end first: if Redis is unreachable, all these leases expire.
         for lease, _ in deliveries:
             self._leases.drop(lease)
         for lease, in_s in deliveries:
@@ -239,7 +240,7 @@ class DeliveryPool:
     def _begin(self, turn: tuple[str, Lease[Claim]]) -> int:
         future: Future[bool] = Future()
         self._running[future] = turn
-        # A daemon thread: a receiver that does not answer must not keep a gateway from ending.
+        # The thread is a daemon: a receiver that does not answer must not keep the gateway alive.
         thread = threading.Thread(
             target=self._try, args=(turn[1].claim, future), name="webhook", daemon=True
         )
@@ -270,15 +271,15 @@ class DeliveryPool:
                 name = lease.claim.id
                 log.error("webhook %s", name, exc_info=error, extra={"action": "webhook"})
             answered = error is None and done.result()
-            self._postpone(self._turns.ended(endpoint_id, answered=answered))
-        self._turns.forget_idle()
+            self._postpone(self._deliveries.end_try(endpoint_id, answered=answered))
+        self._deliveries.forget_idle()
         return bool(self._running)
 
     def close(self) -> None:
         """Release waiting deliveries; a running try keeps its lease until it ends."""
         for future, (_, lease) in self._running.items():
             future.add_done_callback(partial(self._drop, lease))
-        self._postpone([(lease, 0) for lease in self._turns.clear()])
+        self._postpone([(lease, 0) for lease in self._deliveries.clear()])
 
     def _drop(self, lease: Lease[Claim], _: Future[bool]) -> None:
         self._leases.drop(lease)

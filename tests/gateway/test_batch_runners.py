@@ -73,7 +73,7 @@ def test_what_a_batch_runner_gives_up_is_free_at_once_if_nobody_has_taken_it(
     monkeypatch.setattr(Phases, "run", renewed_late)
     runner = BatchRunner(services)
     with ThreadPoolExecutor(1) as pool:
-        runner._look(pool)
+        runner._claim_and_run(pool)
     (claim,) = services.due.claim("batch", 1000)
     assert claim.id == "batch_1"
     # What another one has claimed since stays with that one.

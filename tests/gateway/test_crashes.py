@@ -116,7 +116,7 @@ def live_on(services: Services, redis_client: redis.Redis) -> None:
             redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
     sweep_files(services)
     with ThreadPoolExecutor(1) as pool:
-        BatchRunner(services)._look(pool)
+        BatchRunner(services)._claim_and_run(pool)
 
 
 def contents_without_owner(redis_client: redis.Redis, folder: Path) -> set[str]:

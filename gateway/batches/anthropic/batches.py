@@ -74,10 +74,10 @@ def create(
     """Save the input file and create the batch, unless an earlier try has done so."""
     stored = services.objects.get("batch", caller.tenant, batch_id)
     if stored is not None:
-        known = Files(services).get(caller.tenant, file.id)
-        if known is None:  # deleted, so the files cannot be compared
+        earlier_file = Files(services).get(caller.tenant, file.id)
+        if earlier_file is None:  # deleted, so the files cannot be compared
             raise conflict()
-        check_same_file(known, file)
+        check_same_file(earlier_file, file)
         return decode(stored.document)
     reserve(services, caller, batch_id, file.bytes)
     try:
@@ -93,10 +93,9 @@ def create(
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=RequestCounts(total=total),
     )  # fmt: skip
-    # The entry in the list comes first: a batch that runs must be listed.
-    services.objects.create(
-        _KIND, caller.tenant, batch_id, now, b"null"
-    )  # no counts before its end
+    # The entry in the list comes first: a batch that runs must be listed. It has no counts (null)
+    # before the batch's end.
+    services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
     start_batch(services, record)
     return find(services, caller, batch_id)
 
@@ -113,15 +112,15 @@ def find(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
 def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch:
     """Return a batch as Anthropic's API shows it.
 
-    After its end it has the counts of its failures. They are stored, because the error file may be
-    long and expires.
+    After its end the batch has the counts of its failures. They are stored, because the error file
+    may be long and expires.
     """
     failures = FailureCounts()
     if record.status in ENDED:
         stored = services.objects.get(_KIND, record.tenant, record.id)
-        known = failures_in(stored) if stored is not None else None
-        failures = known or count_failures(services, record)
-        if known is None and stored is not None:
+        stored_counts = failures_in(stored) if stored is not None else None
+        failures = stored_counts or count_failures(services, record)
+        if stored_counts is None and stored is not None:
             new, end = _encode(failures), end_of_record(record)
             services.objects.replace(_KIND, record.tenant, stored, new, record.created_at, end)
     return message_batch(record, failures, base_url)
@@ -132,22 +131,22 @@ def _page(
 ) -> MessageBatchList:
     if after and before:
         raise invalid("give after_id or before_id, not both", "after_id")
-    found = services.objects.page(
+    page = services.objects.page(
         _KIND, caller.tenant, after=after or before, limit=limit, oldest_first=bool(before)
     )
-    if found is None:
+    if page is None:
         raise not_found("message batch", after or before)
-    entries = found.objects[::-1] if before else found.objects
+    entries = page.objects[::-1] if before else page.objects
     data = []
     for entry in entries:
         stored = services.objects.get("batch", caller.tenant, entry.id)
         if stored is not None:  # None if a gateway died between the two writes
             data.append(_view(services, decode(stored.document), base_url))
     first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return MessageBatchList(data=data, has_more=found.has_more, first_id=first, last_id=last)
+    return MessageBatchList(data=data, has_more=page.has_more, first_id=first, last_id=last)
 
 
-def _ended(services: Services, caller: Caller, batch_id: str, problem: str) -> BatchRecord:
+def _find_ended(services: Services, caller: Caller, batch_id: str, problem: str) -> BatchRecord:
     """Return a batch that has ended; raise ApiError (400) with `problem` for a running one."""
     record = find(services, caller, batch_id)
     if record.status not in ENDED:
@@ -157,7 +156,7 @@ def _ended(services: Services, caller: Caller, batch_id: str, problem: str) -> B
 
 def delete(services: Services, caller: Caller, batch_id: str) -> None:
     """Delete a batch that has ended, with its files."""
-    record = _ended(services, caller, batch_id, ": cancel it, then delete it")
+    record = _find_ended(services, caller, batch_id, ": cancel it, then delete it")
     files = Files(services)
     for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
         if file_id is not None:
@@ -218,12 +217,12 @@ def _retrieve(request: Request) -> Response:
 
 def _list(request: Request) -> Response:
     query = request.query_params
-    found = _page(
+    page = _page(
         services(request), caller(request), _base_url(request),
         after=query.get("after_id", ""), before=query.get("before_id", ""),
         limit=page_limit(query.get("limit"), _DEFAULT_LIMIT, _MOST),
     )  # fmt: skip
-    return _answer(request, found)
+    return _answer(request, page)
 
 
 def _cancel(request: Request) -> Response:
@@ -245,7 +244,7 @@ def _delete(request: Request) -> Response:
 def _results(request: Request) -> Response:
     gateway, owner = services(request), caller(request)
     batch_id = request.path_params["batch_id"]
-    record = _ended(gateway, owner, batch_id, "; it has results once it has ended")
+    record = _find_ended(gateway, owner, batch_id, "; it has results once it has ended")
     files = [f for f in (record.output_file_id, record.error_file_id) if f is not None]
     if files and not any(Files(gateway).get(owner.tenant, f) for f in files):
         raise ApiError(404, f"the results of batch {batch_id} have expired", code="results_expired")

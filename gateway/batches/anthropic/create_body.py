@@ -25,8 +25,8 @@ MAX_LEVELS, MAX_FIELDS = 1000, 100
 _BLANK = re.compile(rb"[ \t\n\r]*+")
 _SCALAR = re.compile(rb"[^ \t\n\r,{}\[\]]*+")
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-#: Matches everything before the next bracket, complete strings included. An atomic group, because
-#: a possessive `)*+` also takes an incomplete string with Python 3.11.2, which is Debian 12's.
+#: Matches everything before the next bracket, complete strings included. It is an atomic group,
+#: because a possessive `)*+` also takes an incomplete string with Python 3.11.2 (Debian 12).
 _PLAIN = re.compile(rb'(?>(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*)', re.DOTALL)
 _OBJECT, _OBJECT_END, _ARRAY, _ARRAY_END, _QUOTE, _COMMA, _COLON = b'{}[]",:'
 
@@ -48,7 +48,7 @@ class ArrayElements:
         # Text before `_start` has been consumed, text before `_at` has been scanned.
         self._start = self._at = 0
         self._complete = False
-        self._steps = self._whole()
+        self._steps = self._read_object()
 
     def feed(self, data: bytes) -> None:
         del self._text[: self._start]
@@ -62,12 +62,12 @@ class ArrayElements:
         if not self._complete:
             raise _not_json("it ends too early")
 
-    def _whole(self) -> _Step:
-        if (yield from self._next()) != _OBJECT:
+    def _read_object(self) -> _Step:
+        if (yield from self._next_byte()) != _OBJECT:
             message = f"the body is not a JSON object; give one with a list {self._name}"
             raise invalid(message, self._name, "invalid_json")
-        self._take()
-        more = (yield from self._next()) != _OBJECT_END
+        self._consume()
+        more = (yield from self._next_byte()) != _OBJECT_END
         fields = 0
         while more:
             fields += 1
@@ -75,43 +75,43 @@ class ArrayElements:
                 raise invalid(
                     f"the body has more than {MAX_FIELDS} fields; send only the field requests"
                 )
-            yield from self._field()
-            more = yield from self._goes_on(_OBJECT_END)
-        self._take()
+            yield from self._read_field()
+            more = yield from self._consume_comma(_OBJECT_END)
+        self._consume()
         self._complete = True
-        yield from self._next()
+        yield from self._next_byte()
         raise _not_json("more text follows its end")
 
-    def _field(self) -> _Step:
-        if (yield from self._next()) != _QUOTE:
+    def _read_field(self) -> _Step:
+        if (yield from self._next_byte()) != _QUOTE:
             raise _not_json("give a field's name in quotes")
-        name = decoded((yield from self._value()), "a field's name")
-        if (yield from self._next()) != _COLON:
+        name = decoded((yield from self._read_value()), "a field's name")
+        if (yield from self._next_byte()) != _COLON:
             raise _not_json("a colon is missing after a field's name")
-        self._take()
-        if name == self._name and (yield from self._next()) == _ARRAY:
-            yield from self._array()
+        self._consume()
+        if name == self._name and (yield from self._next_byte()) == _ARRAY:
+            yield from self._read_array()
         else:
-            decoded((yield from self._value()), "a field")
+            decoded((yield from self._read_value()), "a field")
 
-    def _array(self) -> _Step:
-        self._take()
-        more = (yield from self._next()) != _ARRAY_END
+    def _read_array(self) -> _Step:
+        self._consume()
+        more = (yield from self._next_byte()) != _ARRAY_END
         while more:
-            self.found.append((yield from self._value()))
-            more = yield from self._goes_on(_ARRAY_END)
-        self._take()
+            self.found.append((yield from self._read_value()))
+            more = yield from self._consume_comma(_ARRAY_END)
+        self._consume()
 
-    def _goes_on(self, end: int) -> Generator[None, None, bool]:
+    def _consume_comma(self, end: int) -> Generator[None, None, bool]:
         """Consume a comma and return True, or return False before `end`."""
-        found = yield from self._next()
-        if found == _COMMA:
-            self._take()
-        elif found != end:
+        byte = yield from self._next_byte()
+        if byte == _COMMA:
+            self._consume()
+        elif byte != end:
             raise _not_json("a comma or a bracket is missing after a value")
-        return found == _COMMA
+        return byte == _COMMA
 
-    def _next(self) -> Generator[None, None, int]:
+    def _next_byte(self) -> Generator[None, None, int]:
         """Return the next byte that is not blank, and stay before it."""
         while True:
             self._at = self._start = _end(_BLANK, self._text, self._at)
@@ -119,31 +119,31 @@ class ArrayElements:
                 return self._text[self._at]
             yield
 
-    def _take(self) -> None:
+    def _consume(self) -> None:
         self._at += 1
         self._start = self._at
 
-    def _value(self) -> Generator[None, None, bytes]:
-        first = yield from self._next()
+    def _read_value(self) -> Generator[None, None, bytes]:
+        first = yield from self._next_byte()
         if first in (_OBJECT, _ARRAY):
-            yield from self._nested()
+            yield from self._read_nested()
         elif first == _QUOTE:
             self._at += 1
-            yield from self._string()
+            yield from self._read_string()
         else:
-            yield from self._scalar()
+            yield from self._read_scalar()
         value = bytes(memoryview(self._text)[self._start : self._at])
         self._start = self._at
         return value
 
-    def _scalar(self) -> _Step:
+    def _read_scalar(self) -> _Step:
         while True:
             self._at = _end(_SCALAR, self._text, self._at)
             if self._at < len(self._text):
                 return
             yield
 
-    def _string(self) -> _Step:
+    def _read_string(self) -> _Step:
         while True:
             self._at = _end(_IN_STRING, self._text, self._at)
             if self._at < len(self._text) and self._text[self._at] == _QUOTE:
@@ -151,18 +151,18 @@ class ArrayElements:
                 return
             yield  # the rest is at most one backslash, whose next byte has not arrived
 
-    def _nested(self) -> _Step:
+    def _read_nested(self) -> _Step:
         levels = opened = 0
         while True:
             self._at = _end(_PLAIN, self._text, self._at)
             if self._at == len(self._text):
                 yield
                 continue
-            found = self._text[self._at]
+            byte = self._text[self._at]
             self._at += 1
-            if found == _QUOTE:  # an incomplete string
-                yield from self._string()
-            elif found in (_OBJECT, _ARRAY):
+            if byte == _QUOTE:  # an incomplete string
+                yield from self._read_string()
+            elif byte in (_OBJECT, _ARRAY):
                 levels += 1
                 opened += 1
                 if levels > MAX_LEVELS:
@@ -193,8 +193,8 @@ def _not_json(problem: str) -> ApiError:
 
 def _end(pattern: re.Pattern[bytes], text: bytearray, at: int) -> int:
     """Return the end of a match, which may be empty."""
-    found = pattern.match(text, at)
-    return found.end() if found else at
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 #: Largest body in bytes, and most requests in it: Anthropic's own limits.
@@ -213,21 +213,21 @@ class RequestLines:
         self._writer = writer
         self._longest = longest_line
         self._size = self._since = 0
-        self._running = hashlib.sha256()
-        self._seen: set[bytes] = set()
+        self._sha256 = hashlib.sha256()
+        self._custom_ids: set[bytes] = set()
         self._lines = bytearray()
         self._elements = ArrayElements("requests")
 
     @property
     def digest(self) -> str:
         """The SHA-256 of the body so far, in hex."""
-        return self._running.hexdigest()
+        return self._sha256.hexdigest()
 
     def feed(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > MOST_BYTES:
             raise _too_large(f"the body has more than {MOST_BYTES} bytes; send several batches")
-        self._running.update(data)
+        self._sha256.update(data)
         # Counts the bytes since the last complete request: an incomplete one is held in memory.
         self._since += len(data)
         self._elements.feed(data)
@@ -271,10 +271,10 @@ class RequestLines:
                 f"{at}.custom_id: give 1 to 64 letters, digits, _ or -", f"{at}.custom_id"
             )
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
-        if digest in self._seen:
+        if digest in self._custom_ids:
             message = f"{at}.custom_id: {custom_id} was used before; each must be unique"
             raise invalid(message, f"{at}.custom_id")
-        self._seen.add(digest)
+        self._custom_ids.add(digest)
         _check_params(params, f"{at}.params")
         line = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": params}
         try:
@@ -294,7 +294,7 @@ def check_length(length: int) -> None:
 
 
 def _check_params(params: Any, at: str) -> None:
-    """Raise ApiError (400) unless model, max_tokens and messages are there and stream is not.
+    """Raise ApiError (400) if a required field is wrong or `stream` is true; remove `stream`.
 
     The batch runner checks everything else when it queues the request.
     """

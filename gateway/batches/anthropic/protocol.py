@@ -138,12 +138,12 @@ _body = msgspec.json.Decoder(_Body).decode
 _ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 
-def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
+def _lines_of_file(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
     if file_id is not None and Files(services).get(tenant, file_id) is not None:
         yield from lines_of(services.store.read(file_id))
 
 
-def _kind_of(line: _Line) -> str:
+def _result_type(line: _Line) -> str:
     """Return Anthropic's result type for a line of an output or error file."""
     if line.error is not None:
         return _ENDINGS.get(line.error.code or "", "errored")
@@ -159,19 +159,19 @@ def count_failures(services: Services, record: BatchRecord) -> FailureCounts:
     if not record.counts.failed:
         return FailureCounts()
     failures = FailureCounts()
-    for raw in _lines(services, record.tenant, record.error_file_id):
-        kind = _kind_of(_line(raw))
-        setattr(failures, kind, getattr(failures, kind) + 1)
+    for raw in _lines_of_file(services, record.tenant, record.error_file_id):
+        result_type = _result_type(_line(raw))
+        setattr(failures, result_type, getattr(failures, result_type) + 1)
     return failures
 
 
-def _result(raw: bytes) -> bytes:
+def _result_line(raw: bytes) -> bytes:
     line = _line(raw)
-    kind = _kind_of(line)
-    result: dict[str, Any] = {"type": kind}
-    if kind == "succeeded" and line.response is not None:
+    result_type = _result_type(line)
+    result: dict[str, Any] = {"type": result_type}
+    if result_type == "succeeded" and line.response is not None:
         result["message"] = orjson.Fragment(bytes(line.response.body))
-    elif kind == "errored":
+    elif result_type == "errored":
         result["error"] = _error(line)
     return one_line(orjson.dumps({"custom_id": line.custom_id, "result": result}))
 
@@ -185,18 +185,20 @@ def _error(line: _Line) -> dict[str, Any]:
     return anthropic_error(status, message, request_id)
 
 
-def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
+def _refused_results(services: Services, record: BatchRecord) -> Iterator[bytes]:
     """Yield a result for each request of a batch whose file was refused."""
     message = "; ".join(problem.message for problem in record.problems[:3]) or "it was refused"
     result = {"type": "errored", "error": anthropic_error(400, message, None)}
-    for raw in _lines(services, record.tenant, record.input_file_id):
+    for raw in _lines_of_file(services, record.tenant, record.input_file_id):
         yield one_line(orjson.dumps({"custom_id": _line(raw).custom_id, "result": result}))
 
 
 def results(services: Services, record: BatchRecord) -> Iterator[bytes]:
     """Yield an ended batch's results, one on each line, in pieces of about 128 KiB."""
     if record.status == "failed":
-        return in_chunks(_refused(services, record))
+        return in_chunks(_refused_results(services, record))
     files = (record.output_file_id, record.error_file_id)
-    lines = chain.from_iterable(_lines(services, record.tenant, file_id) for file_id in files)
-    return in_chunks(map(_result, lines))
+    lines = chain.from_iterable(
+        _lines_of_file(services, record.tenant, file_id) for file_id in files
+    )
+    return in_chunks(map(_result_line, lines))

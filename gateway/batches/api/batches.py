@@ -1,4 +1,4 @@
-"""Creates, retrieves, lists and cancels batches. The batch runner validates a new one's file."""
+"""Creates, retrieves, lists and cancels batches. The batch runner validates a new batch's file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contract.openai.body import BODY_TYPES
 from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
-from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown
+from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, batch_object
 from gateway.batches.api.record import (
     ENDED,
     STOP_AFTER,
@@ -34,12 +34,12 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
     if idempotency:
         # The body is not checked again: the batch's file may have been deleted since.
         view = BatchViews.using(services.batches).get(caller.tenant, id_for(caller, idempotency))
-        batch = shown(view) if view else None
+        batch = batch_object(view) if view else None
         if batch is not None:
             return batch
     services.limits.check_records(caller)
     services.limits.check_stored(caller)
-    record, size = checked(services, caller, body, idempotency)
+    record, size = _checked_record(services, caller, body, idempotency)
     reserve(services, caller, record.id, size)
     start_batch(services, record)
     return retrieve(services, caller, record.id)
@@ -58,7 +58,7 @@ def find(
 ) -> tuple[Batch, BatchView]:
     """Return one of the caller's OpenAI batches, also as read from Redis; raise ApiError (404)."""
     view = view_of(services, caller, batch_id)
-    batch = shown(view, partial=partial)
+    batch = batch_object(view, partial=partial)
     if batch is None:
         raise not_found("batch", batch_id)
     return batch, view
@@ -69,15 +69,15 @@ def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool
 
 
 def page(services: Services, caller: Caller, after: str, limit: int) -> BatchList:
-    found = BatchViews.using(services.batches).page(caller.only_tenant, after=after, limit=limit)
-    if found is None:
+    views = BatchViews.using(services.batches).page(caller.only_tenant, after=after, limit=limit)
+    if views is None:
         raise not_found("batch", after)
-    data = [batch for view in found.batches if (batch := shown(view)) is not None]
+    data = [batch for view in views.batches if (batch := batch_object(view)) is not None]
     return BatchList(
         data=data,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
-        has_more=found.has_more,
+        has_more=views.has_more,
     )
 
 
@@ -119,7 +119,7 @@ def window_s(text: str) -> int:
     return round(seconds)
 
 
-def checked(
+def _checked_record(
     services: Services, caller: Caller, body: bytes, idempotency: str
 ) -> tuple[BatchRecord, int]:
     """Check the body of POST /v1/batches; return the new record and its file's size.
@@ -130,8 +130,8 @@ def checked(
     """
     asked = read(body, BatchCreate)
     if asked.endpoint not in BODY_TYPES:
-        known = ", ".join(BODY_TYPES)
-        message = f"endpoint {asked.endpoint[:100]!r} is not served; use one of {known}"
+        served = ", ".join(BODY_TYPES)
+        message = f"endpoint {asked.endpoint[:100]!r} is not served; use one of {served}"
         raise invalid(message, "endpoint")
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
@@ -176,14 +176,14 @@ def _priority(caller: Caller, asked: int | None) -> int:
 
 
 def _file_of(services: Services, caller: Caller, file_id: str) -> FileRecord:
-    found = Files(services).get(caller.tenant, file_id)
-    if found is None:
+    file = Files(services).get(caller.tenant, file_id)
+    if file is None:
         message = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
         raise ApiError(404, message, code="file_not_found", param="input_file_id")
-    if found.purpose != "batch":
-        message = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
+    if file.purpose != "batch":
+        message = f"file {file_id} has the purpose {file.purpose!r}; upload it with purpose=batch"
         raise invalid(message, "input_file_id")
-    return found
+    return file
 
 
 def _check_workers(services: Services, caller: Caller) -> None:

@@ -1,8 +1,9 @@
 """Converts result lines into the lines of OpenAI's output and error files.
 
-A success is such a line already (contract/results.py); only answers of `/v1/responses` get the
-fields that vLLM leaves out. A refused or failed request gets a `response` with status 4xx or 5xx
-and the error in its body. A request without an answer gets a top-level `error`.
+The line of a success has their format already (contract/results.py); only answers of
+`/v1/responses` get the fields that vLLM leaves out. A refused or failed request gets a `response`
+with status 4xx or 5xx and the error in its body. A request without an answer gets a top-level
+`error`.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ _MESSAGES = {"expired": _EXPIRED, "cancelled": _CANCELLED}
 def openai_line(line: ResultLine) -> bytes:
     """Return a line of the output file (of the error file if `failed`), without newline."""
     if not line.failed:
-        return _completed(line.json) if _RESPONSE in line.json else line.json
-    found = orjson.loads(line.json)
-    error = found["error"]
+        return _with_missing_fields(line.json) if _RESPONSE in line.json else line.json
+    stored = orjson.loads(line.json)
+    error = stored["error"]
     code = error.get("code") or "request_failed"
-    out: dict[str, Any] = {"id": found["id"], "custom_id": found["custom_id"]}
+    out: dict[str, Any] = {"id": stored["id"], "custom_id": stored["custom_id"]}
     if code in WITHOUT_ANSWER:
         message = _MESSAGES.get(code, error.get("message"))
         out |= {"response": None, "error": {"code": WITHOUT_ANSWER[code], "message": message}}
     else:
-        out |= {"response": _error_response(found["id"], code, error, line.rejected), "error": None}
+        out |= {
+            "response": _error_response(stored["id"], code, error, line.rejected),
+            "error": None,
+        }
     ours = {name: error[name] for name in ("line", "same_as") if name in error}
     return one_line(orjson.dumps(out | {"warmq": ours}))
 
@@ -63,14 +67,14 @@ def _error_response(
     return {"status_code": answer.status, "request_id": request_id, "body": answer.body}
 
 
-def _completed(line: bytes) -> bytes:
+def _with_missing_fields(line: bytes) -> bytes:
     try:
-        found = orjson.loads(line)
-        body = found["response"]["body"]
+        success = orjson.loads(line)
+        body = success["response"]["body"]
         if body.get("object") != "response":
             return line
-        found["response"]["body"] = complete_response(body)
-        return one_line(orjson.dumps(found))
+        success["response"]["body"] = complete_response(body)
+        return one_line(orjson.dumps(success))
     except MALFORMED_ANSWER:
         return line
 
@@ -119,17 +123,17 @@ def usage_of(line: bytes) -> Usage:
     Only its `usage` is decoded: 0.5 to 1 us for a short chat.
     """
     try:
-        found = _decode(line).response.body.usage
+        usage = _decode(line).response.body.usage
     except (msgspec.DecodeError, RecursionError):
-        found = None
-    if found is None:
+        usage = None
+    if usage is None:
         return Usage()
-    cached = found.prompt_tokens_details or found.input_tokens_details
-    reasoning = found.completion_tokens_details or found.output_tokens_details
+    cached = usage.prompt_tokens_details or usage.input_tokens_details
+    reasoning = usage.completion_tokens_details or usage.output_tokens_details
     return Usage(
-        input=found.prompt_tokens or found.input_tokens or 0,
-        output=found.completion_tokens or found.output_tokens or 0,
-        cached=(cached and cached.cached_tokens) or found.cache_read_input_tokens or 0,
+        input=usage.prompt_tokens or usage.input_tokens or 0,
+        output=usage.completion_tokens or usage.output_tokens or 0,
+        cached=(cached and cached.cached_tokens) or usage.cache_read_input_tokens or 0,
         reasoning=(reasoning and reasoning.reasoning_tokens) or 0,
     )
 

@@ -91,7 +91,7 @@ class Batch(Struct, kw_only=True):
     """A batch. Unknown fields are null, except `model`, which is left out.
 
     `failures` (by error code, the most frequent first) and `cut` (answers that ended at their
-    token limit) are warmq's; they are left out where there are none.
+    token limit) are warmq's; they are left out if empty.
     """
 
     id: str
@@ -137,7 +137,7 @@ _INPUT = "file-in-"
 _NO_LINE = "no line of the file is a valid request; the error file has the error of each"
 
 
-def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
+def batch_object(view: BatchView, *, partial: bool = False) -> Batch | None:
     """Return a batch as OpenAI's API shows it; None if Anthropic's API made it.
 
     With `partial` the output file of a running batch is the file of its results so far.
@@ -160,7 +160,7 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
     output_id = record.output_file_id
     if partial and not ended and record.parts:
         output_id = PARTIAL + record.id
-    shown = Batch(
+    answer = Batch(
         id=record.id,
         endpoint=record.endpoint,
         model=record.model or msgspec.UNSET,
@@ -175,11 +175,11 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
         request_counts=_counts(record.counts, [] if ended else parts),
         usage=_usage(record.usage or _usage_of(parts)),
         metadata=record.metadata,
-        **(_failed(record.failures, record.cut) if ended else _failed_of(parts)),
+        **(_failure_fields(record.failures, record.cut) if ended else _failure_fields_of(parts)),
     )
     for status in record.changed_at.keys() - {"validating"}:
-        setattr(shown, f"{status}_at", record.changed_at[status])
-    return shown
+        setattr(answer, f"{status}_at", record.changed_at[status])
+    return answer
 
 
 def _errors(problems: list[BatchError] | None, stopped: str) -> BatchErrors | None:
@@ -199,11 +199,11 @@ def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts
     )
 
 
-def _failed_of(parts: Sequence[QueueBatch]) -> dict[str, Any]:
-    return _failed(failures_of(parts), sum(part.number("cut") for part in parts))
+def _failure_fields_of(parts: Sequence[QueueBatch]) -> dict[str, Any]:
+    return _failure_fields(failures_of(parts), sum(part.number("cut") for part in parts))
 
 
-def _failed(codes: Sequence[CodeFailures | FailedCode], cut: int) -> dict[str, Any]:
+def _failure_fields(codes: Sequence[CodeFailures | FailedCode], cut: int) -> dict[str, Any]:
     """Return the fields `failures` and `cut`, without those that have nothing."""
     counts = [CodeCount(code=one.code, count=one.count) for one in codes]
     return ({"failures": counts} if counts else {}) | ({"cut": cut} if cut else {})
@@ -235,7 +235,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
     counts = _counts(RequestCounts(), [batch])
     created, status = int(batch.created) // 1000, batch.status
     ended_at = batch.number("finished_at") // 1000 or None
-    shown = Batch(
+    answer = Batch(
         id=batch.id,
         endpoint="",
         input_file_id=_INPUT + batch.id,
@@ -248,24 +248,24 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
         usage=_usage(_usage_of([batch])),
         metadata={"submitted_by": "producer submit", "input": batch.fields.get("input", "")[:512]},
         errors=_errors(None, batch.fields["reason"] if batch.stopped else ""),
-        **_failed_of([batch]),
+        **_failure_fields_of([batch]),
     )
     if model := batch.fields.get("model"):
-        shown.model = model
+        answer.model = model
     if status in ENDED:
-        setattr(shown, f"{status}_at", ended_at)
-        shown.output_file_id = OUTPUT + batch.id if counts.completed else None
-        shown.error_file_id = ERRORS + batch.id if counts.failed else None
+        setattr(answer, f"{status}_at", ended_at)
+        answer.output_file_id = OUTPUT + batch.id if counts.completed else None
+        answer.error_file_id = ERRORS + batch.id if counts.failed else None
         if status == "failed":
             error = BatchError(code="invalid_request", message=_NO_LINE)
-            shown.errors = BatchErrors(data=[error])
+            answer.errors = BatchErrors(data=[error])
     elif partial:
-        shown.output_file_id = PARTIAL + batch.id
-    return shown
+        answer.output_file_id = PARTIAL + batch.id
+    return answer
 
 
 def _window(batch: QueueBatch) -> str:
-    """Return the time from a batch's creation to its deadline such as `24h`, or `none`."""
+    """Return the time from a batch's creation to its deadline as a text: `24h`, or `none`."""
     left_s = 0
     with suppress(ValueError):
         left_s = round((batch.number("deadline") - int(batch.created)) / 1000)

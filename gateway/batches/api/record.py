@@ -28,8 +28,8 @@ ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancell
 STOP_AFTER = "stop_after_failures"
 #: Seconds for which a record is kept after its batch's end: the longest life of OpenAI's files.
 KEPT_S = 30 * 86_400
-#: Milliseconds after which a new batch is due although its gateway died: before it made the batch
-#: due (_LOOK_MS), or before it wrote the record (_NOTED_MS, longer than a create waits for Redis).
+#: Milliseconds after which a new batch becomes due if its gateway dies: while it writes the record
+#: (_LOOK_MS), or before, once it reserves tokens (_NOTED_MS, longer than a create waits for Redis).
 _LOOK_MS, _NOTED_MS = 10_000, 60_000
 
 
@@ -76,9 +76,10 @@ class Usage(msgspec.Struct):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One batch. Times are in seconds since 1970; `changed_at` has when each status began.
+    """One batch. Times are in seconds since 1970.
 
-    A write fails if another process has changed the record since it was read.
+    `changed_at` has the time at which each status began. A write fails if another process has
+    changed the record since it was read.
     """
 
     id: str
@@ -105,7 +106,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     counts: RequestCounts = msgspec.field(default_factory=RequestCounts)  # final once ended
     usage: Usage | None = None  # final once ended
     expected_s: float | None = None  # the planned duration, set at the end
-    failures: list[FailedCode] = []  # set at the end, as are:
+    failures: list[FailedCode] = []  # set at the end, like all fields below
     cut: int = 0  # answers with finish_reason `length`
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -116,7 +117,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def end_of_record(record: BatchRecord) -> int | None:
-    """Return when a record is removed, in seconds since 1970; None while its batch runs."""
+    """Return the time (s since 1970) at which a record is removed; None while its batch runs."""
     if record.status not in ENDED:
         return None
     return record.changed_at.get(record.status, record.expires_at) + KEPT_S
@@ -209,7 +210,7 @@ def note_webhooks(services: Services, record: BatchRecord) -> None:
             created_at=record.changed_at.get(record.status, record.created_at),
         )
         webhooks.note(delivery)
-        # Also if it was noted before: the process that noted it may have died before this line.
+        # This is repeated for a noted webhook: the process that noted it may have died before this.
         services.due.add("webhook", delivery.id)
 
 
@@ -220,17 +221,19 @@ _LISTS: tuple[Kind, ...] = ("batch", "message_batch")
 
 
 def end_older_records(services: Services, tenant: str) -> int:
-    """Count the records that an earlier version wrote; those of ended batches get an end.
+    """Count the records that an earlier version wrote; those of ended batches get an expiry.
 
     Returns:
-        The number of records that got an end.
+        The number of records that got an expiry.
     """
-    known = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
+    counted_ids = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
     lists = (services.records.listed(kind, tenant) for kind in _LISTS)
-    unknown = [name for name in dict.fromkeys(chain.from_iterable(lists)) if name not in known]
+    uncounted_ids = [
+        name for name in dict.fromkeys(chain.from_iterable(lists)) if name not in counted_ids
+    ]
     count = 0
-    for begin in range(0, len(unknown), _PAGE):
-        ids = unknown[begin : begin + _PAGE]
+    for begin in range(0, len(uncounted_ids), _PAGE):
+        ids = uncounted_ids[begin : begin + _PAGE]
         for stored in filter(None, services.objects.get_many("batch", ids)):
             record = decode(stored.document)
             if write_back(services, stored, record) is not None:

@@ -49,8 +49,8 @@ def _list(request: Request) -> Response:
 
 
 def _retrieve(request: Request) -> Response:
-    wish = request.query_params.get("partial") or request.headers.get("x-partial-results") or ""
-    batch_id, partial = request.path_params["batch_id"], wish.lower() in ("true", "1")
+    asked = request.query_params.get("partial") or request.headers.get("x-partial-results") or ""
+    batch_id, partial = request.path_params["batch_id"], asked.lower() in ("true", "1")
     return reply(batches.retrieve(services(request), caller(request), batch_id, partial=partial))
 
 

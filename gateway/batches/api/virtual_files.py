@@ -74,7 +74,7 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
         "x-content-type-options": "nosniff",
     }
     if prefix == PARTIAL:
-        return _partial(services, view, batch, offset, headers)
+        return _partial_response(services, view, batch, offset, headers)
     if not isinstance(view.source, QueueBatch):
         raise not_found("file", file_id)
     collector = Collector(services.batches, view.source, follow=False)
@@ -85,18 +85,18 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
         if prefix == OUTPUT or not batch.output_file_id:
             collector.mark_collected()
 
-    return _streamed(lines(), headers)
+    return _stream(lines(), headers)
 
 
-def _partial(
+def _partial_response(
     services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
 ) -> Response:
-    """Return the results so far; after the batch's end, while the queue has them."""
+    """Return a response with the results so far, or after the end all that Redis still has."""
     states = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
     parts = [part for part in states if part is not None and part.status != "deleting"]
     if len(parts) < len(states):
         if batch.status in ENDED:
-            return _ended(batch, offset)
+            return _final_file(batch, offset)
         # The order in which requests ended is known only with all queue batches.
         parts = []
     headers["x-incomplete"] = str(batch.status not in ENDED).lower()
@@ -107,10 +107,10 @@ def _partial(
         ttl_ms = services.settings.result_ttl_ms
         last, segments = order.segments(batch.id, parts, offset, ttl_ms)
     headers["x-last-line"] = str(max(last, offset))
-    return _streamed(map(openai_line, _endings(services.batches, segments, offset)), headers)
+    return _stream(map(openai_line, _result_lines(services.batches, segments, offset)), headers)
 
 
-def _ended(batch: Batch, offset: int) -> Response:
+def _final_file(batch: Batch, offset: int) -> Response:
     """Return the response for a batch whose queue batches were removed."""
     final = batch.output_file_id or batch.error_file_id
     if final and offset == 0:
@@ -119,7 +119,7 @@ def _ended(batch: Batch, offset: int) -> Response:
     raise ApiError(404, message, code="batch_ended", param="offset")
 
 
-def _streamed(lines: Iterator[bytes | None], headers: dict[str, str]) -> Response:
+def _stream(lines: Iterator[bytes | None], headers: dict[str, str]) -> Response:
     chunks = in_chunks(lines)
     try:
         first = next(chunks, b"")
@@ -143,7 +143,9 @@ def _limiter() -> CapacityLimiter:
     return CapacityLimiter(AT_ONCE)
 
 
-def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> Iterator[ResultLine]:
+def _result_lines(
+    store: BatchStore, segments: Sequence[Segment], position: int
+) -> Iterator[ResultLine]:
     """Yield result lines from `position` on, in the order in which their requests ended.
 
     Each ending has one position and usually one line. The ending of a deduplicated request has one
@@ -151,14 +153,16 @@ def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> I
     no line until it ends again, at a later position.
     """
     for segment in segments:
-        done = max(0, position - segment.first)
-        for at in range(done, segment.count, ENDINGS):
+        skipped = max(0, position - segment.first)
+        for at in range(skipped, segment.count, ENDINGS):
             count = min(ENDINGS, segment.count - at)
             texts = store.finished_ids(segment.part.id, segment.start + at, count)
-            yield from _lines(store, segment.part, texts)
+            yield from _lines_of_endings(store, segment.part, texts)
 
 
-def _lines(store: BatchStore, part: QueueBatch, texts: list[str]) -> Iterator[ResultLine]:
+def _lines_of_endings(
+    store: BatchStore, part: QueueBatch, texts: list[str]
+) -> Iterator[ResultLine]:
     endings = [read_ending(text) for text in texts]
     ids = list(dict.fromkeys(request_id for request_id, _ in endings))
     results = dict(zip(ids, store.results(ids), strict=True))

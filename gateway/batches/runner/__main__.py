@@ -57,7 +57,8 @@ def _open(settings: GatewaySettings) -> Services:
 def main() -> int:
     """Run batches until SIGTERM; the argument is the parent's process id."""
     keep_free_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway handles Ctrl-C, and ends this
+    # The gateway handles Ctrl-C, and ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     runner: BatchRunner | None = None
 
     def end(*_: object) -> None:
@@ -66,7 +67,7 @@ def main() -> int:
         timer = threading.Timer(_GRACE_S, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        # In a thread: the code that this handler interrupts may hold the lock that stop() needs.
+        # stop() needs a thread: the code that this handler interrupts may hold the lock of stop().
         threading.Thread(target=runner.stop, daemon=True).start()
 
     signal.signal(signal.SIGTERM, end)

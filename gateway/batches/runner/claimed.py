@@ -93,8 +93,8 @@ class ClaimedBatch:
             return
         self._next_look = now + _LOOK_S
         self.keep_input()
-        (found,) = self.services.objects.get_many("batch", [self.record.id])
-        if found is None or found.version != self.stored.version or (ends_late and self.late):
+        (stored,) = self.services.objects.get_many("batch", [self.record.id])
+        if stored is None or stored.version != self.stored.version or (ends_late and self.late):
             raise Changed
 
     def input(self) -> Path | None:

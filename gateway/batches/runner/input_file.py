@@ -123,15 +123,15 @@ def validate_input(
         endpoint: The url that each line must have.
         max_line_bytes: The longest valid line.
         most_requests: The largest valid number of requests; 0 for no limit.
-        report: Called every 256 KiB, packed or unpacked; may raise to stop the reading.
+        report: Called for each 256 KiB, compressed or decompressed; may raise to stop the reading.
     """
     hashes = array("q")
 
-    def first(custom_id: str) -> bool:
+    def note_hash(custom_id: str) -> bool:
         hashes.append(hash(custom_id))
         return True
 
-    summary = _read(path, endpoint, max_line_bytes, most_requests, report, first)
+    summary = _read(path, endpoint, max_line_bytes, most_requests, report, note_hash)
     numbers = np.frombuffer(hashes, np.int64) if hashes else np.empty(0, np.int64)
     numbers.sort()
     repeated = bool((numbers[1:] == numbers[:-1]).any())
@@ -200,12 +200,12 @@ def _problem_of_file(error: InputUnreadable) -> BatchError:
 def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> str:
     """Return the model that a line names; raise _Refused if it makes the file invalid."""
     try:
-        found = _decode(line)
-        custom_id, model = found.custom_id, found.body.model
-        usual = found.url == endpoint and found.method == "POST"
+        fields = _decode(line)
+        custom_id, model = fields.custom_id, fields.body.model
+        is_usual = fields.url == endpoint and fields.method == "POST"
     except _UNUSUAL:
-        custom_id, model, usual = "", model_of(line), False
-    if not usual or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        custom_id, model, is_usual = "", model_of(line), False
+    if not is_usual or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         custom_id = _check_fields(line, endpoint)
     if not is_new(custom_id):
         message = f"custom_id {custom_id[:100]!r} was used by an earlier line; make it unique"
@@ -216,14 +216,14 @@ def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> st
 def _check_fields(line: bytes, endpoint: str) -> str:
     """Return the custom_id of a line that `_decode` does not accept; raise _Refused."""
     try:
-        found = orjson.loads(line)
+        fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         message = f"not valid JSON: {error}; write one JSON object on each line"
         raise _Refused("invalid_json_line", message, None) from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise _Refused("invalid_json_line", "not a JSON object; write {...} on each line", None)
-    custom_id = _check_custom_id(found.get("custom_id"))
-    method, url = found.get("method", "POST"), found.get("url")
+    custom_id = _check_custom_id(fields.get("custom_id"))
+    method, url = fields.get("method", "POST"), fields.get("url")
     if method != "POST":
         raise _Refused("invalid_method", f"method is {_quoted(method)}; write POST", "method")
     if url is None:

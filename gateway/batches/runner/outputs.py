@@ -63,8 +63,8 @@ def all_lines(
 def _line_number(line: ResultLine) -> int:
     if not line.failed:
         at = line.json.rfind(_MARK)
-        found = _NUMBER.match(line.json, at) if at >= 0 else None
-        return int(found[1]) if found else 0
+        match = _NUMBER.match(line.json, at) if at >= 0 else None
+        return int(match[1]) if match else 0
     return int(orjson.loads(line.json)["error"].get("line") or 0)
 
 
@@ -105,7 +105,7 @@ def _not_queued(part: BatchPart, number: int, line: bytes, error: RequestFailed)
 
 
 class _File:
-    """One of the two files; it is created when its first lines are written."""
+    """The output or error file of a batch; it is created when its first lines are written."""
 
     def __init__(self, batch: ClaimedBatch, kind: _Kind) -> None:
         self.id = file_id_of(batch.record.id, kind)

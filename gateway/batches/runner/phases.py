@@ -135,25 +135,25 @@ class Phases:
 
     def _queue_and_finish(self, batch: ClaimedBatch) -> None:
         states = _note_deleted(batch)
-        ending = batch.record.status == "cancelling" or batch.late
+        must_end = batch.record.status == "cancelling" or batch.late
         if not all(state is not None and state.sealed for state in states):
-            self._queue_rest(batch, ending)
+            self._queue_rest(batch, must_end)
             states = _note_deleted(batch)
-            ending = ending or bool(batch.record.problems)
-        ending = _note_stopped(batch, states) or ending
-        if not ending and not _ended(states):
+            must_end = must_end or bool(batch.record.problems)
+        must_end = _note_stopped(batch, states) or must_end
+        if not must_end and not _all_ended(states):
             raise Later(wait_ms(batch.services, batch.record.created_at))
-        if ending:
+        if must_end:
             states = _end_parts(batch, states)
         _finish(batch, states)
 
-    def _queue_rest(self, batch: ClaimedBatch, ending: bool) -> None:
+    def _queue_rest(self, batch: ClaimedBatch, must_end: bool) -> None:
         """Queue the lines that are not queued yet, unless the batch must end."""
         batch.keep_input()
         path = batch.input()
         if path is None and not batch.record.problems:
             batch.write("cancelling", problems=[_deleted_file(batch.record.input_file_id)])
-        elif path is not None and not ending and not batch.record.problems:
+        elif path is not None and not must_end and not batch.record.problems:
             self._submit(batch, path)
 
     def _submit(self, batch: ClaimedBatch, path: Path) -> None:
@@ -173,8 +173,10 @@ class Phases:
             if not all(part.made for part in batch.record.parts):
                 for part in batch.record.parts:
                     create_part(batch.services, batch.record, part)
-                made = [msgspec.structs.replace(part, made=True) for part in batch.record.parts]
-                batch.write(parts=made)
+                made_parts = [
+                    msgspec.structs.replace(part, made=True) for part in batch.record.parts
+                ]
+                batch.write(parts=made_parts)
             for index in range(len(batch.record.parts)):
                 submit_part(batch.services, batch.record, index, path, report, batch.check)
         except InputUnreadable as error:  # the file has changed since it was validated
@@ -206,8 +208,8 @@ def _start(
 def _note_deleted(batch: ClaimedBatch) -> list[Batch | None]:
     """Return the queue batches' states; cancel the batch if one of them was deleted.
 
-    A deleted one is not queued again: a user deleted it, or its results, whose computation was paid
-    for, have expired while no gateway ran.
+    A deleted queue batch is not queued again: a user deleted it, or its results expired while no
+    gateway ran. To compute them again would cost as much as the first time.
     """
     states, record = _states(batch), batch.record
     gone = [
@@ -236,7 +238,7 @@ def _end_parts(batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | 
     """
     record, store = batch.record, batch.services.batches
     cancelling = record.status == "cancelling"
-    if not cancelling and not _ended(states):
+    if not cancelling and not _all_ended(states):
         left_s = record.expires_at + GRACE_S - batch.services.clock.now()
         if left_s > 0 and all(state is not None and state.sealed for state in states):
             raise Later(int(left_s * 1000) + 1)
@@ -257,7 +259,7 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
     record, services = batch.record, batch.services
     states = [state for state in parts if state is not None]
     deleted = len(states) < len(parts)
-    if not _ended(list(states)) or (deleted and not record.problems):
+    if not _all_ended(list(states)) or (deleted and not record.problems):
         raise Later(100)  # the last requests are ending, or a queue batch was just deleted
     if record.status == "in_progress":
         record = batch.write("finalizing")
@@ -288,7 +290,7 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
 
 
 def wait_ms(services: Services, created_at: int) -> int:
-    """Return the ms until a running batch is due again; they grow with age."""
+    """Return the ms until a running batch is due again; they grow with the batch's age."""
     return int(min(2000, 250 + 50 * max(0.0, services.clock.now() - created_at)))
 
 
@@ -301,7 +303,7 @@ def _final_status(record: BatchRecord, states: list[Batch], not_queued: int) -> 
     return "expired" if expired else "completed"
 
 
-def _ended(states: list[Batch | None]) -> bool:
+def _all_ended(states: list[Batch | None]) -> bool:
     return all(state is not None and state.finished for state in states)
 
 

@@ -52,7 +52,7 @@ class RunnerProcess:
             if time.monotonic() - began > _LIVED_S:
                 wait_s = _FIRST_WAIT_S
             log.error(
-                "the batch runner ended with status %s; starting it again",
+                "the batch runner ended with status %s; it is started again",
                 process.returncode,
                 extra={"action": "carrier_ended"},
             )

@@ -42,12 +42,13 @@ def older_workers_only(
     models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchError]:
     """Return the problem of models that only workers of an older protocol serve, or []."""
-    found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
-    if not found:
+    outdated = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
+    if not outdated:
         return []
     message = (
-        f"nothing was queued: all workers of model {', '.join(sorted(found)[:20])} are older than "
-        "this gateway, and would not take what it queues; upgrade the workers, then send it again"
+        f"nothing was queued: all workers of model {', '.join(sorted(outdated)[:20])} are older "
+        "than this gateway, and would not take what it queues; upgrade the workers, then send it "
+        "again"
     )
     return [BatchError("older_workers", message, "body.model")]
 
@@ -58,7 +59,8 @@ def parts_for(
     """Return a batch's queue batches, one for each queue of its models; at least one.
 
     The first one also gets the lines whose model no worker serves, and refuses them. Lines that
-    name no model get one, unless the caller may use all models (`allowed` is None).
+    name no model get the caller's default model, unless the caller may use all models (`allowed` is
+    None).
     """
     unnamed = served.default_of(allowed)
     by_queue: dict[str, list[str]] = {}
@@ -90,24 +92,28 @@ class PartLines:
 
     def __init__(self, parts: list[BatchPart], index: int) -> None:
         self._part = part = parts[index]
-        self._elsewhere = {model for each in parts if each is not part for model in each.models}
+        self._models_elsewhere = {
+            model for each in parts if each is not part for model in each.models
+        }
         self._takes_unknown = index == 0
-        self._all = len(parts) == 1
+        self._takes_all = len(parts) == 1
         self._models = frozenset(part.models)
         self._allowed = self._models - {""} | {part.named} if part.named else self._models
 
     def takes(self, line: bytes) -> bool:
-        """Return whether a line is this queue batch's; too long lines are empty."""
-        if self._all:
+        """Return whether a line belongs to this queue batch; a too long line comes as b''."""
+        if self._takes_all:
             return True
         model = model_of(line)
-        return model in self._models or (self._takes_unknown and model not in self._elsewhere)
+        return model in self._models or (
+            self._takes_unknown and model not in self._models_elsewhere
+        )
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
-        """Yield a file's chunks with only these lines; lines without a model get `named`."""
+        """Yield a file's chunks with only this batch's lines; those without a model get `named`."""
         named = self._part.named
         for chunk in raw:
-            if not self._all:
+            if not self._takes_all:
                 chunk.lines = [line for line in chunk.lines if self.takes(line[1])]
                 chunk.size = sum(len(line) for _, line in chunk.lines)
                 for number in chunk.too_long.keys() - {number for number, _ in chunk.lines}:

@@ -20,7 +20,7 @@ from contract.traces import read_context
 from gateway.batches.api.record import ENDED, BatchError, BatchRecord, decode, forget_batch
 from gateway.batches.runner.claimed import Changed, ClaimedBatch
 from gateway.batches.runner.phases import Later, Phases, wait_ms
-from gateway.batches.runner.turns import Turns, Waiting
+from gateway.batches.runner.waiting_batches import WaitingBatch, WaitingBatches
 from gateway.http.services import Services
 from gateway.redis.leases import LeaseLost, Leases
 from gateway.settings import LEASE_S
@@ -51,9 +51,9 @@ class BatchRunner:
         self._lease_ms = int(LEASE_S * 1000)
         renew = partial(services.due.renew, lease_ms=self._lease_ms)
         self._leases: Leases[Claim] = Leases(renew, LEASE_S)
-        self._turns = Turns(THREADS)
+        self._waiting = WaitingBatches(THREADS)
         self._tries: dict[str, int] = {}  # failures in this process
-        self._phases = Phases(self._turns.crowded)
+        self._phases = Phases(self._waiting.crowded)
 
     def stop(self) -> None:
         """Make `run` release its batches and return; any thread may call this."""
@@ -65,7 +65,7 @@ class BatchRunner:
             while not self._stop.is_set():
                 busy = False
                 try:
-                    busy, unreachable = self._look(pool), False
+                    busy, unreachable = self._claim_and_run(pool), False
                 except StoreUnavailable as error:
                     if not unreachable:
                         message = "batches wait for Redis: %s"
@@ -73,15 +73,15 @@ class BatchRunner:
                     unreachable = True
                 if not busy:
                     self._stop.wait(LOOK_S)
-            for work in self._turns.close():
+            for work in self._waiting.close():
                 self._release(work.lease.claim, 0)
                 self._leases.drop(work.lease)
 
-    def _look(self, pool: ThreadPoolExecutor) -> bool:
+    def _claim_and_run(self, pool: ThreadPoolExecutor) -> bool:
         """Claim batches and give them threads; return whether more may be due."""
         more = self._claim()
-        while (work := self._turns.take()) is not None:
-            pool.submit(self._work, work)
+        while (work := self._waiting.take()) is not None:
+            pool.submit(self._run_batches, work)
         return more
 
     def _claim(self) -> bool:
@@ -92,22 +92,22 @@ class BatchRunner:
             return False
         claimed_at = time.monotonic()
         documents = self._services.objects.get_many("batch", [claim.id for claim in claims])
-        found = [(c, s, decode(s.document)) for c, s in zip(claims, documents, strict=True) if s]
-        in_queue = self._in_queue([record for _, _, record in found])
+        records = [(c, s, decode(s.document)) for c, s in zip(claims, documents, strict=True) if s]
+        in_queue = self._in_queue([record for _, _, record in records])
         for claim, stored in zip(claims, documents, strict=True):
             if stored is None:  # deleted, or never written
                 forget_batch(self._services, claim.id)
                 due.finish(claim)
-        for claim, stored, record in found:
+        for claim, stored, record in records:
             if record.id in in_queue:
                 due.release(claim, wait_ms(self._services, record.created_at))
             elif time.monotonic() - claimed_at > LEASE_S / 2:
                 due.release(claim, 0)
-            elif self._turns.accepts(record.tenant):
-                self._turns.add(Waiting(record.tenant, self._leases.hold(claim), stored))
+            elif self._waiting.accepts(record.tenant):
+                self._waiting.add(WaitingBatch(record.tenant, self._leases.hold(claim), stored))
             else:
                 left_ms = int((record.expires_at - self._services.clock.now()) * 1000)
-                again_ms = self._turns.again_ms(record.tenant)
+                again_ms = self._waiting.again_ms(record.tenant)
                 due.release(claim, min(again_ms, left_ms) if left_ms > 0 else again_ms)
         return len(claims) == AT_ONCE
 
@@ -117,15 +117,15 @@ class BatchRunner:
         asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
         ids = [part.batch_id for record in asked for part in record.parts]
         states = dict(zip(ids, self._services.batches.states(ids), strict=True)) if ids else {}
-        found = set[str]()
+        in_queue = set[str]()
         for record in asked:
             parts = [states[part.batch_id] for part in record.parts]
             all_run = all(p and p.sealed and not p.stopped for p in parts)
             if all_run and not all(p and p.finished for p in parts):
-                found.add(record.id)
-        return found
+                in_queue.add(record.id)
+        return in_queue
 
-    def _work(self, work: Waiting | None) -> None:
+    def _run_batches(self, work: WaitingBatch | None) -> None:
         """Run a batch, then the next ones, in a thread of the pool."""
         while work is not None:
             services, lease = self._services, work.lease
@@ -134,10 +134,10 @@ class BatchRunner:
                     self._run_batch(batch, work)
             finally:
                 self._leases.drop(lease)
-                self._turns.done(work)
-            work = self._turns.take()
+                self._waiting.done(work)
+            work = self._waiting.take()
 
-    def _run_batch(self, batch: ClaimedBatch, work: Waiting) -> None:
+    def _run_batch(self, batch: ClaimedBatch, work: WaitingBatch) -> None:
         claim, due = work.lease.claim, self._services.due
         trace = read_context(batch.record.traceparent)
         set_log_fields(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
@@ -205,7 +205,7 @@ class BatchRunner:
 
 
 def _end(batch: ClaimedBatch, error: Exception, tries: int) -> bool:
-    """Take the next step to end a failing batch; return whether nothing is left.
+    """Take the next step to end a failing batch; return whether nothing is left to do.
 
     If nothing was queued, the batch gets the status `failed`. Otherwise it is cancelled first, and
     its results are written; if that fails too, it gets the status `failed` without results.

@@ -1,7 +1,7 @@
 // @ts-check
 // The stream of events of an open page. Each event replaces texts in place, so that nothing jumps.
 
-import { note } from "./parts.js";
+import { noteEvent } from "./parts.js";
 
 /** Names of statuses in the viewer's language. */
 const words = JSON.parse(document.body.dataset.words ?? "{}");
@@ -14,7 +14,8 @@ export function number(value) {
   return value >= 10 || Number.isInteger(value) ? whole.format(value) : tenth.format(value);
 }
 
-/** @param {number | null | undefined} seconds The two largest units, as the server writes them. */
+/** Returns a length of time in its two largest units, as the server writes it.
+ * @param {number | null | undefined} seconds */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${(Math.max(0, seconds) * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
@@ -39,19 +40,19 @@ function put(element, text) {
 }
 
 /** @param {ParentNode} root @param {string} name @param {string} text */
-const field = (root, name, text) => root.querySelectorAll(`[data-f="${name}"]`).forEach((e) => put(e, text));
+const putFields = (root, name, text) => root.querySelectorAll(`[data-f="${name}"]`).forEach((e) => put(e, text));
 
 /** @param {any} state */
-function fleet(state) {
-  if (state.out_s !== null) { // until then the page has the rates of the last minute
-    field(document, "out_s", number(state.out_s));
-    field(document, "in_s", number(state.in_s));
-    field(document, "requests_s", number(state.requests_s));
-    field(document, "cached", percent(state.cached));
+function showFleet(state) {
+  if (state.out_s !== null) { // null in the first seconds: the page keeps the rates of the last minute
+    putFields(document, "out_s", number(state.out_s));
+    putFields(document, "in_s", number(state.in_s));
+    putFields(document, "requests_s", number(state.requests_s));
+    putFields(document, "cached", percent(state.cached));
   }
-  field(document, "slots", `${number(state.running)} / ${number(state.slots)}`);
-  field(document, "waiting", number(state.waiting));
-  field(document, "workers", number(state.workers));
+  putFields(document, "slots", `${number(state.running)} / ${number(state.slots)}`);
+  putFields(document, "waiting", number(state.waiting));
+  putFields(document, "workers", number(state.workers));
   for (const worker of state.each) {
     for (const place of document.querySelectorAll(`[data-worker="${CSS.escape(worker.id)}"]`)) {
       put(place.querySelector('[data-w="model"]'), worker.model);
@@ -63,18 +64,18 @@ function fleet(state) {
 }
 
 /** @param {any} row */
-function batch(row) {
+function showBatch(row) {
   const name = CSS.escape(row.id);
   for (const place of document.querySelectorAll(`[data-batch="${name}"]`)) {
-    const is = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
-    is("done", number(row.done));
-    is("total", number(row.total));
-    is("failed", number(row.failed));
-    is("rate", number(row.rate));
-    is("left", row.ended ? duration(row.seconds) : duration(row.left_s));
-    is("tokens_in", number(row.tokens_in));
-    is("tokens_out", number(row.tokens_out));
-    is("cached_share", percent(row.cached_share));
+    const putAll = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
+    putAll("done", number(row.done));
+    putAll("total", number(row.total));
+    putAll("failed", number(row.failed));
+    putAll("rate", number(row.rate));
+    putAll("left", row.ended ? duration(row.seconds) : duration(row.left_s));
+    putAll("tokens_in", number(row.tokens_in));
+    putAll("tokens_out", number(row.tokens_out));
+    putAll("cached_share", percent(row.cached_share));
     const shown = place.querySelector('[data-b="status"] .status');
     const tone = row.tone || row.status;
     if (shown && !shown.classList.contains(`status-${tone}`)) {
@@ -95,7 +96,7 @@ function batch(row) {
 }
 
 /** @param {any} state */
-function text(state) {
+function showText(state) {
   const place = document.getElementById("live-text");
   if (place) put(place, state.text);
   if (state.ended) setTimeout(() => location.reload(), 300);
@@ -117,9 +118,9 @@ export function live(address) {
     source.addEventListener("error", () => show(false));
     source.addEventListener("lost", () => show(false));
     source.addEventListener("out", () => location.assign("/ui/login"));
-    const events = /** @type {[string, (state: any) => void][]} */ ([["fleet", fleet], ["batch", batch], ["text", text]]);
+    const events = /** @type {[string, (state: any) => void][]} */ ([["fleet", showFleet], ["batch", showBatch], ["text", showText]]);
     for (const [name, act] of events) {
-      source.addEventListener(name, (event) => { show(true); note(); act(JSON.parse(event.data)); });
+      source.addEventListener(name, (event) => { show(true); noteEvent(); act(JSON.parse(event.data)); });
     }
   };
   // A hidden page has no stream: it opens one again when it is shown.

@@ -1,7 +1,7 @@
 // @ts-check
 // Times in the viewer's zone, and parts of a page that are read again while it is open.
 
-// As the server writes them, in every language, so that no width changes.
+// Times keep the server's format in every language, so that no width changes.
 const long = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 const short = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
@@ -19,9 +19,9 @@ let readAt = Date.now();
 let changed = false;
 
 /** Notes that an event of the stream has come. */
-export const note = () => { changed = true; };
+export const noteEvent = () => { changed = true; };
 
-async function read() {
+async function readParts() {
   readAt = Date.now();
   changed = false;
   const answer = await fetch(location.href).catch(() => null);
@@ -39,6 +39,6 @@ export function keepParts() {
   if (!document.querySelector("[data-part]")) return;
   setInterval(() => {
     const age = Date.now() - readAt;
-    if (!document.hidden && (age >= IDLE_MS || (changed && age >= AFTER_MS))) read();
+    if (!document.hidden && (age >= IDLE_MS || (changed && age >= AFTER_MS))) readParts();
   }, 1000);
 }

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from contract.errors import WarmqError
-from gateway.page.conversion.lines import converted, url_of
+from gateway.page.conversion.lines import convert_lines, url_of
 from gateway.page.conversion.running import (
     BAD_ROW,
     COLUMNS,
@@ -36,12 +36,12 @@ def _write(kind: bytes, content: bytes = b"") -> None:
 
 def _convert(options: dict[str, Any]) -> None:
     name, changed, problems, last, reported = options["name"], False, 0, 0, 0
-    mark = _delimiter(name, options["pairs"])
-    _write(COLUMNS, orjson.dumps(list(columns_of(FilePlace(name), mark))))
-    source = open_source(name, options["pairs"], delimiter=mark)
+    delimiter = _delimiter(name, options["pairs"])
+    _write(COLUMNS, orjson.dumps(list(columns_of(FilePlace(name), delimiter))))
+    source = open_source(name, options["pairs"], delimiter=delimiter)
     url = url_of(getattr(source, "fields", ()))
     for chunk in source.chunks(None, options["longest"]):
-        for number, line, problem, is_new in converted(chunk, options["overrides"], url):
+        for number, line, problem, is_new in convert_lines(chunk, options["overrides"], url):
             for _ in range(last + 1, number):  # blank lines, so that lines keep their numbers
                 _write(LINE)
             last, changed = number, changed or is_new
@@ -61,11 +61,13 @@ def _convert(options: dict[str, Any]) -> None:
 
 
 def _delimiter(name: str, pairs: dict[str, str]) -> str:
-    """Return the delimiter of a CSV file that has another one than its kind; '' if it has not."""
+    """Return a CSV file's delimiter if it is not the usual one of its ending; else ''."""
     if kind_of(name) not in (".csv", ".tsv"):
         return ""
     columns = columns_of(FilePlace(name))
-    return "" if any(columns[0] in given for given in pairs.values()) else other_delimiter(columns)
+    if any(columns[0] in template for template in pairs.values()):
+        return ""
+    return other_delimiter(columns)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def batch_line(raw: bytes, number: int, overrides: dict[str, Any]) -> bytes:
     """Return a line with url, body and custom_id; raise RequestRejected if it is no request.
 
     A line without a custom_id gets `line-<number>`, as at `producer submit`. `overrides` replace
-    fields of the body. A wrong body stays as it is: the batch runner refuses the request alone.
+    fields of the body. A wrong body stays as it is: the batch runner refuses only that request.
     """
     value = decode(raw)
     if not isinstance(value, dict):
@@ -50,16 +50,16 @@ def url_of(fields: Collection[str]) -> str:
 
 
 def _bad_row(raw: bytes, number: int, url: str, overrides: dict[str, Any]) -> bytes:
-    """Return the line of a row that cannot become a request: without content, so it fails alone."""
+    """Return a line without content for a row that is no request, so that it fails alone."""
     custom_id = decode(raw)[2]
     line = {"custom_id": custom_id or f"line-{number}", "method": "POST", "url": url}
     return encode(line | {"body": overrides})
 
 
-def converted(
+def convert_lines(
     chunk: RawChunk, overrides: dict[str, Any], url: str = ""
 ) -> Iterator[tuple[int, bytes, str, bool]]:
-    """Yield number, line, problem and whether it has changed, for each line of a chunk.
+    """Yield number, line, problem and whether the line has changed, for a chunk's lines.
 
     A line with a problem is empty, except for a bad row of a table whose requests have this url.
     """

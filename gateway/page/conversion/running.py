@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 import orjson
 
 COLUMNS, LINE, BAD_ROW, PROBLEM, ERROR, END = b"C", b"L", b"B", b"P", b"E", b"."
-#: Most bytes of data and most seconds of CPU of the process, and most problems that it tells.
+#: Most bytes of data and most seconds of CPU of the process, and most problems that it reports.
 MEMORY_BYTES, CPU_S, MOST_PROBLEMS = 2**30, 60, 20
 #: Seconds between two checks whether the client waits, and bytes that are read at a time.
 _CHECK_S, _PIECE = 0.2, 2**18
@@ -32,11 +32,11 @@ _DIED = (
 
 @dataclass(slots=True)
 class Conversion:
-    """What is known of a file that was converted.
+    """The result of a conversion, without the lines.
 
     `columns` are a table's, `bad_rows` the problems of its first rows that fail alone, by their
-    numbers. `problems` name lines that are no requests, `error` is why the file
-    cannot be read, and `changed` whether any line was not in OpenAI's form already.
+    numbers. `problems` name lines that are no requests, `error` is why the file cannot be read.
+    `changed` is False if all lines were in OpenAI's form already.
     """
 
     columns: list[str] = field(default_factory=list)

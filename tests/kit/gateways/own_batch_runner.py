@@ -71,7 +71,7 @@ def looked_at(
     if asks:
         services.due.add("batch", BATCH)
     with ThreadPoolExecutor(1) as pool:
-        (runner or BatchRunner(services))._look(pool)
+        (runner or BatchRunner(services))._claim_and_run(pool)
     (stored,) = services.objects.get_many("batch", [BATCH])
     assert stored is not None
     return decode(stored.document)

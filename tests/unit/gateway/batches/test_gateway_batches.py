@@ -11,7 +11,7 @@ from openai.types import Batch as SdkBatch
 from contract.batch import Batch as QueueBatch
 from contract.redis.objects import Stored
 from gateway.batches.api.batches import window_s
-from gateway.batches.api.protocol import Batch, shown
+from gateway.batches.api.protocol import Batch, batch_object
 from gateway.batches.api.record import (
     BatchError,
     BatchPart,
@@ -72,7 +72,7 @@ def queued(**fields: object) -> BatchView:
 
 def seen(view: BatchView, **options: bool) -> Batch:
     """Return what callers see; the SDK must read it strictly."""
-    found = shown(view, **options)
+    found = batch_object(view, **options)
     assert found is not None
     SdkBatch.model_validate_json(msgspec.json.encode(found), strict=True)
     return found
@@ -124,7 +124,7 @@ def test_an_early_output_is_shown_to_those_who_ask_while_the_batch_runs() -> Non
 
 
 def test_a_batch_of_another_api_is_not_shown() -> None:
-    assert shown(stored(api="anthropic")) is None
+    assert batch_object(stored(api="anthropic")) is None
 
 
 @pytest.mark.parametrize(

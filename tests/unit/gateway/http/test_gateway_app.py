@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Route
 
-from gateway.app import HANDLERS, RequestContext, _of_http, routes
+from gateway.app import HANDLERS, RequestContext, _answer_http_error, routes
 from gateway.http.audit import ID_IN_PATH
 from gateway.http.errors import ApiError, error_response
 from gateway.http.idempotency import ONLINE_BODY_TYPES
@@ -60,7 +60,7 @@ async def test_the_route_that_was_meant_is_named(method: str, path: str, told: s
     app = Starlette(routes=[Route("/v1/batches", route)])
     scope = {"type": "http", "method": method, "path": path, "headers": [], "app": app}
     scope |= {"query_string": b"", "root_path": "", "server": ("h", 80), "scheme": "http"}
-    response = await _of_http(Request(scope), HTTPException(404))
+    response = await _answer_http_error(Request(scope), HTTPException(404))
     assert told in bytes(response.body).decode()
 
 

@@ -18,7 +18,7 @@ from gateway.page.fleet import fill_chart, rate_chart, rates_of
 from gateway.page.live import MAX_OF_SESSION, MAX_OF_TENANT, MAX_VIEWERS, LiveFeed, Viewer
 from gateway.page.rendering import LANGUAGES, language_of, translate
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
-from gateway.page.summary import PARTS
+from gateway.page.summary import CLAUSES
 from producer.stalls import TEXTS, Stall
 from worker.drain.lifecycle import State
 
@@ -34,7 +34,7 @@ def texts() -> set[str]:
         found |= {one or other for one, other in TRANSLATED.findall(entry.read_text())}
     states = {*get_args(Status), *(state.value for state in State), "silent", "running", "waiting"}
     figures = {title for title, _ in FIGURES}
-    of_modules = {text for pair in (*PARTS.values(), *TEXTS.values()) for text in pair}
+    of_modules = {text for pair in (*CLAUSES.values(), *TEXTS.values()) for text in pair}
     return found | states | figures | of_modules | set(REMEDIES.values()) | {OTHER_REMEDY}
 
 

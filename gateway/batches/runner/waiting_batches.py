@@ -20,7 +20,7 @@ APART_MS, SOONEST_MS, LATEST_MS = 8, 500, 10_000
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingBatch:
     """A claimed batch that waits for a thread, with its record as claimed."""
 
     tenant: str
@@ -29,7 +29,7 @@ class Waiting:
     since: float = field(default_factory=time.monotonic)
 
 
-class Turns:
+class WaitingBatches:
     """Holds the batches that wait for a thread. Thread-safe.
 
     A tenant gets at most half of the threads; the last free thread is kept for tenants without one.
@@ -39,7 +39,7 @@ class Turns:
         self._most_each = max(1, threads // 2)
         self._free = threads
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[Waiting]] = {}  # by tenant, the next tenant first
+        self._waiting: dict[str, deque[WaitingBatch]] = {}  # by tenant, the next tenant first
         self._running = Counter[str]()
         self._due_at_ms: dict[str, float] = {}
         self._closed = False
@@ -49,7 +49,7 @@ class Turns:
         with self._lock:
             return not self._closed and len(self._waiting.get(tenant, ())) < MOST_WAITING
 
-    def add(self, work: Waiting) -> None:
+    def add(self, work: WaitingBatch) -> None:
         with self._lock:
             self._waiting.setdefault(work.tenant, deque()).append(work)
 
@@ -63,7 +63,7 @@ class Turns:
                 self._due_at_ms = {t: at for t, at in self._due_at_ms.items() if at > now}
             return int(min(at - now, LATEST_MS))
 
-    def take(self) -> Waiting | None:
+    def take(self) -> WaitingBatch | None:
         """Assign a thread to the next batch; None without a batch or a free thread."""
         with self._lock:
             if self._closed or not self._free:
@@ -82,7 +82,7 @@ class Turns:
             self._free -= 1
             return work
 
-    def done(self, work: Waiting) -> None:
+    def done(self, work: WaitingBatch) -> None:
         with self._lock:
             self._free += 1
             self._running[work.tenant] -= 1
@@ -93,7 +93,7 @@ class Turns:
         with self._lock:
             return bool(self._waiting)
 
-    def close(self) -> list[Waiting]:
+    def close(self) -> list[WaitingBatch]:
         """Assign no more threads; return the batches that still wait."""
         with self._lock:
             self._closed = True

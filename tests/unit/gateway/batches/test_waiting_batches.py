@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from contract.redis.due import Claim
 from contract.redis.objects import Stored
-from gateway.batches.runner.turns import LATEST_MS, MOST_WAITING, SOONEST_MS, Turns, Waiting
+from gateway.batches.runner.waiting_batches import (
+    LATEST_MS,
+    MOST_WAITING,
+    SOONEST_MS,
+    WaitingBatch,
+    WaitingBatches,
+)
 from gateway.redis.leases import Lease
 
 
-def waiting(tenant: str, name: str = "batch_1") -> Waiting:
-    return Waiting(tenant, Lease(Claim("batch", name, "1"), 60), Stored(name, b"{}", 1))
+def waiting(tenant: str, name: str = "batch_1") -> WaitingBatch:
+    return WaitingBatch(tenant, Lease(Claim("batch", name, "1"), 60), Stored(name, b"{}", 1))
 
 
-def tenant_of(work: Waiting | None) -> str:
+def tenant_of(work: WaitingBatch | None) -> str:
     return work.tenant if work is not None else ""
 
 
 def test_tenants_take_turns_whoever_has_more_batches() -> None:
-    turns = Turns(2)
+    turns = WaitingBatches(2)
     for number in range(MOST_WAITING):
         turns.add(waiting("a", f"a{number}"))
     turns.add(waiting("b", "b0"))
@@ -32,7 +38,7 @@ def test_tenants_take_turns_whoever_has_more_batches() -> None:
 
 
 def test_a_tenant_has_half_of_the_threads_and_never_the_last_one() -> None:
-    turns = Turns(4)
+    turns = WaitingBatches(4)
     for number in range(5):
         turns.add(waiting("a", f"a{number}"))
     first, second = turns.take(), turns.take()
@@ -54,7 +60,7 @@ def test_a_tenant_has_half_of_the_threads_and_never_the_last_one() -> None:
 
 
 def test_one_thread_serves_everybody() -> None:
-    turns = Turns(1)
+    turns = WaitingBatches(1)
     turns.add(waiting("a"))
     work = turns.take()
     assert work is not None
@@ -65,7 +71,7 @@ def test_one_thread_serves_everybody() -> None:
 
 
 def test_what_has_no_room_is_looked_at_later_each_a_bit_after_the_other() -> None:
-    turns = Turns(4)
+    turns = WaitingBatches(4)
     for _ in range(MOST_WAITING):
         assert turns.accepts("a")
         turns.add(waiting("a"))
@@ -79,7 +85,7 @@ def test_what_has_no_room_is_looked_at_later_each_a_bit_after_the_other() -> Non
 
 
 def test_a_closed_batch_runner_takes_nothing_more() -> None:
-    turns = Turns(2)
+    turns = WaitingBatches(2)
     turns.add(waiting("a"))
     turns.add(waiting("b"))
     assert {work.tenant for work in turns.close()} == {"a", "b"}
