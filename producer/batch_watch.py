@@ -123,7 +123,7 @@ def different_file(batch_id: str, where: str) -> BatchConflict:
 
 
 def batch_closed(batch_id: str, before: str) -> BatchConflict:
-    """Return the error for a closed batch, which takes no more lines; `before` is a place in it."""
+    """Return the error for a batch that was closed before `before`, a line or an event."""
     return BatchConflict(
         f"batch {batch_id} was closed before {before} (cancelled, or submitted from a shorter "
         "file)",

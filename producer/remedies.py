@@ -1,7 +1,7 @@
 """Adds remedies to error messages, in the words of the library or of the command line.
 
-The remedies of `producer doctor` are in producer/cli/doctor/ and producer/stalls.py, those of failed
-requests in gateway/page/requests.py.
+The remedies of `producer doctor` are in producer/cli/doctor/ and producer/stalls.py, those of
+failed requests in gateway/page/requests.py.
 """
 
 from __future__ import annotations
