@@ -140,9 +140,8 @@ class RowMapping:
             else:
                 self._gets.append((field, get))
                 self.columns[field] = ", ".join(used)
-        self._gets.sort(
-            key=lambda pair: pair[0] != "custom_id"
-        )  # so that a bad row's error has the custom_id
+        # The custom_id is read first, so that the error of a bad row has it.
+        self._gets.sort(key=lambda pair: pair[0] != "custom_id")
         self._check_request(pairs, columns)
         needed = _NEEDED & self.columns.keys()
         self._url = {"url": EMBEDDINGS_URL} if needed == {"input"} else {}
@@ -153,8 +152,7 @@ class RowMapping:
         if self.custom_id != self.columns.get("custom_id"):
             self.custom_id = ""
         # An output has a column custom_id anyway.
-        own = {"custom_id"} & {self.custom_id}
-        self.kept = KeptColumns.of(keep, columns, without=own)
+        self.kept = KeptColumns.of(keep, columns, without={"custom_id"} & {self.custom_id})
         #: The columns to read.
         self.wanted = list(wanted | dict.fromkeys(self.kept.names))
         #: The columns that are neither used nor kept.
