@@ -51,19 +51,14 @@ class TransformersEngine:
         self._text: dict[str, str] = {}  # running request -> its text so far
         self._pipe, self._theirs = multiprocessing.Pipe()
         spawn = multiprocessing.get_context("spawn")
-        self._stopped, self._number = (
-            spawn.RawValue("q", 0),
-            0,
-        )  # numbers of the latest aborted and latest sent request
+        self._stopped, self._number = spawn.RawValue("q", 0), 0  # of the latest aborted, sent
         args = (self._theirs, self._stopped, settings.model, settings.transformers_threads)
         self._process = spawn.Process(target=serve, args=args, daemon=True)
 
     def build(self) -> None:
         self._process.start()
         self._theirs.close()  # otherwise our end would not notice the process's death
-        self._max_model_len = (
-            self._pipe.recv()
-        )  # EOFError if the process has died; its log has the reason
+        self._max_model_len = self._pipe.recv()  # EOFError: the process has died; see its log
 
     async def start(self) -> Capacity:
         return Capacity(1, self._max_model_len, self._settings.model)

@@ -105,7 +105,7 @@ class Work(NamedTuple):
         return cls(list_of, batch.tenant, step, left, done, tokens, len(batch.queues) > 1)
 
     def in_queue(self, lists: Iterable[WaitingList]) -> Work:
-        """Return the work of one queue, which has these lists; running requests do not count."""
+        """Return the work in the queue with these lists; with `several`, of waiting requests."""
         if not self.several:
             return self
         place = (self.step, self.tenant, self.batch_id)
