@@ -1,7 +1,7 @@
-"""`make demo-gateway`: the OpenAI SDK, unchanged, over Redis, one worker and `producer serve`.
+"""Runs `make demo-gateway`: the unchanged OpenAI SDK over Redis, a worker and `producer serve`.
 
-A batch of demo/questions.jsonl goes in as a file and comes out as a file; then one question is
-asked online, its answer streamed. The engine is real, as in `make demo`.
+The demo runs demo/questions.jsonl as a batch from an input file to an output file. Then it asks one
+question online, and streams the answer. The engine is vLLM, as in `make demo`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import openai
 
-from demo.run import EXPECTED, QUESTIONS, answer_of, say
+from demo.run import EXPECTED, QUESTIONS, answer_of, show
 from demo.stack import free_port, on_gpu, private_or_configured_redis, tiny_model_worker
 
-#: How long the demo waits for the engine's start and the batch's end, in seconds.
-PATIENCE_S = 300
+#: Seconds that the demo waits for the engine's start and the batch's end.
+TIMEOUT_S = 300
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def gateway(redis_url: str, folder: Path) -> Iterator[str]:
     port = free_port()
     command = [str(Path(sys.executable).parent / "producer"), "serve", "--port", str(port)]
     env = os.environ | {"WARMQ_REDIS_URL": redis_url, "WARMQ_GATEWAY_STORE": str(folder / "files")}
-    say(f"$ producer serve --port {port}")
+    show(f"$ producer serve --port {port}")
     with (folder / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
@@ -47,6 +47,7 @@ def gateway(redis_url: str, folder: Path) -> Iterator[str]:
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the URL answers; end the program if it does not within 30 s."""
     until = time.monotonic() + 30
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=1):
@@ -56,7 +57,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def as_batch(path: Path) -> bytes:
-    """Return a file with every line in OpenAI's own batch form, as the Batch API wants it."""
+    """Return a file's chats as lines in the form that OpenAI's Batch API requires."""
     lines = []
     for number, line in enumerate(map(json.loads, path.read_text().splitlines()), 1):
         custom_id = line.pop("custom_id", f"line-{number}")
@@ -68,37 +69,37 @@ def as_batch(path: Path) -> bytes:
 
 
 def run_batch(client: openai.OpenAI) -> tuple[int, int]:
-    """Take the questions through the Batch API; return answers that are right, and all."""
+    """Run the questions through the Batch API; return the numbers of right and of all answers."""
     file = client.files.create(file=("questions.jsonl", as_batch(QUESTIONS)), purpose="batch")
-    say(f"client.files.create(...)    {file.id}, {file.bytes:,} bytes")
+    show(f"client.files.create(...)    {file.id}, {file.bytes:,} bytes")
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="1h"
     )
-    say(f"client.batches.create(...)  {batch.id}: {batch.status}")
-    until, told = time.monotonic() + PATIENCE_S, batch.status
+    show(f"client.batches.create(...)  {batch.id}: {batch.status}")
+    until, shown = time.monotonic() + TIMEOUT_S, batch.status
     while batch.status not in ("completed", "failed", "expired", "cancelled"):
         if time.monotonic() > until:
             sys.exit(f"the batch is still {batch.status}")
         time.sleep(0.5)
         batch = client.batches.retrieve(batch.id)
-        if batch.status != told:
-            say(f"client.batches.retrieve()   {batch.status} {batch.request_counts}")
-            told = batch.status
+        if batch.status != shown:
+            show(f"client.batches.retrieve()   {batch.status} {batch.request_counts}")
+            shown = batch.status
     if batch.output_file_id is None:
         sys.exit(f"the batch has no output: {batch}")
     lines = client.files.content(batch.output_file_id).text.splitlines()
     answers = {line["custom_id"]: answer_of(line) for line in map(json.loads, lines)}
     expected: dict[str, str] = json.loads(EXPECTED.read_text())
     right = sum(answers[custom_id] == expected.get(custom_id) for custom_id in answers)
-    say(f"client.files.content(...)   {len(answers)} answers, {right} right; usage {batch.usage}")
+    show(f"client.files.content(...)   {len(answers)} answers, {right} right; usage {batch.usage}")
     return right, len(answers)
 
 
 def run_chat(client: openai.OpenAI) -> str:
-    """Ask one question online, and print the answer as it comes."""
+    """Ask one question online; print the answer while it is written, and return it."""
     model = client.models.list().data[0].id
     first = json.loads(as_batch(QUESTIONS).splitlines()[0])["body"]
-    say(f"\nclient.chat.completions.create(model={model!r}, stream=True)")
+    show(f"\nclient.chat.completions.create(model={model!r}, stream=True)")
     answer = ""
     for chunk in client.chat.completions.create(
         model=model, messages=first["messages"], max_tokens=16, temperature=0, stream=True
@@ -106,16 +107,16 @@ def run_chat(client: openai.OpenAI) -> str:
         text = chunk.choices[0].delta.content if chunk.choices else None
         answer += text or ""
         print(text or "", end="", flush=True)
-    say("")
+    show("")
     return answer
 
 
 def main() -> int:
-    """Run the demo; return the exit code."""
+    """Run the demo; return the exit status."""
     with tempfile.TemporaryDirectory(prefix="warmq-demo-") as name:
         folder = Path(name)
         device = "an NVIDIA GPU" if on_gpu() else "the CPU"
-        say(f"starting Redis, the worker (vLLM on {device}, half a minute) and the gateway")
+        show(f"starting Redis, the worker (vLLM on {device}, half a minute) and the gateway")
         with (
             private_or_configured_redis(folder / "redis") as url,
             tiny_model_worker(url, folder / "worker.log"),

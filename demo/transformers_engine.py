@@ -1,4 +1,4 @@
-"""A model in transformers, on the CPU, in a process of its own: one request at a time, greedy."""
+"""An engine that runs a model in transformers, on the CPU, one request at a time, greedily."""
 
 import asyncio
 import multiprocessing
@@ -20,7 +20,7 @@ class TransformersSettings(WorkerSettings):
 
 
 def serve(pipe, stopped, model: str, threads: int) -> None:
-    """Run in the engine's process; each token is a message, which shows the worker a step."""
+    """Run the model in a process; a message for each token shows the worker a step."""
     import torch  # noqa: PLC0415 - only this process loads it
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
@@ -48,17 +48,17 @@ class TransformersEngine:
 
     def __init__(self, settings: TransformersSettings) -> None:
         self._settings, self._free = settings, asyncio.Lock()
-        self._text: dict[str, str] = {}  # of the request that runs
+        self._text: dict[str, str] = {}  # running request -> its text so far
         self._pipe, self._theirs = multiprocessing.Pipe()
         spawn = multiprocessing.get_context("spawn")
-        self._stopped, self._number = spawn.RawValue("q", 0), 0  # the latest aborted, and asked
+        self._stopped, self._number = spawn.RawValue("q", 0), 0  # of the latest aborted, sent
         args = (self._theirs, self._stopped, settings.model, settings.transformers_threads)
         self._process = spawn.Process(target=serve, args=args, daemon=True)
 
     def build(self) -> None:
         self._process.start()
-        self._theirs.close()  # or our end would not notice the process's death
-        self._max_model_len = self._pipe.recv()  # EOFError: the reason is in the process's log
+        self._theirs.close()  # otherwise our end would not notice the process's death
+        self._max_model_len = self._pipe.recv()  # EOFError: the process has died; see its log
 
     async def start(self) -> Capacity:
         return Capacity(1, self._max_model_len, self._settings.model)
@@ -112,7 +112,7 @@ class TransformersEngine:
         self._process.kill()
 
     def shutdown(self) -> None:
-        if self._process.pid:  # else it was not built
+        if self._process.pid:  # None if the engine was not built
             self.kill()
             self._process.join(self.grace_s)
 

@@ -1,6 +1,6 @@
 """Detects that a batch was deleted or replaced, or that Redis has lost writes to it.
 
-It also creates the errors of submits, and waits for them while Redis is full.
+It also creates the errors of submits, and repeats ENQUEUE while Redis is full.
 """
 
 import threading
@@ -17,7 +17,7 @@ from contract.settings import Settings
 
 #: Seconds within which Redis removes all keys of an expired batch, one after the other.
 _EXPIRY_TAKES_S = 1.0
-#: Seconds of the first and of the longest wait for a full Redis; each wait doubles the last one.
+#: Seconds of the first and of the longest wait for a full Redis; each wait is twice the one before.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
@@ -39,8 +39,8 @@ class BatchWatch:
     """Reads one batch repeatedly; raises BatchChanged if it is no longer the same batch.
 
     `first` and `last` are the batch as first and as last read. `doing` completes error messages:
-    "deleted while {doing}". With `may_reopen`, it is not an error that a failover of Redis has
-    unsealed the batch (a sealed batch is completely submitted).
+    "deleted while {doing}". A sealed batch is completely submitted; a failover of Redis may lose
+    the seal, which is no error with `may_reopen`.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class BatchWatch:
             self._expires_at = None if left_s is None else asked_at + left_s
         return batch
 
-    def incomplete(self, given: int) -> BatchChanged:
-        """Return the error for a batch that gave only `given` results."""
+    def incomplete(self, results: int) -> BatchChanged:
+        """Return the error for a batch that gave only `results` results."""
         first, last = self.first, self.last
         total = last.number("total")
         if last.number("retried") != first.number("retried"):
@@ -84,10 +84,11 @@ class BatchWatch:
             return self._changed(what, "follow_results")
         if self._expired(_EXPIRY_TAKES_S):
             return self._gone(_EXPIRY_TAKES_S)
-        what = f"gave only {given} of its {total} requests: its index in Redis is incomplete"
+        what = f"gave only {results} of its {total} requests: its index in Redis is incomplete"
         return self._changed(what, "report")
 
     def _expired(self, early_s: float = 0.0) -> bool:
+        """Whether the batch has expired, or expires within `early_s` seconds."""
         return self._expires_at is not None and time.monotonic() >= self._expires_at - early_s
 
     def _gone(self, early_s: float = 0.0) -> BatchChanged:
@@ -122,7 +123,7 @@ def different_file(batch_id: str, where: str) -> BatchConflict:
 
 
 def batch_closed(batch_id: str, before: str) -> BatchConflict:
-    """Return the error for a batch that takes no more lines."""
+    """Return the error for a batch that was closed before `before`, a line or an event."""
     return BatchConflict(
         f"batch {batch_id} was closed before {before} (cancelled, or submitted from a shorter "
         "file)",
@@ -141,10 +142,10 @@ def batch_deleted(batch_id: str) -> BatchChanged:
 
 def writes_lost(batch_id: str, answer: Enqueued) -> WritesLost:
     """Return the error for a batch whose confirmed requests Redis has lost."""
-    has = f"only {answer.cursor} of its requests queued"
-    if answer.answer == "moved":
-        has = f"only its lines up to {answer.cursor}"
-    return WritesLost(batch_id, f"batch {batch_id} has {has}")
+    remains = f"only {answer.cursor} of its requests queued"
+    if answer.answer == "moved":  # `cursor` is a line of the file, otherwise a place in the plan
+        remains = f"only its lines up to {answer.cursor}"
+    return WritesLost(batch_id, f"batch {batch_id} has {remains}")
 
 
 def wait_while_full(

@@ -16,7 +16,7 @@ MOST_LEASES = 1000
 
 @dataclass(slots=True)
 class LostLeases:
-    """The leases of dead workers in one queue; `left_s` is the time until the last one ends."""
+    """The leases of dead workers in one queue; the last one ends in `left_s` seconds."""
 
     requests: int = 0
     left_s: float = 0.0
@@ -45,19 +45,21 @@ class LostLeaseReads(Reads):
             worker = lease.rpartition(b"/")[0]
             if _silent_s(announced.get(worker), now_s) >= WORKER_SILENT_S:
                 ends.setdefault(worker, {})[lease] = ends_ms
-        found: dict[str, LostLeases] = {}
+        by_queue: dict[str, LostLeases] = {}
         names = [worker.decode(errors="replace") for worker in ends]
         records = self._each("hgetall", [keys.worker_key(name) for name in names])
-        for name, of_worker, leased in zip(names, ends.values(), records, strict=True):
-            for lease in of_worker.keys() & leased.keys():
-                _, _, _, where, _, _, *owner = leased[lease].decode(errors="replace").split("\0", 7)
+        for name, ends_of_worker, leased in zip(names, ends.values(), records, strict=True):
+            for lease in ends_of_worker.keys() & leased.keys():
+                # Fields: slots, cost, size, list, home, id, batch, life (contract/lua/leases.lua).
+                record = leased[lease].decode(errors="replace")
+                _, _, _, list_key, _, _, *owner = record.split("\0", 7)
                 if batch is None or tuple(owner) == batch:
-                    queue = where.partition(PRIORITY_SEPARATOR[0])[0].removesuffix(":suspects")
-                    lost = found.setdefault(queue, LostLeases())
+                    queue = list_key.partition(PRIORITY_SEPARATOR[0])[0].removesuffix(":suspects")
+                    lost = by_queue.setdefault(queue, LostLeases())
                     lost.requests += 1
-                    lost.left_s = max(lost.left_s, of_worker[lease] / 1000 - now_s)
+                    lost.left_s = max(lost.left_s, ends_of_worker[lease] / 1000 - now_s)
                     lost.workers.add(name)
-        return found
+        return by_queue
 
 
 def _silent_s(announcement: bytes | None, now_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Sums up the models of workers with WARMQ_MODELS: loaded where, what waits, the last swaps."""
+"""Describes the models of workers with WARMQ_MODELS: loaded or not, waiting requests, swaps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Worker = Mapping[str, Any]
 
 
 class ModelState(NamedTuple):
-    """One model: how many workers have loaded it, how many more can, and what waits for it.
+    """One model of workers with several models.
 
-    `why` is the reason of a worker that cannot load it, '' without any.
+    `loaded` workers have loaded the model, `able` ones can load it, and `waiting` requests wait for
+    it. `why` is the reason of a worker that cannot load the model; '' without such a worker.
     """
 
     model: str
@@ -35,7 +36,7 @@ class ModelState(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Whether the model is loaded, as a word or two."""
+        """`loaded`, `not loaded` or `cannot be loaded`."""
         if self.loaded:
             return "loaded"
         return "not loaded" if self.able else "cannot be loaded"
@@ -53,7 +54,7 @@ def model_states(alive: Sequence[Worker], waiting: Mapping[str, int]) -> list[Mo
 
     `waiting` has the number of waiting requests by queue.
     """
-    found = {model: queue for worker in alive for model, queue in models_of(worker).items()}
+    queues = {model: queue for worker in alive for model, queue in models_of(worker).items()}
     return [
         ModelState(
             model,
@@ -63,15 +64,15 @@ def model_states(alive: Sequence[Worker], waiting: Mapping[str, int]) -> list[Mo
             waiting.get(queue, 0),
             next(filter(None, (failure_of(worker, queue) for worker in alive)), ""),
         )
-        for model, queue in sorted(found.items())
+        for model, queue in sorted(queues.items())
     ]
 
 
 class PlannedSwaps(NamedTuple):
-    """The swaps that are needed until a file's requests have run, and those that wait already.
+    """The swaps that a file's requests and the requests that wait already need.
 
-    `models` must be loaded for that; `unloadable` are models of the file that no worker can load.
-    `seconds` is the sum of the measured loads, None if a model has not been loaded yet.
+    `models` must still be loaded; `unloadable` are models of the file that no worker can load.
+    `seconds` is the sum of the mean times of loading `models`; None if one was not loaded yet.
     """
 
     models: list[ModelState]
@@ -82,31 +83,31 @@ class PlannedSwaps(NamedTuple):
 def planned_swaps(
     alive: Sequence[Worker], queues: Collection[str], waiting: Mapping[str, int]
 ) -> PlannedSwaps | None:
-    """Return the swaps that requests of `queues` need; None if their workers have one model."""
-    several = [one for one in alive if not set(models_of(one).values()).isdisjoint(queues)]
-    if not several:
+    """Return the swaps that requests of `queues` need; None without workers of several models."""
+    with_several = [one for one in alive if not set(models_of(one).values()).isdisjoint(queues)]
+    if not with_several:
         return None
     needed = [
         state
-        for state in model_states(several, waiting)
+        for state in model_states(with_several, waiting)
         if (state.queue in queues or state.waiting)
         and not any(has_loaded(worker, state.queue) for worker in alive)
     ]
     models = [state for state in needed if state.able]
-    loads = [mean_load_s(several, state.model) for state in models]
-    known = [seconds for seconds in loads if seconds is not None]
+    loads = [mean_load_s(with_several, state.model) for state in models]
+    measured = [seconds for seconds in loads if seconds is not None]
     unloadable = [state for state in needed if not state.able and state.queue in queues]
-    return PlannedSwaps(models, unloadable, sum(known) if len(known) == len(loads) else None)
+    return PlannedSwaps(models, unloadable, sum(measured) if len(measured) == len(loads) else None)
 
 
 def last_swaps(alive: Iterable[Worker], most: int) -> list[SwapOf]:
-    """Return the last swaps of all workers, the newest first."""
-    found = [SwapOf(str(worker["id"]), swap) for worker in alive for swap in swaps_of(worker)]
-    return sorted(found, key=lambda one: -one.swap.at_s)[:most]
+    """Return the last swaps of all workers, at most `most`, the newest first."""
+    swaps = [SwapOf(str(worker["id"]), swap) for worker in alive for swap in swaps_of(worker)]
+    return sorted(swaps, key=lambda one: -one.swap.at_s)[:most]
 
 
 def swap_text(swap: Swap) -> str:
-    """Return a text with a swap's models, age, seconds and reason."""
+    """Return a text with a swap's models, age, result, duration and reason."""
     ago = clock_text(max(0.0, time.time() - swap.at_s))
     what = f"from {swap.before} to {swap.model}" if swap.before else f"to {swap.model}"
     end = "which failed" if swap.failed else "done"

@@ -19,27 +19,27 @@ T = TypeVar("T")
 _REPORT_AFTER_S, _REPORT_EVERY_S = 1.0, 60.0
 #: The longest pause in seconds between two tries.
 _LONGEST_PAUSE_S = 1.0
-#: Beginnings of the replies that Redis gives for some time after a restart, or in a failover.
-_FOR_NOW = (
+#: Codes of the errors that Redis replies for some time after a restart, or in a failover.
+_TEMPORARY = (
     "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "TRYAGAIN", "CLUSTERDOWN"
 )  # fmt: skip
 _ERRORS = (exceptions.RedisError, OSError)
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether Redis gives this error only for now, so that the same call may succeed later."""
+    """Whether an error of Redis is temporary, so that the same call may succeed later."""
     if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
         return False
     if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
         return True
-    return any(word in str(error) for word in _FOR_NOW) and "NOPERM" not in str(error)
+    return any(word in str(error) for word in _TEMPORARY) and "NOPERM" not in str(error)
 
 
 class Outage(Retry):
     """Repeats the calls of a client while Redis is away, and reports the outage.
 
-    All connections and threads of a client share one object. `report` gets the texts. After
-    `limit_s` seconds, or `stop`, a call raises its error.
+    All connections and threads of a client share one object. `report` gets the texts about the
+    outage. When the outage has lasted `limit_s` seconds, or after `stop`, a call raises its error.
     """
 
     def __init__(self, limit_s: float, report: Callable[[str], None]) -> None:
@@ -54,7 +54,7 @@ class Outage(Retry):
         self.ended = 0
 
     def __deepcopy__(self, _: object) -> Outage:
-        """Return itself: redis-py copies the object for each connection."""
+        """Return itself, because redis-py copies the object for each connection."""
         return self
 
     def stop(self) -> None:
@@ -69,9 +69,9 @@ class Outage(Retry):
         with_failure_count: bool = False,
     ) -> T:
         """Call `do` until it succeeds; call `fail` after each error, as Retry does."""
-        # A command connects inside this call. A connection alone does not show that Redis answers,
-        # because Redis may still load its data. redis-py counts the failures of commands, not of
-        # connections.
+        # Only a successful command ends the outage. A connection does not show that Redis answers,
+        # because Redis may still load its data. A command connects in a nested call; redis-py
+        # gives `with_failure_count` for commands, not for connections.
         nested = getattr(self._calls, "nested", False)
         self._calls.nested = True
         try:
@@ -79,7 +79,7 @@ class Outage(Retry):
         finally:
             self._calls.nested = nested
         if with_failure_count and not nested and self._since is not None:
-            self._over()
+            self._note_end()
         return result
 
     def _repeated(
@@ -103,7 +103,7 @@ class Outage(Retry):
                 self._stopped.wait(self._backoff.compute(failures))
 
     def _may_wait(self, error: Exception) -> bool:
-        """Note an error; return whether to try again."""
+        """Note an error of the outage, and report it if due; return whether to try again."""
         now = time.monotonic()
         with self._lock:
             if self._since is None:
@@ -117,7 +117,7 @@ class Outage(Retry):
                 self._report(f"{translated(error).message}; waiting for Redis, up to {left} more")
             return True
 
-    def _over(self) -> None:
+    def _note_end(self) -> None:
         with self._lock:
             if self._reported and self._since is not None:
                 self._report(f"Redis is back after {time.monotonic() - self._since:.1f} s")

@@ -16,7 +16,7 @@ from contract.redis.announcements import is_alive, model_name, protocol_of, queu
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
 
-#: Seconds since its last announcement from which a worker's name is shown.
+#: Age in seconds of a worker's last announcement from which the worker's name is shown.
 _NOTABLE_S = 5.0
 #: Most characters shown of the reason why a worker runs nothing; workers have the same limit.
 _WHY_CHARACTERS = 300
@@ -26,7 +26,7 @@ class QueueWorkers:
     """Reads the workers of one queue, and remembers the one that was seen last.
 
     Redis removes a dead worker's announcement after a minute if another worker is alive. With
-    `starting`, this process has started a worker, whose first announcement may be yet to come.
+    `starting`, this process has started a worker, which may not have announced itself yet.
     """
 
     def __init__(self, store: BatchStore, queue: str, *, starting: bool = False) -> None:
@@ -45,7 +45,7 @@ class QueueWorkers:
             if self._last is None or at > self._last_at:
                 self._last, self._last_at = worker, at
         if alive:
-            return f"workers: {', '.join(_state(worker, self._queue) for worker in alive)}"
+            return f"workers: {', '.join(_state_text(worker, self._queue) for worker in alive)}"
         if self._last is None and self._starting:
             return "the worker starts"
         if self._last is None:
@@ -53,29 +53,30 @@ class QueueWorkers:
         silent = clock_text(time.monotonic() - self._last_at)
         return (
             f"no worker serves queue {self._queue} any more: the last one, {_name(self._last)}, "
-            f"was seen {silent} ago ({': '.join(_doing(self._last))}); see its log"
+            f"was seen {silent} ago ({': '.join(_state_and_reason(self._last))}); see its log"
         )
 
 
 class BatchWorkers:
-    """Reads the workers of a batch's queues; `starting` is that of QueueWorkers."""
+    """Reads the workers of a batch's queues; `starting` is as in QueueWorkers."""
 
     def __init__(self, store: BatchStore, *, starting: bool = False) -> None:
         self._store, self._starting = store, starting
-        self._of: dict[str, QueueWorkers] = {}
+        self._by_queue: dict[str, QueueWorkers] = {}
 
     def text(self, batch: Batch) -> str:
         """Return a clause with the states of the workers of each of the batch's queues."""
         for queue in batch.queues:
             new = QueueWorkers(self._store, queue, starting=self._starting)
-            self._of.setdefault(queue, new)
-        return "; ".join(dict.fromkeys(self._of[queue].text() for queue in batch.queues))
+            self._by_queue.setdefault(queue, new)
+        return "; ".join(dict.fromkeys(self._by_queue[queue].text() for queue in batch.queues))
 
 
-def _state(worker: dict[str, Any], queue: str) -> str:
-    state, *notes = _doing(worker)
+def _state_text(worker: dict[str, Any], queue: str) -> str:
+    """Return a worker's state, with notes on its reason, its models and a late announcement."""
+    state, *notes = _state_and_reason(worker)
     if why := failure_of(worker, queue):
-        notes.append(f"cannot load the model: {_line(why)}")
+        notes.append(f"cannot load the model: {_one_line(why)}")
     elif can_load(worker, queue) and not notes:
         notes.append(f"with model {model_name(worker)} loaded")
     if worker["silent_s"] >= _NOTABLE_S:
@@ -83,20 +84,21 @@ def _state(worker: dict[str, Any], queue: str) -> str:
     return f"{state} ({'; '.join(notes)})" if notes else state
 
 
-def _doing(worker: dict[str, Any]) -> list[str]:
+def _state_and_reason(worker: dict[str, Any]) -> list[str]:
     """Return a worker's state and, if it runs nothing, the reason."""
-    why = _line(str(worker.get("why", "")))
+    why = _one_line(str(worker.get("why", "")))
     return [str(worker.get("state", "unknown")), *([why] if why else [])]
 
 
-def _line(why: str) -> str:
+def _one_line(why: str) -> str:
+    """Return a reason without control characters, cut to _WHY_CHARACTERS."""
     return "".join(c if c.isprintable() else " " for c in why)[:_WHY_CHARACTERS]
 
 
 def _name(worker: dict[str, Any]) -> str:
-    """Return a worker's name in Celery and its process, both from its id."""
-    name, _, rest = str(worker["id"]).rpartition(".")[0].rpartition(".")
-    return f"{name} (process {rest})" if name else str(worker["id"])
+    """Return a worker's name in Celery and its process id, both from its id."""
+    name, _, process = str(worker["id"]).rpartition(".")[0].rpartition(".")
+    return f"{name} (process {process})" if name else str(worker["id"])
 
 
 def clock_text(seconds: float) -> str:
@@ -109,26 +111,26 @@ def served_names(alive: Iterable[Mapping[str, Any]], base: str, option: str = ""
     """Return the models that living workers serve, as `--model` takes them, sorted.
 
     `base` is the default queue, whose requests need no `--model`. `option` goes before the names
-    that `--model` takes. Queues of another WARMQ_QUEUE are named only if this one has none.
+    that `--model` takes. Queues of another WARMQ_QUEUE are named only if nothing else is served.
     """
-    found, foreign = set(), set()
+    names, foreign = set(), set()
     for worker in alive:
         for queue in queues_of(worker):
             if queue.startswith(f"{base}."):
-                found.add(option + queue.removeprefix(f"{base}."))
+                names.add(option + queue.removeprefix(f"{base}."))
             elif queue != base:
                 foreign.add(f"queue {queue} (of another WARMQ_QUEUE)")
             elif name := model_name(worker):
-                found.add(f"{name} (leave out --model)")
+                names.add(f"{name} (leave out --model)")
             else:
-                found.add("requests without --model")
-    return sorted(found or foreign)
+                names.add("requests without --model")
+    return sorted(names or foreign)
 
 
 def unserved_text(store: BatchStore, base: str, model: str) -> str:
     """Return a text with the served models if `model` is not one of them, otherwise ''.
 
-    `base` is the base queue's name, which has the requests without a model ('').
+    `base` is the default queue, which has the requests without a model ('').
     """
     queue = queue_name(model or None, base)
     alive = [one for one in store.announcements() if is_alive(one)]
@@ -170,7 +172,7 @@ def refuse_older_workers(store: BatchStore, queue: str) -> None:
 
 
 def older_workers(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the announcements with an older protocol than this producer's."""
+    """Return the announcements whose protocol is older than this producer's."""
     return [worker for worker in workers if protocol_of(worker) < PROTOCOL]
 
 
@@ -184,8 +186,8 @@ def describe_workers(workers: list[dict[str, Any]]) -> str:
 
 def count_versions(workers: list[dict[str, Any]]) -> str:
     """Return a text with the number of workers of each version."""
-    found = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
-    return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))
+    counts = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
+    return ", ".join(f"{count} of {version}" for version, count in sorted(counts.items()))
 
 
 def _version_of(worker: dict[str, Any]) -> str:

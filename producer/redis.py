@@ -1,4 +1,4 @@
-"""Calls to Redis that only producers make: for results, permissions and tenants' records."""
+"""Makes calls to Redis that only producers need: for results, rights and tenants' records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from contract.webhooks import new_secret
 class ResultPrefetch:
     """Reads the next results on a connection of its own, while the caller uses earlier ones.
 
-    If that connection fails, the results are read through the store, which waits a few seconds for
-    an unreachable Redis and raises its errors.
+    If that connection fails, the results are read through the store. The store waits a few seconds
+    for an unreachable Redis, and raises its errors.
     """
 
     def __init__(self, store: BatchStore) -> None:
@@ -36,7 +36,7 @@ class ResultPrefetch:
         self._connection: Any = None
 
     def ask(self, request_ids: Sequence[str]) -> None:
-        """Request results from Redis; call `answer` before the next `ask`."""
+        """Send the command that reads results; call `answer` before the next `ask`."""
         self._asked = request_ids
         try:
             if self._connection is None:
@@ -50,9 +50,9 @@ class ResultPrefetch:
         asked = self._asked
         if self._connection is not None:
             try:
-                found: list[bytes | None] = self._connection.read_response()
+                results: list[bytes | None] = self._connection.read_response()
                 self._asked = ()
-                return found
+                return results
             except RedisError:
                 self.close()
         return self._store.results(asked)
@@ -83,7 +83,7 @@ def _commands(table: str) -> tuple[list[str], ...]:
     return tuple(command.format(key=_KEY).split() for command in table.split(";"))
 
 
-#: Commands that a producer runs, with arguments that change nothing (permissions.lua).
+#: Commands that a producer runs, with arguments that change only a scratch key (permissions.lua).
 PRODUCER_COMMANDS = _commands("""
     set {key} 1; get {key}; getrange {key} 0 0; mget {key}; incr {key}; exists {key};
     pexpire {key} 60000; pttl {key}; persist {key};
@@ -107,13 +107,13 @@ WORKER_COMMANDS = _commands("""
 ANSWER_S = 5.0
 #: Key names that match the patterns of the keys that Celery writes.
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
-#: Pattern of the errors of Redis 6.2 and later, and of Valkey, for a command, key or channel that
-#: the user of a script may not use.
+#: Pattern of the errors for a command, key or channel that the user of a script may not use, in
+#: Redis 6.2 and later and in Valkey.
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)
 
 
 def missing_permissions(store: Reads, queue: str, *, worker: bool) -> list[str]:
-    """Return the rights that this user lacks to submit to a queue.
+    """Return the rights that Redis's user lacks to submit to a queue.
 
     With `worker`, the rights of a worker are checked too. A right is the name of a command,
     `~key` or `&channel`. Redis logs each refusal in ACL LOG.
@@ -125,18 +125,18 @@ def missing_permissions(store: Reads, queue: str, *, worker: bool) -> list[str]:
         errors = store._client.run_script("permissions", orjson.dumps(tried))
     except StoreForbidden:
         return ["evalsha", "script|load"]
-    found = [] if _may_subscribe(store) else ["subscribe"]
+    missing = [] if _may_subscribe(store) else ["subscribe"]
     for words, text in zip(tried, map(bytes.decode, errors), strict=True):
         command, name = words[:2]
-        if _REFUSED.search(text) and command not in found:
+        if _REFUSED.search(text) and command not in missing:
             sign = "&" if command == "publish" else "~"
             # The command may use the scratch key, so the right to this key or channel is missing.
-            found.append(command if name == _KEY else sign + name)
-    return found
+            missing.append(command if name == _KEY else sign + name)
+    return missing
 
 
 def _may_subscribe(store: Reads) -> bool:
-    """Whether this user may run SUBSCRIBE, which a script cannot run."""
+    """Whether Redis's user may run SUBSCRIBE, which a script cannot run."""
     with closing(store._client.pubsub()) as pubsub:
         try:
             pubsub.subscribe(_KEY)
@@ -148,8 +148,10 @@ def _may_subscribe(store: Reads) -> bool:
 
 #: Most records of one tenant that are counted by kind.
 SAMPLED = 1000
-#: Milliseconds from the deletion of a file's record to that of its content: a batch may read it.
+#: Milliseconds from the deletion of a file's record to the deletion of its content, which a batch
+#: may still read.
 CONTENT_MS = 600_000
+#: Statuses of a gateway's batch that has ended.
 _ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
@@ -157,7 +159,7 @@ _ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 class TenantUsage:
     """The bytes in Redis of a tenant's records, and their number by kind.
 
-    `kinds` has the most frequent kind first. With `sampled`, it counts only SAMPLED records.
+    `kinds` has the most frequent kind first. With `sampled`, `kinds` counts only SAMPLED records.
     """
 
     tenant: str
@@ -182,7 +184,7 @@ def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
 def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
     """Delete a gateway's file, or its ended batch with the results.
 
-    Returns the object's kind, None for an unknown id. A gateway later deletes a file's content.
+    Returns the object's kind; None for an unknown id. A gateway later deletes a file's content.
     Raises BatchConflict for a batch that has not ended.
     """
     objects, kind = Objects.using(redis), _kind_of(object_id)
@@ -191,7 +193,7 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
         return None
     batch_ids: list[str] = []
     if kind == "file":
-        # This comes first, so that the content does not stay if the next call fails.
+        # The content becomes due first, so that it does not stay if the next call fails.
         Due.using(redis).add("file", object_id, CONTENT_MS)
     else:
         stored = objects.get(kind, owner, object_id)
@@ -202,7 +204,7 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
             raise BatchConflict(
                 f"batch {object_id} of tenant {owner} is {status}; its tenant must cancel it first"
             )
-    # The record goes last, so that the same call completes a deletion that was interrupted.
+    # The record is deleted last, so that the same call completes an interrupted deletion.
     for batch_id in batch_ids:
         redis.delete(batch_id, force=True)
     objects.delete(kind, owner, object_id)

@@ -1,7 +1,7 @@
 """Adds remedies to error messages, in the words of the library or of the command line.
 
-The remedies of `producer doctor` are in producer/cli/commands/doctor.py, those of failed requests
-in gateway/page/requests.py.
+The remedies of `producer doctor` are in producer/cli/doctor/ and producer/stalls.py, those of
+failed requests in gateway/page/requests.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = COMMAND_REMEDIES
 
 @contextmanager
 def add_remedies() -> Iterator[None]:
-    """Add the library's remedy to the message of an error."""
+    """Add the library's remedy to the message of an error that the block raises."""
     try:
         yield
     except WarmqError as error:

@@ -1,6 +1,6 @@
 """Finds stalls: reasons why requests cannot run now, each with its remedy.
 
-`producer doctor`, `producer status` and the page show the same stalls.
+`producer doctor`, `producer status` and a gateway's page show the same stalls.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Worker = Mapping[str, Any]
 class Stall:
     """One reason why requests cannot run.
 
-    `text` and `remedy` are templates with the keys of `facts` in braces: the page translates the
-    templates. `detail` is what the workers announce about the reason. A `passing` stall ends
-    without anyone's help, or may not be a stall.
+    `text` and `remedy` are templates with the keys of `facts` in braces, because the page
+    translates the templates. `detail` is what the workers announce about the reason. A `passing`
+    stall ends without anyone's help, or may not be a stall.
     """
 
     code: str
@@ -56,7 +56,8 @@ class Stall:
         return self.remedy.format_map(self.facts)
 
 
-#: Code -> text and remedy. `default_unserved` is `queue_unserved` of a queue without a model.
+#: Code -> text and remedy. `default_unserved` has those of code `queue_unserved` for a queue whose
+#: name has no model.
 TEXTS = {
     "queue_unserved": (
         "no worker serves {model} (queue {queue}); requests waiting: {waiting}",
@@ -139,7 +140,7 @@ def _stall(code: str, detail: str = "", **facts: Any) -> Stall:
 
 
 def model_of(queue: str, default: str, workers: Iterable[Worker] = ()) -> str:
-    """Return the model in a queue's name, or else that of its workers, or else the queue."""
+    """Return the model in a queue's name; without one, its workers' model, or the queue."""
     if queue.startswith(f"{default}."):
         return queue.removeprefix(f"{default}.")
     names = (model_name(one) for one in workers if one.get("queue") == queue)
@@ -147,7 +148,7 @@ def model_of(queue: str, default: str, workers: Iterable[Worker] = ()) -> str:
 
 
 def _unserved(queue: str, default: str, detail: str, facts: Mapping[str, Any]) -> Stall:
-    """Return the stall of a queue without a worker; its remedy starts one of exactly this queue."""
+    """Return the stall of a queue without a worker; its remedy is the command that starts one."""
     model = queue.removeprefix(f"{default}.")
     base, of_model = (queue, False) if model == queue else (default, True)
     environment = {"WARMQ_QUEUE": base} if base != naming.DEFAULT_QUEUE else {}
@@ -161,10 +162,10 @@ def _unserved(queue: str, default: str, detail: str, facts: Mapping[str, Any]) -
 def queue_stall(
     queue: str, default: str, waiting: int, workers: Sequence[Worker], alive: Iterable[Worker]
 ) -> Stall | None:
-    """Return why none of a queue's requests can run; None if a worker is ready.
+    """Return the reason why none of a queue's requests can run; None if there is none.
 
-    `default` is the default queue, `workers` are the living ones of the queue, and `alive` are
-    those of all queues.
+    `default` is the default queue, `workers` are the living workers of the queue, and `alive` the
+    living workers of all queues.
     """
     model = model_of(queue, default, workers)
     facts: dict[str, Any] = {"queue": queue, "model": model, "waiting": waiting}
@@ -181,7 +182,7 @@ def queue_stall(
     workers = [worker for worker, why in zip(workers, failures, strict=True) if not why]
     takers = [one for one in workers if has_loaded(one, queue) and one.get("state") != "draining"]
     if not takers and any(one.get("state") in ("ready", "swapping") for one in workers):
-        return _stall("model_not_loaded", _loaded(workers), **facts) if waiting else None
+        return _stall("model_not_loaded", _loaded_text(workers), **facts) if waiting else None
     workers = takers or workers
     states = [str(worker.get("state", "")) for worker in workers]
     reasons = [str(worker.get("why") or "") for worker in workers]
@@ -189,17 +190,17 @@ def queue_stall(
         return None
     detail = _joined(reasons)
     waits = [WAITS_FOR in reason for reason in reasons]
-    able = [n for n, state in enumerate(states) if state != "draining"]
-    if able and all(waits[n] for n in able):
+    staying = [n for n, state in enumerate(states) if state != "draining"]
+    if staying and all(waits[n] for n in staying):
         return _stall("servers_unreachable", detail, **facts)
-    if not able or "starting" in states:
-        code = "workers_starting" if able else "workers_draining"
+    if not staying or "starting" in states:
+        code = "workers_starting" if staying else "workers_draining"
         return _stall(code, detail, **facts) if waiting else None
     return _stall("workers_degraded", detail, **facts)
 
 
-def _loaded(workers: Iterable[Worker]) -> str:
-    """Return a text with the models that workers have loaded, and the swaps that they are at."""
+def _loaded_text(workers: Iterable[Worker]) -> str:
+    """Return a text with the models that workers have loaded, and the swaps that run."""
     names = sorted({model_name(one) for one in workers if one.get("state") == "ready"})
     swaps = _joined(str(one.get("why")) for one in workers if one.get("state") == "swapping")
     return _joined([f"loaded are: {', '.join(names)}" if names else "", swaps])
@@ -210,7 +211,7 @@ def _joined(reasons: Iterable[str]) -> str:
 
 
 def memory_stall(used: int, limit: int, high_water: float) -> Stall | None:
-    """Return a stall if Redis uses more bytes than submits may fill; a limit of 0 is none."""
+    """Return a stall if Redis uses more bytes than submits may fill; limit 0 means no limit."""
     if not limit or used < limit * high_water:
         return None
     code = "memory_full" if used >= limit else "memory_high"
@@ -261,8 +262,7 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
     ) -> list[Stall]:
         """Return the stalls of these queues and unfinished batches, in about five round trips.
 
-        Messages of cancelled, ended and deleted batches do not count: a worker drops them.
-
+        Messages of cancelled, ended and deleted batches do not count, because a worker drops them.
         With `tenant`, the caps of other tenants are left out.
         """
         names = sorted(set(queues))
@@ -270,25 +270,25 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         waiting = Counter(self.waiting_totals(names))
         suspects = self._each("llen", [keys.suspects_list(queue) for queue in names])
         waiting.update(dict(zip(names, suspects, strict=True)))
-        found: list[Stall | None] = self._of_redis(settings, waiting)
+        found: list[Stall | None] = self._memory_stalls(settings, waiting)
         for queue in names:
             workers = [worker for worker in alive if queue in queues_of(worker)]
             stall = queue_stall(queue, settings.queue, waiting[queue], workers, alive)
-            if stall and waiting[queue] and (gone := self._ended(queue)):
-                left = waiting[queue] - gone
+            if stall and waiting[queue] and (dropped := self._count_dropped(queue)):
+                left = waiting[queue] - dropped
                 stall = queue_stall(queue, settings.queue, left, workers, alive)
             found.append(stall)
             found += self._caps(queue, model_of(queue, settings.queue, workers), workers, tenant)
         lost = self.lost_leases()
         found += [lease_stall(queue, lost[queue]) for queue in names if queue in lost]
         unsealed = [batch for batch in batches if not (batch.sealed or batch.finished)]
-        # While submits have to wait, one that runs looks like one that has stopped.
+        # While submits wait for Redis, a running submit looks like a stopped one.
         if unsealed and not any(one and one.code in _SUBMITS_WAIT for one in found):
             now_ms = self.now_ms()
             found += [submit_stall(batch, now_ms) for batch in unsealed]
         return [one for one in found if one is not None]
 
-    def _ended(self, queue: str) -> int:
+    def _count_dropped(self, queue: str) -> int:
         """Return how many messages of cancelled, ended and deleted batches wait in a queue."""
         lists = [one for one in self.waiting_lists(queue) if one.batch_id]
         names = [keys.batch_key(one.batch_id) for one in lists]
@@ -315,7 +315,7 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
             for one, (life, *ends) in zip(found, fields, strict=True)
         )
 
-    def _of_redis(self, settings: Settings, waiting: Mapping[str, int]) -> list[Stall | None]:
+    def _memory_stalls(self, settings: Settings, waiting: Mapping[str, int]) -> list[Stall | None]:
         try:
             memory = self._client.info("memory")
         except StoreForbidden:  # only `producer doctor` needs a user that may call INFO

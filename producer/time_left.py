@@ -1,6 +1,6 @@
-"""Estimates times left, from the workers' tokens per second in the last minutes with work.
+"""Estimates when batches end, from the workers' tokens per second in their last minutes of work.
 
-`producer plan`, `submit`, `status`, `watch`, `top` and the page show the same estimate.
+`producer plan`, `submit`, `status`, `watch`, `top` and a gateway's page show the same estimate.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from contract.naming import PRIORITY_SEPARATOR
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.waiting import WaitingList, WaitingReads
 
-#: Most minutes that count: the latest minutes with work in the last day.
+#: Most minutes that an estimate uses: the latest ones with work in the last day.
 MINUTES = 5
-#: The priority step of a batch whose list is not known.
-_USUAL_STEP = 6
-#: Requests of those minutes below which a time is rough: the first ones wait for compilation.
-FEW = 30
+#: The default priority, which is assumed for a batch whose list is not known.
+_DEFAULT_STEP = 6
+#: Requests in those minutes below which the estimate is rough: a new worker's first requests wait
+#: for compilation.
+_FEW_REQUESTS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The rate of a queue's workers.
 
-    `of_slot` is the tokens, read and written, of one slot in one second; `of_request` the mean
-    tokens of a request. `requests` is how many it was measured on; None if unknown.
+    `of_slot` is the number of tokens that one slot reads and writes in one second, `of_request` the
+    mean number of tokens of a request. `requests` is the number of requests on which the rate was
+    measured; None if unknown.
     """
 
     of_slot: float
@@ -38,8 +40,8 @@ class Pace:
 
     @property
     def rough(self) -> bool:
-        """Whether it was measured on few requests."""
-        return self.requests is not None and self.requests < FEW
+        """Whether the rate was measured on few requests."""
+        return self.requests is not None and self.requests < _FEW_REQUESTS
 
     @property
     def tokens_per_s(self) -> float:
@@ -47,37 +49,37 @@ class Pace:
         return self.of_slot * self.slots
 
     def seconds(self, tokens: float, requests: int) -> float:
-        """Return the seconds that these tokens take. A request uses one slot."""
+        """Return the seconds of `requests` with `tokens` in all. A request uses one slot."""
         return tokens / (self.of_slot * max(1.0, min(self.slots, requests)))
 
     def ends(self, tokens: float, requests: int, before: int) -> float:
-        """Return the seconds that these tokens and `before` other requests take."""
+        """Return the seconds of `requests` with `tokens` in all, and of `before` other requests."""
         return self.seconds(tokens + before * self.of_request, requests + before)
 
 
 def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
     """Return the pace of `minutes` (oldest first); None if none of them had work.
 
-    `slots` is the present number of slots; 0 means the number in those minutes.
+    `slots` is the current number of slots; 0 means the number in those minutes.
     """
     worked = [m for m in minutes if m.busy_s and m.prompt_tokens + m.completion_tokens][-MINUTES:]
     if not worked:
         return None
     tokens = sum(minute.prompt_tokens + minute.completion_tokens for minute in worked)
     requests = sum(minute.completed + minute.other for minute in worked)
-    were = max(minute.slots_s for minute in worked) / 60
+    slots_then = max(minute.slots_s for minute in worked) / 60
     busy_s = sum(minute.busy_s for minute in worked)
     of_request = tokens / requests if requests else 0.0
-    return Pace(tokens / busy_s, slots or were, of_request, requests)
+    return Pace(tokens / busy_s, slots or slots_then, of_request, requests)
 
 
 class Work(NamedTuple):
-    """The requests of a batch that have not ended, in one queue.
+    """The requests of a batch that have not ended.
 
-    `tokens` are those of the `done` requests, from which the tokens of the `left` ones are
-    estimated; without any, those of the queue's last minutes are. `batch_id` is that of the list in
-    which the requests wait (WaitingList); None if they are not queued. With `several` the batch has
-    other queues, too: `left` are those of all, of which the waiting ones are counted in each.
+    `left` is their number. The `done` requests used `tokens` in all, from which the tokens of the
+    left ones are estimated; if `done` is 0, the queue's last minutes give the estimate. `batch_id`
+    is that of the list in which the requests wait (WaitingList); None if they are not queued. With
+    `several`, the batch has several queues, and `in_queue` counts the requests of one.
     """
 
     batch_id: str | None
@@ -90,23 +92,25 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Work:
-        """Return the work of a batch in Redis; its field `list` has the list's key."""
+        """Return the work of a batch in Redis."""
+        # The field `list` has a list's key, which ends <step>\x06<tenant>\x06<batch id>.
         place = batch.fields.get("list", "").rpartition(PRIORITY_SEPARATOR)[2].split("\x06")
-        step = int(place[0]) if place[0].isdecimal() else _USUAL_STEP
+        step = int(place[0]) if place[0].isdecimal() else _DEFAULT_STEP
         done, tokens = batch.terminal, batch.number("prompt_tokens")
         tokens += batch.number("completion_tokens")
         list_of = place[2] if len(place) == 3 else batch.id
         left = batch.number("total") - done
-        if batch.number("retried"):  # `tokens` has also those of answers that run again
+        if batch.number("retried"):  # `tokens` also counts the earlier answers of retried requests
             done = tokens = 0
         return cls(list_of, batch.tenant, step, left, done, tokens, len(batch.queues) > 1)
 
     def in_queue(self, lists: Iterable[WaitingList]) -> Work:
-        """Return the part of the work that waits in a queue with these lists."""
+        """Return the work in the queue with these lists; with `several`, of waiting requests."""
         if not self.several:
             return self
         place = (self.step, self.tenant, self.batch_id)
-        return self._replace(left=sum(one.requests for one in lists if one[:3] == place))
+        waiting = (one for one in lists if (one.step, one.tenant, one.batch_id) == place)
+        return self._replace(left=sum(one.requests for one in waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class Outlook:
     lists: Sequence[WaitingList] = ()
 
     def seconds_left(self, work: Work) -> float | None:
-        """Return the seconds until a batch ends, including requests before it; None if unknown."""
+        """Return the seconds until a batch ends, behind the requests before it; None if unknown."""
         work = work.in_queue(self.lists)
         of_request = work.tokens / work.done if work.done else self.pace.of_request
         if work.several and not work.left:
@@ -131,14 +135,15 @@ class Outlook:
 def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
     """Return the number of waiting requests of other batches that run before a batch's end.
 
-    These are all requests of a higher priority, and at the same priority as many as the turns give:
-    the batches of a tenant take turns, and so do tenants of the same weight.
+    All requests of a higher priority run before. At the same priority, the batches of a tenant take
+    turns, and so do the tenants; all weights are assumed to be equal.
     """
     before, own, of_tenants = 0, work.left, Counter[str]()
     for one in lists:
         if one.step < work.step:
             before += one.requests
         elif one.step == work.step and one.tenant == work.tenant:
+            # The batch's own list may also have requests of other batches (--turn fifo).
             waits = one.requests if one.batch_id != work.batch_id else one.requests - work.left
             own += max(0, min(waits, work.left))
         elif one.step == work.step:
@@ -161,9 +166,10 @@ class OutlookReads(HistoryReads, WaitingReads):
         workers: Iterable[Mapping[str, Any]],
         minutes: Sequence[Minute] | None = None,
     ) -> Outlook | None:
-        """Return a queue's outlook on these workers; None if it had no work in the last day.
+        """Return a queue's outlook on these workers.
 
-        `minutes` are those of the last day, if they are known already.
+        Returns None if they have no slots, or if the queue had no work in the last day. `minutes`
+        are those of the last day, if the caller has read them already.
         """
         if not (slots := slots_of(workers)):
             return None
@@ -171,14 +177,14 @@ class OutlookReads(HistoryReads, WaitingReads):
         return None if pace is None else Outlook(pace, self.waiting_lists(queue))
 
     def batch_seconds_left(self, batch: Batch) -> float | None:
-        """Return the seconds to the end of a batch of `producer submit`; None if unknown."""
+        """Return the seconds until a batch ends; None if it has ended, or if that is unknown."""
         if batch.finished:
             return None
         work, by_workers = Work.of(batch), dict[tuple[str, ...], float]()
         for queue in batch.queues:
             workers = self.workers(queue)
-            found = self.outlook(queue, workers)
-            left_s = found.seconds_left(work) if found else None
+            outlook = self.outlook(queue, workers)
+            left_s = outlook.seconds_left(work) if outlook else None
             if left_s is None:
                 return None
             # Queues with the same workers wait for each other.

@@ -14,7 +14,7 @@ State = Literal["waiting", "due", "delivered", "given_up"]
 
 @dataclass(frozen=True, slots=True)
 class WebhookState:
-    """A batch's webhook when it was read; times are Redis's in ms.
+    """A batch's webhook when it was read; times are in ms since 1970, by Redis's clock.
 
     `state` is `waiting` until the batch ends, then `due` until it was `delivered` or `given_up`.
     `problem` is why the last try failed.
@@ -35,14 +35,14 @@ class WebhookReads(Reads):
         url = batch.fields.get("notify")
         if not url:
             return None
-        # This is read first: the script that ends the tries also writes `notified`.
+        # The due time is read first: a script that ends the tries removes it and writes `notified`.
         due = self._client.zscore(keys.NOTIFY, batch.id)
-        found = self._client.hmget(keys.batch_key(batch.id), "finished_at", "notified")
-        finished_at, notified = (value.decode() if value else "" for value in found)
+        values = self._client.hmget(keys.batch_key(batch.id), "finished_at", "notified")
+        finished_at, notified = (value.decode() if value else "" for value in values)
         if not finished_at:
             return WebhookState(url, "waiting")
-        ended, tried_ms, problem = notified.split(" ", 2) if notified else ("", "", "")
-        if ended != finished_at:  # the try was at an earlier end, before a retry
+        end_ms, tried_ms, problem = notified.split(" ", 2) if notified else ("", "", "")
+        if end_ms != finished_at:  # `notified` is about an earlier end, before a retry
             tried_ms = problem = ""
         next_ms = None if due is None else str(int(due))
         state: State = "due" if next_ms else "given_up" if problem else "delivered"

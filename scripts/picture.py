@@ -1,8 +1,8 @@
-"""Make docs/pictures/running-batch.svg, the README's picture of a batch that runs.
+"""Makes docs/pictures/running-batch.svg, the README's picture of a batch that runs.
 
-Runs the commands that it shows against a real worker, the demo's (vLLM on the CPU, models/tiny),
-in a terminal of its own, and draws what they printed. Of `watch`, which redraws one line, it
-draws the state in which half of the requests were done.
+The script runs the commands in the picture in a pseudo-terminal, against the demo's worker (vLLM on
+the CPU, models/tiny), and draws what they printed. `watch` redraws one line; the script draws the
+state in which half of the requests were done.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ from demo.stack import ROOT, RedisServer, tiny_model_worker
 
 PICTURE = ROOT / "docs/pictures/running-batch.svg"
 QUESTIONS = ROOT / "demo" / "questions.jsonl"
-#: The demo's 300 lines are answered in about a second: too soon to be watched.
+#: How often the demo's 300 lines are submitted: once would take only about a second.
 TIMES = 20
+#: Columns of the terminal.
 COLUMNS = 110
+#: The line of a first batch, which warms up the engine.
 WARM_UP = '{"custom_id": "a", "prompt": "Question: What is 3 plus 4?\\nAnswer:", "max_tokens": 8}\n'
-#: How rich begins to draw the same line again.
+#: Characters with which rich begins to draw the same line again.
 REDRAWN = "\r\x1b[2K"
 
 
 def write_prompts(path: Path) -> None:
-    """Write the demo's lines, bad ones once, each time with other custom_ids."""
+    """Write the demo's lines TIMES times with new custom_ids; write bad lines once."""
     lines = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
     with path.open("w") as file:
-        for time in range(TIMES):
+        for repeat in range(TIMES):
             for number, line in enumerate(lines):
                 bad = line.get("body", line)["max_tokens"] < 1
-                if time == 0 or not bad:
-                    line |= {"custom_id": f"q{time * len(lines) + number + 1}"}
+                if repeat == 0 or not bad:
+                    line |= {"custom_id": f"q{repeat * len(lines) + number + 1}"}
                     file.write(json.dumps(line) + "\n")
 
 
-def shown(command: str, env: dict[str, str], cwd: Path) -> str:
-    """Run a command in a terminal of its own; return all that it wrote there."""
+def run_in_terminal(command: str, env: dict[str, str], cwd: Path) -> str:
+    """Run a command in a pseudo-terminal; return all that it wrote there."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     process = subprocess.Popen(
@@ -67,7 +69,7 @@ def shown(command: str, env: dict[str, str], cwd: Path) -> str:
     os.close(ours)
     if process.wait() not in (0, 1):  # 1: some requests failed
         sys.exit(f"{command} ended with {process.returncode}: {written!r}")
-    # A reader's file would lie in the folder he is in.
+    # The picture shows file names without the temporary folder.
     return written.decode().replace(f"{cwd}/", "")
 
 
@@ -92,7 +94,7 @@ def draw(sections: list[tuple[str, str]]) -> None:
             for line in drawn.split(REDRAWN)[-1].splitlines():
                 if line := re.sub(r"\x1b\[\?25[lh]", "", line).rstrip():
                     console.print(Text.from_ansi(line))
-    # The page shows it as an image, which may load no font from elsewhere.
+    # A page shows the picture as an image, and an image may not load fonts.
     form = re.sub(r"@font-face \{\{.*?\n    \}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     form = re.sub(r"[ \t]+\n", "\n", form)
     svg = console.export_svg(
@@ -104,7 +106,7 @@ def draw(sections: list[tuple[str, str]]) -> None:
 
 
 def main() -> None:
-    """Run the commands, draw the picture."""
+    """Run the commands, and draw the picture."""
     with tempfile.TemporaryDirectory(prefix="warmq-picture-") as name:
         folder = Path(name)
         write_prompts(folder / "prompts.jsonl")
@@ -126,7 +128,7 @@ def main() -> None:
                 "producer results monday -o answers.jsonl --errors errors.jsonl",
                 'grep -o \'"content":"[^"]*"\' answers.jsonl | head -n 3',
             ]
-            sections = [(command, shown(command, env, folder)) for command in commands]
+            sections = [(command, run_in_terminal(command, env, folder)) for command in commands]
     draw(sections)
 
 

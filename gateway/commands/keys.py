@@ -12,7 +12,7 @@ from gateway.redis.api_keys import ApiKey, ApiKeys
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
-from producer.cli.show import columns, iso_time, put_json, put_json_list
+from producer.cli.show import iso_time, print_columns, put_json, put_json_list
 from producer.input.options import check_name
 
 _COUNT = click.IntRange(1, 10**15)
@@ -143,7 +143,7 @@ def _table(keys: Iterable[ApiKey]) -> None:
         state = "in use" if key.revoked_at is None else "revoked"
         created = str(_time(key.created_at))[:19]
         rows.append((key.id, key.tenant, f"...{key.tail}", state, created, _limits(key), key.name))
-    columns(rows)
+    print_columns(rows)
 
 
 def _limits(key: ApiKey) -> str:

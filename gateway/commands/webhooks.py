@@ -12,7 +12,7 @@ from gateway.redis.webhooks import EVENTS, Endpoint, Webhooks
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
-from producer.cli.show import columns, iso_time, put_json, put_json_list
+from producer.cli.show import iso_time, print_columns, put_json, put_json_list
 from producer.input.options import check_name
 from producer.redis import NotifySecret
 
@@ -130,4 +130,4 @@ def _table(endpoints: Iterable[Endpoint]) -> None:
         events = "all" if set(endpoint.events) == set(EVENTS) else ",".join(endpoint.events)
         created = str(iso_time(str(endpoint.created_at * 1000)))[:19]
         rows.append((endpoint.id, endpoint.tenant, created, events, endpoint.url))
-    columns(rows)
+    print_columns(rows)

@@ -35,9 +35,9 @@ from producer.queue_workers import BatchWorkers
 
 
 class Collected(NamedTuple):
-    """Numbers of result lines. `errors_file` has the failed ones.
+    """The numbers of result lines, and the file with the failed ones.
 
-    It is None if none failed, or if they went to stdout or into a table of all rows.
+    `errors_file` is None if none failed, or if they went to stdout or into a table of all rows.
     """
 
     completed: int
@@ -46,7 +46,7 @@ class Collected(NamedTuple):
 
 
 class _Progress:
-    """Counts result lines and shows them on a meter."""
+    """Counts result lines, and shows the numbers on a meter."""
 
     collector: Collector
 
@@ -99,7 +99,7 @@ def collect(
     partial: bool = False,
     force: bool = False,
 ) -> Collected:
-    """Write a batch's results, in input or completion order, to the files of `write`.
+    """Write a batch's results, in input or completion order, to files or stdout (see `write`).
 
     `follow` waits for missing results, `partial` leaves them out, `force` replaces any file. Raises
     BatchChanged and OutputUnwritable; then no file appears.
@@ -107,10 +107,10 @@ def collect(
 
     def before_commit(marks: list[str]) -> None:
         if marks and not force:  # another program may have changed a file meanwhile
-            now = store.batch(batch.id) or batch
-            check_replaced(output, errors, batch.id, now.written)
+            current = store.batch(batch.id) or batch
+            check_replaced(output, errors, batch.id, current.written)
         if marks:
-            with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
+            with suppress(StoreUnavailable):  # Redis is full, or its user may not write
                 store.written(batch, marks)
 
     with Meter(batch.id, batch.number("total")) as meter:
@@ -130,7 +130,7 @@ def collect(
 
 
 def tell_renamed(columns: OutputColumns, *outputs: str | None) -> None:
-    """Print which columns have another name in the output, if this is a table."""
+    """Print which columns have another name in the outputs, if one is a table."""
     if not (columns.renamed and any(name and table_of(name) for name in outputs)):
         return
     new_names = {f"column {name} is kept as": (name, new) for name, new in columns.kept.items()}
@@ -153,9 +153,9 @@ def write(
 ) -> str | None:
     """Write result lines to files, which appear when complete, or to stdout (None or `-`).
 
-    A table has all lines. Otherwise, without `errors`, failed requests go to stdout if the results
-    do, else to a file next to `output`. `before_commit` gets the marks of the written files.
-    Returns the name of the file with failed requests, None without one.
+    A table has all lines. If `output` is no table and `errors` is None, failed requests go to
+    stdout if the results do, otherwise to a file next to `output`. `before_commit` gets the
+    marks of the written files. Returns the name of the file with failed requests, None without one.
     """
     with ExitStack() as files:
         good = (
@@ -166,9 +166,8 @@ def write(
         bad = files.enter_context(ResultFile(errors, columns=columns)) if errors else None
         default = error_file_of(output) if output and good and not bad else None
         if default is not None and exists(default):
-            bad = files.enter_context(
-                ResultFile(default, columns=columns)
-            )  # an earlier collection's
+            # An earlier collection wrote this file, which is replaced also if no request failed.
+            bad = files.enter_context(ResultFile(default, columns=columns))
         add_good = good.add if good else _write_to_stdout
         has_all = bool(good and output and table_of(output))
         any_failed = False
@@ -207,7 +206,7 @@ def check_outputs(
     *,
     force: bool = False,
 ) -> None:
-    """Raise OutputUnwritable if a file cannot be written, or if two names are of one file.
+    """Raise OutputUnwritable if a file cannot be written, or if two names mean one file.
 
     `file` is the input, `-` for stdin. A terminal may be named twice, because it keeps no data.
     """
@@ -215,23 +214,23 @@ def check_outputs(
     if not (Path(output).name or is_url(output)):
         check_writable(Path(output))  # `.` and `/` have no name to derive an error file from
     default = None if output == "-" else error_file_of(output)
-    known: dict[object, str] = {}
+    purpose_of: dict[object, str] = {}
     for purpose, name, standard in (
         ("the input", file, 0), ("the output", output, 1),
         ("the error file", errors or default, 1), ("the journal", journal, 1),
     ):  # fmt: skip
         place = _file_identity(name, standard) if name is not None else None
-        if place in known:
+        if place in purpose_of:
             raise OutputUnwritable(
-                f"{known[place]} and {purpose} are the same file, {redacted(str(name))}; "
-                "name another"
+                f"{purpose_of[place]} and {purpose} are the same file, {redacted(str(name))}; "
+                "name another file"
             )
         if place is not None:
-            known[place] = purpose
+            purpose_of[place] = purpose
         if name not in (None, "-", file):
             check_output(str(name)) if purpose != "the journal" else check_writable(Path(name))
     if force and default is not None and not errors:
-        exists(default)  # asked now, so that a bucket's error comes before the work
+        exists(default)  # called only for a bucket's error, which comes before the work then
 
 
 def check_replaced(
@@ -251,7 +250,10 @@ def check_replaced(
 
 
 def _file_identity(name: str | Path, standard: int) -> object:
-    """Return a value that is equal for all names of a file; None for a terminal or pipe."""
+    """Return a value that is equal for all names of a file; None for a terminal or pipe.
+
+    The name `-` means the file descriptor `standard`.
+    """
     if is_url(str(name)):
         return str(name)
     try:

@@ -25,7 +25,7 @@ from producer.input.source import Source, open_source
 from producer.input.tables.kept import listed
 from producer.outage import Outage
 
-#: Hint after an interruption, for the batch id in its place.
+#: Hint after an interruption; {0} is the batch id.
 WATCH_AGAIN = (
     "the batch goes on; `producer watch {0}` follows it again, `producer cancel {0}` ends it"
 )
@@ -48,7 +48,7 @@ class Context:
         """The settings. Raises SettingsError if one is wrong."""
         return load(Settings)
 
-    #: Waits for a Redis that goes away; None: calls are retried for a few seconds.
+    #: Repeats calls while Redis is away; if it is None, they are repeated for a few seconds only.
     outage: Outage | None = None
 
     @cached_property
@@ -62,11 +62,11 @@ class Context:
 
     @property
     def outages(self) -> int:
-        """How often Redis was away and came back."""
+        """Number of reported outages of Redis that have ended."""
         return self.outage.ended if self.outage else 0
 
     def wait_for_redis(self, seconds: float) -> None:
-        """Let the store wait `seconds` for Redis, and report it; call it before the first use."""
+        """Let the store wait up to `seconds` for Redis; call this before the store's first use."""
         if not seconds:
             return
         self.outage = Outage(seconds, tell)
@@ -100,9 +100,9 @@ def open_input(
     keep: Sequence[str] = (),
     delimiter: str = "",
 ) -> Source:
-    """Open FILE, `-` for stdin, with the values of `--map` and `--keep`, the fields of `--set`."""
+    """Open FILE, `-` for stdin, with the values of --map, --set, --keep and --delimiter."""
     if name == "-" and not (mapped or keep or delimiter):
-        # The unbuffered stream, because a buffer over a buffer waits until the inner one is full.
+        # The unbuffered stream is read, because an outer buffer waits until an inner one is full.
         stdin = sys.stdin.buffer
         return Input(name, getattr(stdin, "raw", stdin))
     columns = parse_map(mapped)
@@ -121,7 +121,7 @@ def open_input(
 
 @contextlib.contextmanager
 def hint(text: str, *, changed: str = "", fix_input: str = "") -> Iterator[None]:
-    """Add `text`, which names the way to continue, to an interruption or error.
+    """Print `text`, the way to continue, after an interruption; add it to an error's message.
 
     `changed` is added instead if the batch was changed meanwhile, `fix_input` if the input is
     damaged.

@@ -56,7 +56,7 @@ ENTRY_POINT = "warmq.commands"
 _OWN_PACKAGE = "producer.cli.commands"
 #: Commands that are in batches.py; each other command has a module of its own.
 _OF_BATCHES = frozenset({"cancel", "delete", "list", "retry", "status"})
-#: Modules whose name is not that of the command, a word of Python's.
+#: Command -> its module, which has another name because the command's is a keyword of Python.
 _MODULES = {"try": "try_"}
 
 
@@ -123,8 +123,8 @@ def _exit_0_on_closed_pipe() -> Iterator[None]:
         raise click.exceptions.Exit(0) from None
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
         click.echo(f"warmq {version()}")
         ctx.exit()
 

@@ -16,8 +16,8 @@ from producer.cli.progress import tell
 from producer.input.options import BadOption, field_value
 from producer.input.structured import with_structure
 
-#: Seconds that a shell's completion waits for Redis.
-_COMPLETE_S = 0.5
+#: Seconds that the completion of batch ids in a shell waits for Redis.
+_COMPLETION_S = 0.5
 
 
 def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -28,7 +28,7 @@ def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -
             settings.redis_url.get_secret_value(),
             "warmq-producer",
             ttl_ms=settings.result_ttl_ms,
-            timeout_s=_COMPLETE_S,
+            timeout_s=_COMPLETION_S,
         )
         return [name for name in store.newest_ids() if name.startswith(incomplete)]
     except WarmqError:
@@ -82,7 +82,9 @@ pairs = click.option(
 )
 
 
-def _once(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
+def _at_most_once(
+    _: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> str | None:
     """Return the value of an option that may be given once; None if it is not given."""
     if len(given) > 1:
         name = parameter.opts[0]
@@ -97,7 +99,7 @@ choice = click.option(
     "--choice",
     metavar="A,B",
     multiple=True,
-    callback=_once,
+    callback=_at_most_once,
     help="Allow only these texts as answers, for example good,bad (or a JSON list of texts); sets "
     "structured_outputs of every line.",
 )
@@ -105,7 +107,7 @@ schema = click.option(
     "--schema",
     metavar="FILE",
     multiple=True,
-    callback=_once,
+    callback=_at_most_once,
     help="Make every answer a JSON text of this JSON schema; sets structured_outputs of every "
     "line.",
 )
@@ -157,12 +159,12 @@ order = click.option(
     type=click.Choice(["input", "prefix", "auto"]),
     default="input",
     show_default=True,
-    help="input: queue the lines in FILE's order. prefix: group lines of a model, and of these "
-    "lines with a common beginning, so that the engine loads and computes it once. auto: prefix "
-    "where that saves something. Results keep FILE's order.",
+    help="input: queue the lines in FILE's order. prefix: group lines by model, then by common "
+    "beginning, so that the engine loads each model and computes each beginning once. auto: prefix "
+    "if that saves tokens. Results keep FILE's order.",
 )
 
-#: Former name of a field -> the option that gives it to every line.
+#: Former name of a field -> how an error names the option that replaces --set of this field.
 _OPTION_FOR = {"guided_choice": ", or --choice {}", "guided_json": ", or --schema FILE"}
 
 
@@ -187,7 +189,7 @@ _EXAMPLES = "90s, 2h, 1d12h, or a time with its zone such as 2026-11-21T08:00:00
 
 
 def parse_deadline(text: str | None) -> str:
-    """Return a deadline in ms for the script CREATE: `+7200000` for a duration, else a moment.
+    """Return a deadline in ms for the script CREATE: `+7200000` for a duration, else since 1970.
 
     A duration counts from the batch's creation on Redis's clock, so a resumed submit keeps it.
     """
@@ -205,7 +207,7 @@ def parse_deadline(text: str | None) -> str:
         raise BadOption(f"--deadline {text}: the time zone is missing; write {_EXAMPLES}")
     ms = round(moment.timestamp() * 1000)
     if ms <= 0:
-        raise BadOption(f"--deadline {text}: lies before 1970")
+        raise BadOption(f"--deadline {text}: lies before 1970; give a later time")
     return str(ms)
 
 
@@ -214,7 +216,8 @@ def fields_of_all_lines(
 ) -> dict[str, Any]:
     """Return the body fields that --set, --choice and --schema give to every line.
 
-    Prints that another `model` than that of --model has no effect on where the requests go.
+    Prints a notice if `model` is among them and differs from --model, because only --model chooses
+    where the requests go.
     """
     fields = with_structure(parse_overrides(pairs), choice, schema, "--")
     if fields.get("model") not in (None, model):

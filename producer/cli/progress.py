@@ -28,7 +28,7 @@ BAR_EVERY_S = 0.1
 #: Seconds between two reads of a batch.
 POLL_S = 0.3
 #: Terminal columns of a bar with its elapsed time, and of the text next to it. A narrower terminal
-#: shows no bar, and only the end of the batch id.
+#: shows no bar, and only the end of a long batch id.
 _BAR_COLUMNS, _TEXT_COLUMNS = 42, 60
 #: Seconds over which rates are averaged.
 _WINDOW_S = 30.0
@@ -54,8 +54,8 @@ class Meter:
         self._rich: Progress | None = None
         #: Terminal columns for the text; None without a limit.
         self.width: int | None = None
-        self._next = time.monotonic() + PLAIN_EVERY_S
-        self._last, self._repeat = "", 0.0
+        self._next_at = time.monotonic() + PLAIN_EVERY_S
+        self._last_text, self._repeat_at = "", 0.0
 
     def __enter__(self) -> Self:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -76,7 +76,7 @@ class Meter:
             )
             self._rich.add_task(title, total=self._total, text="")
             self._rich.start()
-            self._next = 0.0
+            self._next_at = 0.0
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,7 +92,7 @@ class Meter:
 
     def due(self) -> bool:
         """Whether `update` would print now. Callers check it before they build a costly text."""
-        return time.monotonic() >= self._next
+        return time.monotonic() >= self._next_at
 
     def update(
         self, done: float, text: str, total: float | None = None, *, force: bool = False
@@ -104,12 +104,12 @@ class Meter:
         if self._rich is not None:
             task = self._rich.task_ids[0]
             self._rich.update(task, completed=done, text=text, total=total or self._total)
-            self._next = time.monotonic() + BAR_EVERY_S
+            self._next_at = time.monotonic() + BAR_EVERY_S
         elif force or self.due():
             now = time.monotonic()
-            self._next = now + PLAIN_EVERY_S
-            if force or text != self._last or now >= self._repeat:
-                self._last, self._repeat = text, now + REPEAT_S
+            self._next_at = now + PLAIN_EVERY_S
+            if force or text != self._last_text or now >= self._repeat_at:
+                self._last_text, self._repeat_at = text, now + REPEAT_S
                 tell(f"{self._title}: {text}")
 
 
@@ -152,8 +152,8 @@ class SubmitPause:
 class FailureNews:
     """Decides when the failures of a watched batch are printed.
 
-    They are when ten requests have ended, at the first one of a code, and when ten times as many
-    failed.
+    They are printed for the first time when ten requests of the batch have ended, and again when an
+    error code is new or ten times as many requests have failed.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class FailureNews:
 
 
 class LeasesLost:
-    """Looks every PLAIN_EVERY_S for requests of a batch that wait for a dead worker's leases."""
+    """Counts every PLAIN_EVERY_S the requests of a batch that wait for a dead worker's leases."""
 
     def __init__(self, store: BatchStore) -> None:
         self._reads = LostLeaseReads.using(store)
@@ -181,7 +181,7 @@ class LeasesLost:
         self._text = ""
 
     def text(self, batch: Batch) -> str:
-        """Return a clause about them, or ''."""
+        """Return a clause about these requests; '' if there are none."""
         now = time.monotonic()
         if now - self._read_at >= PLAIN_EVERY_S:
             lost = self._reads.lost_leases((batch.id, batch.life))
@@ -191,7 +191,7 @@ class LeasesLost:
 
 
 class _TimeLeft:
-    """Estimates a batch's time left again every PLAIN_EVERY_S."""
+    """Estimates every PLAIN_EVERY_S when a batch ends."""
 
     def __init__(self, store: BatchStore) -> None:
         self._reads = OutlookReads.using(store)
@@ -199,6 +199,7 @@ class _TimeLeft:
         self._left_s: float | None = None
 
     def of(self, batch: Batch) -> float | None:
+        """Return the seconds until the batch ends; None if unknown."""
         now = time.monotonic()
         if now - self._read_at >= PLAIN_EVERY_S:
             self._read_at, self._left_s = now, self._reads.batch_seconds_left(batch)
@@ -223,7 +224,9 @@ def describe(
         if batch.number(name):
             counts.append(f"{batch.number(name)} {name}")
     rates = [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
-    if batch.finished and not (requests_per_s or tokens_per_s):  # it had ended before
+    if batch.finished and not (
+        requests_per_s or tokens_per_s
+    ):  # the batch had ended before this command
         rates = []
     state = []
     if not batch.sealed:
@@ -252,15 +255,15 @@ def unsealed(batch: Batch, quiet_s: float) -> str:
 def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     """Show a batch's progress until it ends; return its last state.
 
-    Without `may_reopen`, raises BatchChanged if Redis has lost that the batch was sealed.
+    Without `may_reopen`, raises BatchChanged if Redis has lost the seal of the batch.
     """
-    same = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
+    changes = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
     rates, pause, news, left = Rates(), SubmitPause(), FailureNews(), _TimeLeft(store)
     workers, leases = BatchWorkers(store), LeasesLost(store)
     first = True
     with Meter(batch.id) as meter:
         while True:
-            batch = same.state()
+            batch = changes.state()
             speed = rates.add(batch.terminal, batch.number("completion_tokens"))
             if failing := news.add(batch):
                 meter.note(failing)

@@ -25,7 +25,7 @@ from producer.webhook_state import WebhookState
 
 
 def put_json(value: Any, *, err: bool = False) -> None:
-    """Print one JSON document on a line, on stdout or, with `err`, on stderr."""
+    """Print a JSON document on one line, to stdout or, with `err`, to stderr."""
     click.echo(one_line(orjson.dumps(value)).decode(), err=err)
 
 
@@ -86,14 +86,14 @@ def stall_json(stall: Stall) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def batch_table(
+def print_batch(
     batch: Batch,
     workers: str | None = None,
     left_s: float | None = None,
     stalls: Iterable[Stall] = (),
     webhook: WebhookState | None = None,
 ) -> None:
-    """Print a batch as text, with its queue's workers, the seconds left and what stalls it."""
+    """Print a batch as text, with its queue's workers, seconds left, stalls and webhook."""
     state = batch_json(batch)
     usage = state["usage"]
     retries = ", with retries" if batch.number("retried") else ""
@@ -155,7 +155,7 @@ def _webhook_text(webhook: WebhookState) -> str:
     return f"{webhook.url}: {'; '.join(filter(None, parts))}"
 
 
-def failure_lines(failures: Iterable[FailedCode]) -> None:
+def print_failures(failures: Iterable[FailedCode]) -> None:
     """Print the first failed requests of each error code."""
     for failed in failures:
         for one in failed.first:
@@ -221,7 +221,7 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
     return state
 
 
-def request_table(state: dict[str, Any]) -> None:
+def print_request(state: dict[str, Any]) -> None:
     """Print a request as text, and its result as JSON."""
     rows = {k: v for k, v in state.items() if k not in ("object", "timing", "result")}
     if state["timing"]:
@@ -238,7 +238,7 @@ def printable(value: object) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return bytes in a suitable unit."""
+    """Return a number of bytes as text in a suitable unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"
@@ -246,7 +246,7 @@ def size_text(size: float) -> str:
     return f"{size:.3g} TiB"
 
 
-def columns(rows: Iterable[Sequence[str]]) -> None:
+def print_columns(rows: Iterable[Sequence[str]]) -> None:
     """Print a table with aligned columns; the first row is the heading."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -267,7 +267,7 @@ def print_end(batch: Batch) -> Exit:
 
 
 def tell_cut(batch: Batch) -> None:
-    """Print how many answers ended at max_tokens, and what runs them again."""
+    """Print how many answers ended at max_tokens, and the command that runs them again."""
     if text := _cut_text(batch):
         tell(f"{batch.id}: {text}")
 
@@ -289,7 +289,7 @@ def cut_text(count: int, remedy: str) -> str:
 def written_json(
     output: str | None, errors_file: str | Path | None, completed: int, failed: int
 ) -> dict[str, Any]:
-    """Return the places and numbers of results for `--json`; the output `-` is stdout."""
+    """Return the files and numbers of results for `--json`; the output `-` is stdout."""
     return {
         "output": None if output == "-" else output,
         "errors_file": str(errors_file) if errors_file and failed else None,

@@ -18,7 +18,7 @@ from producer.submit.routes import routed
 from producer.submit.submission import Submission, stop_after_text
 from producer.submit.submit import Summary
 
-if TYPE_CHECKING:  # this module loads numpy, which takes 0.1 s
+if TYPE_CHECKING:  # the imported module loads numpy, which takes 0.1 s
     from producer.submit.order.prefix import OrderChoice
 
 #: Options that `submit` and `run` have in common, in the order of `--help`.
@@ -30,7 +30,7 @@ _OPTIONS = (
 
 
 def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add _OPTIONS to a command; it passes their values to `make_submission`."""
+    """Add _OPTIONS to a command, which passes their values to `make_submission`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -39,29 +39,27 @@ def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def make_submission(
     settings: Settings,
     batch_id: str,
-    shaping: dict[str, Any],
+    values: dict[str, Any],
     deadline: str = "",
     notify: str = "",
 ) -> Submission:
-    """Return the submission for the options `shaping`; `deadline` is from `parse_deadline`."""
-    if shaping["once"]:
+    """Return the submission for the values of _OPTIONS; `deadline` is from `parse_deadline`."""
+    if values["once"]:
         tell("--once is now --dedupe; this release still takes --once, the next one does not")
     submission = Submission(
         batch_id,
-        queue_name(shaping["model"] or None, settings.queue),
-        shaping["priority"],
-        shaping["model"],
-        fields_of_all_lines(
-            shaping["pairs"], shaping["choice"], shaping["schema"], shaping["model"]
-        ),
+        queue_name(values["model"] or None, settings.queue),
+        values["priority"],
+        values["model"],
+        fields_of_all_lines(values["pairs"], values["choice"], values["schema"], values["model"]),
         deadline,
-        tenant=shaping["tenant"],
-        in_order=shaping["turn"] == "fifo",
-        dedupe=shaping["dedupe"] or shaping["once"],
-        order=shaping["order"],
-        stop_after=stop_after_text(shaping["stop_after"], "--stop-after-failures"),
+        tenant=values["tenant"],
+        in_order=values["turn"] == "fifo",
+        dedupe=values["dedupe"] or values["once"],
+        order=values["order"],
+        stop_after=stop_after_text(values["stop_after"], "--stop-after-failures"),
         notify=notify,
-        keep=shaping["keep"],
+        keep=values["keep"],
     )
     submission.check()
     return submission
@@ -91,7 +89,7 @@ def queued_text(summary: Summary, took_s: float) -> str:
         order_text(summary.choice) if summary.choice else "",
         ignored_text(summary.ignored) if summary.ignored else "",
         f"lines without max_tokens: {summary.without_limit}; they get the worker's default "
-        "(WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 gives all yours"
+        "(WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 sets a limit for all lines"
         if summary.without_limit
         else "",
         problem,
@@ -100,15 +98,15 @@ def queued_text(summary: Summary, took_s: float) -> str:
 
 
 def order_text(choice: OrderChoice) -> str:
-    """Return a text about the order of the requests, and the tokens that it may save."""
+    """Return a text about the order of the requests, and the tokens that an order saves."""
     plan = choice.plan
     if not choice.in_groups:
         gain = max(0.0, 100 * plan.gain)
-        return f"order: input; another would save about {gain:.1f} % of the prompts"
+        return f"order: input; another order would save about {gain:.1f} % of the prompts"
     as_is, planned = (
         100 * tokens / max(1, plan.prompt) for tokens in (plan.saved_as_is, plan.saved)
     )
-    of_models = f"lines of {plan.models} models apart, " if plan.models > 1 else ""
+    of_models = f"lines grouped by {plan.models} models, " if plan.models > 1 else ""
     return (
         f"order: prefix, {of_models}{counted(plan.groups, 'group')} of lines that share about "
         f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no "
@@ -123,12 +121,14 @@ def ignored_text(lines: Counter[str]) -> str:
 
 
 def check_workers(store: BatchStore, settings: Settings, submission: Submission) -> Submission:
-    """Return the submission with its routes; print the served models if its own is not served.
+    """Return the submission with its routes; print the served models if its model is not one.
 
     Raises ProtocolMismatch if workers are too old.
     """
     refuse_older_workers(store, submission.queue)
-    found = routed(submission, store, settings.queue)
-    if not found.routes and (text := unserved_text(store, settings.queue, submission.model)):
+    routed_submission = routed(submission, store, settings.queue)
+    if not routed_submission.routes and (
+        text := unserved_text(store, settings.queue, submission.model)
+    ):
         tell(text)
-    return found
+    return routed_submission

@@ -1,7 +1,7 @@
 """The client for asyncio, whose calls run in threads so that none blocks the loop.
 
-Calls of `results`, `wait` and `submit` may take long, so each gets a new thread: in the loop's
-executor they could use up all threads. The other calls are short and use that executor.
+Calls of `results`, `wait`, `submit` and `try_rows` may take long, so each gets a new thread: in the
+loop's executor they could use up all threads. The other calls are short and use that executor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Thread:
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon, so that the program may exit: Redis has all that is needed to continue.
+        # A daemon, so that the program may exit: Redis has all that a later program needs to go on.
         threading.Thread(target=run, name="warmq-client", daemon=True).start()
         return asyncio.wrap_future(future, loop=self._loop)
 
@@ -124,7 +124,7 @@ class AsyncBatch:
         """Return the batch's current state."""
         return await asyncio.to_thread(self._batch.status)
 
-    async def wait(self, timeout: float | None = None) -> BatchStatus:  # noqa: ASYNC109 - as Batch's
+    async def wait(self, timeout: float | None = None) -> BatchStatus:  # noqa: ASYNC109 - as Batch.wait
         """Wait for the batch's end; return its last state. Raises TimeoutError."""
         thread = _Thread()
         return await thread.result(self._batch._wait, timeout, thread.sleep)
@@ -152,7 +152,7 @@ class AsyncBatch:
                     if len(ready) == _CHUNK:
                         hand_over()
                 hand_over()
-            finally:  # also after an error, which the future `reading` has
+            finally:  # also after an error, which `await reading` raises
                 thread.ask(chunks.put([]))
 
         reading = thread.start(read)
@@ -163,7 +163,7 @@ class AsyncBatch:
             await reading
         finally:
             thread.stop()
-            reading.cancel()  # its errors no longer matter
+            reading.cancel()  # the caller no longer wants the thread's errors
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """Yield the results in the order in which requests end."""
@@ -212,13 +212,13 @@ class AsyncClient:
         iterable is read no further, a synchronous one is read to its end in the thread.
         """
         thread = _Thread()
-        given = thread.iterate(requests) if isinstance(requests, AsyncIterable) else requests
-        return AsyncBatch(await thread.result(self._client.submit, given, **options))
+        iterable = thread.iterate(requests) if isinstance(requests, AsyncIterable) else requests
+        return AsyncBatch(await thread.result(self._client.submit, iterable, **options))
 
     async def try_rows(
         self, requests: Requests, rows: int = ROWS, **options: Unpack[SubmitOptions]
     ) -> Trial:
-        """Run a few of the requests now; see `Client.try_rows`. If cancelled, they are, too."""
+        """Run a few of the requests now; see `Client.try_rows`. A cancelled call cancels them."""
         thread = _Thread()
         return await thread.result(self._client._try_rows, requests, rows, thread.sleep, options)
 

@@ -1,4 +1,4 @@
-"""The batch of the Python library: reads its state and results, waits for its end."""
+"""The class `Batch` of the Python library: state, results, end and changes of a batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether there is a response."""
+        """Whether the result is a response and not an error."""
         return not self._line.failed
 
     @cached_property
@@ -71,17 +71,17 @@ class Result:
 
     @property
     def custom_id(self) -> str:
-        """The request's custom_id; if it has none, `line-` and its number: `line-7`."""
+        """The request's custom_id; without one, `line-` and its line number: `line-7`."""
         return str(self._decoded["custom_id"])
 
     @property
     def line(self) -> int:
-        """Number of its line, row or request in the input, from 1."""
+        """Number of the request, or of its line or row, in the input, from 1."""
         return int((self._decoded["error"] or self._decoded["warmq"])["line"])
 
     @property
     def kept(self) -> dict[str, Any]:
-        """The cells of the columns of `submit(keep=...)`; empty without any."""
+        """The cells of the columns that `submit(keep=...)` named; empty without any."""
         return self._decoded.get("kept") or {}
 
     @property
@@ -101,13 +101,13 @@ class Result:
     @property
     def text(self) -> str | None:
         """Text of the first choice; None if there is none (embeddings, failed requests)."""
-        body: object = self.body  # another program may have written it
+        body: object = self.body  # of any type: another program may have written the result
         return text_of(body) if isinstance(body, dict) else None
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended, in its endpoint's words; `length` (chats) if at max_tokens."""
-        body: object = self.body  # another program may have written it
+        """Why the answer ended, in its endpoint's words; for chats `length` if at max_tokens."""
+        body: object = self.body  # of any type: another program may have written the result
         return finish_reason_of(body) if isinstance(body, dict) else None
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """The state of a batch at one moment. It counts requests; its times are Redis's.
+    """The state of a batch at one moment. Counters are of requests, times of Redis's clock.
 
     `status` is OpenAI's: validating (still being submitted), in_progress, completed, failed (no
     request is valid; `reason` has the cause), expired, cancelling, cancelled (with a `reason` if
@@ -174,7 +174,7 @@ def _status_of(batch: contract_batch.Batch) -> BatchStatus:
 
 
 class Batch:
-    """One batch. Its methods read Redis.
+    """One batch. Each method calls Redis.
 
     They raise StoreUnavailable if Redis cannot be used, and BatchChanged if the batch was deleted
     or submitted again meanwhile.
@@ -193,7 +193,7 @@ class Batch:
         self._resuming = resuming
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the batch and Redis's address with its password, but not the input."""
+        """Return for pickle the batch and Redis's address with its password, not the input."""
         return {"_first": self._first, "_settings": self._settings, "_resuming": None}
 
     @cached_property
@@ -216,8 +216,8 @@ class Batch:
     def wait(self, timeout: float | None = None) -> BatchStatus:
         """Wait for the batch's end; return its last state.
 
-        If Redis loses its last writes meanwhile (a failover), lost requests are queued again if
-        this program has submitted them and can iterate over them again.
+        Redis may lose its last writes meanwhile (a failover). Then the lost requests are queued
+        again, if this object has submitted them and can iterate over them again.
 
         Raises:
             TimeoutError: the batch has not ended within `timeout` seconds; it continues to run.
@@ -228,16 +228,16 @@ class Batch:
         until = None if timeout is None else time.monotonic() + timeout
 
         def follow(batch: contract_batch.Batch) -> contract_batch.Batch:
-            same, wait_s = BatchWatch(self._store, batch, "it was waited for"), _FIRST_WAIT_S
-            while not (now := same.state()).finished:
-                left = wait_s if until is None else min(wait_s, until - time.monotonic())
-                if left <= 0:
+            watch, wait_s = BatchWatch(self._store, batch, "it was waited for"), _FIRST_WAIT_S
+            while not (now := watch.state()).finished:
+                pause_s = wait_s if until is None else min(wait_s, until - time.monotonic())
+                if pause_s <= 0:
                     workers = BatchWorkers(self._store).text(now)
                     raise TimeoutError(
                         f"batch {self.id} has not ended within {timeout} s: {now.terminal} of "
                         f"{now.number('total')} requests have; {workers}"
                     )
-                sleep(left)
+                sleep(pause_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             return now
 
@@ -252,7 +252,7 @@ class Batch:
         """Yield one result for each request.
 
         Args:
-            order: `completion` for the order in which requests end, `input` for that of the input.
+            order: `completion` is the order in which requests end, `input` the order of the input.
             follow: wait for missing results.
             partial: with `follow=False`, yield the results so far of an unfinished batch.
 
@@ -292,16 +292,16 @@ class Batch:
     def retry_cut(self, fields: Mapping[str, Any] | None = None) -> int:
         """Run requests again whose answers ended at max_tokens; return their number.
 
-        Their requests are read again: those that this object has submitted, or the submitted file.
-        In another program `Client.submit` with the same batch_id and requests returns such a batch;
-        nothing runs twice.
+        Requests that this object has submitted are read again, otherwise the submitted file is. In
+        another program, first call `Client.submit` with the same batch_id and requests: the batch
+        that it returns has the requests, and nothing runs twice.
 
         Args:
             fields: body fields of the new requests. Example: `{"max_tokens": 4096}`.
 
         Raises:
-            BatchConflict: the file has other lines now, the batch is being cancelled, or all cut
-                answers would come again: temperature 0 without a higher limit.
+            BatchConflict: the file has other lines now; the batch is being cancelled; or all cut
+                answers would be cut again (temperature 0 without a higher limit).
             InputUnreadable: the requests cannot be read again.
         """
         with add_remedies():
@@ -316,9 +316,9 @@ class Batch:
             else:
                 source = open_again(state)
             limit = self._settings.max_line_bytes
-            count, left = run_cut_again(self._store, state, source, fields or {}, limit)
-        if left:
-            warnings.warn(f"{state.id}: {left}", UserWarning, stacklevel=2)
+            count, text = run_cut_again(self._store, state, source, fields or {}, limit)
+        if text:
+            warnings.warn(f"{state.id}: {text}", UserWarning, stacklevel=2)
         return count
 
     def delete(self, *, force: bool = False) -> None:

@@ -72,11 +72,11 @@ Deadline = dt.timedelta | dt.datetime
 class SubmitOptions(TypedDict, total=False):
     """Options of `submit`; all are optional.
 
-    columns: for rows that are not requests: the column of each field, a template over columns, or a
-        constant. Examples: `{"prompt": "text"}`, `{"messages.user": "Translate: {text}"}`.
+    columns: for rows that are not requests, the column of each field, or a template over columns,
+        or a constant. Examples: `{"prompt": "text"}`, `{"messages.user": "Translate: {text}"}`.
     keep: columns for the results (`Result.kept`), or `all`.
     delimiter: the character between the cells of a CSV file, if it is not a comma.
-    batch_id: id of the batch; the id of an existing batch resumes it. Default: a new id.
+    batch_id: id of the batch. The id of an existing batch resumes its submit. Default: a new id.
     model: served model to send the requests to. Default: the one that each request names.
     fields: body fields of every request. Example: `{"max_tokens": 256}`.
     choice: the texts that answers may be. Example: `["good", "bad"]`.
@@ -88,9 +88,10 @@ class SubmitOptions(TypedDict, total=False):
     dedupe: run requests with the same body once, if their temperature is 0. `once` is its old name.
     order: `prefix` groups requests with a common beginning, `auto` does so if that saves prompt
         tokens. `prefix` needs requests that can be iterated again.
-    stop_after_failures: cancel the batch when so many requests have failed, for example 100, or a
-        share, for example "5%", judged from 100 ended requests.
-    notify: URL to which a worker posts a webhook at the batch's end. `webhook_secret` verifies it.
+    stop_after_failures: cancel the batch when so many requests have failed, for example 100; or a
+        share, for example "5%", from 100 ended requests on.
+    notify: URL to which a worker posts a webhook at the batch's end. `Client.webhook_secret`
+        verifies the webhook.
     """
 
     columns: Mapping[str, str]
@@ -115,8 +116,8 @@ class SubmitOptions(TypedDict, total=False):
 def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
     """Return the submission for these options; raise BadOption if one is wrong."""
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
-        known = ", ".join(SubmitOptions.__annotations__)
-        raise BadOption(f"{unknown[0]} is not an option of submit; the options are {known}")
+        names = ", ".join(SubmitOptions.__annotations__)
+        raise BadOption(f"{unknown[0]} is not an option of submit; the options are {names}")
     if "once" in options:
         text = "once is now dedupe; this release still takes once, the next one does not"
         warnings.warn(text, FutureWarning, stacklevel=3)
@@ -141,7 +142,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
         options.get("priority", 6),
         model,
         fields,
-        _deadline(options.get("deadline")),
+        _deadline_text(options.get("deadline")),
         tenant=options.get("tenant", DEFAULT_TENANT),
         in_order=turn == "fifo",
         dedupe=options.get("dedupe", options.get("once", False)),
@@ -155,21 +156,21 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
 
 
 def _json_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields as JSON has them; raise BadOption for a value that it does not have."""
-    found = {}
+    """Return the fields as JSON values; raise BadOption for a value that JSON cannot express."""
+    converted = {}
     for name, value in fields.items():
         try:
-            found[name] = orjson.loads(orjson.dumps(value, option=JSON))
+            converted[name] = orjson.loads(orjson.dumps(value, option=JSON))
         except TypeError as error:
             raise BadOption(
                 f"fields {name}: cannot be written as JSON: {error}; give texts, numbers, lists "
                 "and dicts"
             ) from None
-    return found
+    return converted
 
 
-def _deadline(deadline: Deadline | None) -> str:
-    """Return a deadline in the form of the script CREATE (contract/lua/create.lua)."""
+def _deadline_text(deadline: Deadline | None) -> str:
+    """Return a deadline as the script CREATE takes it (contract/lua/create.lua)."""
     if deadline is None:
         return ""
     if isinstance(deadline, dt.timedelta):
@@ -195,15 +196,15 @@ class Client:
     """
 
     def __init__(self, url: str | None = None, *, queue: str | None = None) -> None:
-        given = {"redis_url": url, "queue": queue}
-        self._settings = load(Settings, **{k: v for k, v in given.items() if v is not None})
+        values = {"redis_url": url, "queue": queue}
+        self._settings = load(Settings, **{k: v for k, v in values.items() if v is not None})
 
     @cached_property
     def _store(self) -> BatchStore:
         return store_of(self._settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings, from which another process opens its own connections."""
+        """Return for pickle the settings, from which a process opens its own connections."""
         return {"_settings": self._settings}
 
     def __enter__(self) -> Self:
@@ -224,7 +225,7 @@ class Client:
         return NotifySecret.using(self._store).get()
 
     def submit(self, requests: Requests, **options: Unpack[SubmitOptions]) -> Batch:
-        """Queue requests as one batch; return when all are queued. They run meanwhile.
+        """Queue requests as one batch; return when all are queued. Workers run them meanwhile.
 
         A wrong request becomes an error result; the other requests run. A call with the same
         `batch_id`, options and requests resumes an interrupted one; no request runs twice.
@@ -241,12 +242,12 @@ class Client:
             Any error of iterating over `requests`; the batch stays open.
         """
         with add_remedies():
-            submission, source = self._given(requests, options)
+            submission, source = self._submission_and_source(requests, options)
             _warn_of_unused(source, options)
             if submission.order == "prefix" and not source.repeatable:
                 raise BadOption(
                     "order 'prefix' is planned from all requests, and these can be iterated only "
-                    "once: give a list, or leave it out"
+                    "once: give a list, or leave order out"
                 )
             submission.check_deadline(self._store)
             refuse_older_workers(self._store, submission.queue)
@@ -257,7 +258,10 @@ class Client:
             return Batch(self._store, batch, self._settings, resuming)
 
     def _warn_if_unserved(self, batch: QueuedBatch, model: str) -> None:
-        """Warn of each queue of an unfinished batch that no worker serves."""
+        """Warn of each queue of an unfinished batch that no worker serves.
+
+        The command line's --model is `model` of this library.
+        """
         for queue in () if batch.finished else batch.queues:
             if self._store.workers(queue):
                 continue
@@ -268,7 +272,9 @@ class Client:
             text = text or QueueWorkers(self._store, queue).text()
             warnings.warn(f"{batch.id}: {text}; the requests wait there", UserWarning, stacklevel=3)
 
-    def _given(self, requests: Requests, options: SubmitOptions) -> tuple[Submission, Source]:
+    def _submission_and_source(
+        self, requests: Requests, options: SubmitOptions
+    ) -> tuple[Submission, Source]:
         submission = submission_of(options, self._settings)
         columns, delimiter = options.get("columns", {}), options.get("delimiter", "")
         source = _source(requests, columns, _keep_of(options), delimiter)
@@ -280,8 +286,8 @@ class Client:
     ) -> Trial:
         """Run a few of the requests now, spread evenly, and return their answers and a plan of all.
 
-        They run before all other requests, as a batch of their own that is removed at the end, also
-        after Ctrl-C. The call waits for their answers; a worker must run.
+        They run before all other requests, as a batch of their own. The batch is removed at the
+        end, also after Ctrl-C. The call waits for their answers; a worker must run.
 
         Args:
             requests, options: as of `submit`; the requests must be iterable again.
@@ -306,7 +312,7 @@ class Client:
         if type(rows) is not int or not 0 < rows <= MOST_ROWS:
             raise BadOption(f"rows {rows!r}: give a number from 1 to {MOST_ROWS}")
         with add_remedies():
-            submission, source = self._given(requests, options)
+            submission, source = self._submission_and_source(requests, options)
             if not source.repeatable:
                 raise BadOption(
                     "requests: these can be iterated only once, and a trial would leave none for "
@@ -316,14 +322,14 @@ class Client:
             refuse_older_workers(store, submission.queue)
             submission = routed(submission, store, self._settings.queue)
             workers = store.workers(submission.queue)
-            found = plan(
+            estimate = plan(
                 self._settings, submission, source, CharacterCounter(), workers,
                 OutlookReads.using(store).outlook(submission.queue, workers), watch=spread.watch,
             )  # fmt: skip
             with QueuedTrial(store, self._settings, submission, spread) as trial:
                 trial.begin(source.name)
                 tried = list(trial.follow(sleep))
-            return Trial.of(tried, measured_plan(found, tried))
+            return Trial.of(tried, measured_plan(estimate, tried))
 
     def batch(self, batch_id: str) -> Batch:
         """Return an existing batch of any submitter. Raises BatchNotFound for an unknown id."""
@@ -366,13 +372,13 @@ def _source(
             '[{"prompt": "..."}], a data frame, or the path of a file'
         )
     to_line: ToLine = line_of
-    extra: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     rows = requests
     if columns or keep:
-        known, guessed, rows = columns_of(requests)
-        mapping = RowMapping(columns, known, keep, guessed=guessed)
-        to_line, extra = mapping.line_of_values, {"what": "row", "columns": mapping.columns}
-        extra |= {"output_columns": InputColumns.text_of(mapping.kept.names, "", None)}
+        names, guessed, rows = columns_of(requests)
+        mapping = RowMapping(columns, names, keep, guessed=guessed)
+        to_line, more = mapping.line_of_values, {"what": "row", "columns": mapping.columns}
+        more |= {"output_columns": InputColumns.text_of(mapping.kept.names, "", None)}
     if is_data_set(requests):
         to_line = unpadded(requests, to_line)
-    return IterableSource(rows, to_line, **extra)
+    return IterableSource(rows, to_line, **more)

@@ -1,4 +1,4 @@
-"""The trial of the Python library: rows that were run before all requests are submitted."""
+"""The class `Trial` of the Python library: rows that were run before a submit of all."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:  # the module loads numpy, which takes 0.1 s
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The rows that were tried, and from their tokens an estimate for all requests.
+    """The rows that were tried, and an estimate for all requests from the tokens of these rows.
 
     requests, bad: numbers of valid and of bad requests in the whole input.
-    first_errors: the errors of the first bad ones.
+    first_errors: the errors of the first bad requests.
     prompt_tokens, completion_tokens: of all requests, extrapolated.
-    redis_bytes: most memory that they take in Redis.
-    seconds: how long they take, if nothing else runs; None if the workers' rate is not known.
+    redis_bytes: most memory in Redis that all requests take.
+    seconds: until all requests and those that wait before them end; None if the workers' rate is
+        unknown.
     """
 
     rows: tuple[TriedRow, ...]
@@ -38,10 +39,10 @@ class Trial:
         return failures(self.rows)
 
     @classmethod
-    def of(cls, rows: list[TriedRow], found: Plan) -> Trial:
+    def of(cls, rows: list[TriedRow], estimate: Plan) -> Trial:
         """Return the trial with these rows and this plan of all requests."""
-        content = found.content
+        content = estimate.content
         return cls(
             tuple(rows), content.requests, content.bad, tuple(content.first_bad),
-            content.prompt_tokens, round(content.expected), found.memory.most, found.seconds,
+            content.prompt_tokens, round(content.expected), estimate.memory.most, estimate.seconds,
         )  # fmt: skip

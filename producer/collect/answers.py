@@ -8,7 +8,7 @@ T = TypeVar("T")
 #: Bound of token counts; larger ones are ignored, because a column has 64 bits.
 _MOST_TOKENS = 2**53
 
-# A result may be of another program, so a value of an unexpected type counts as missing.
+# Another program may have written a result, so a value of an unexpected type counts as missing.
 
 
 def text_of(body: dict[str, Any]) -> str | None:
@@ -41,18 +41,18 @@ def tokens_of(body: dict[str, Any]) -> tuple[int | None, int | None]:
     return prompt, _number(usage, "output_tokens") if completion is None else completion
 
 
-def _get(of: dict[str, Any], name: str, kind: type[T]) -> T | None:
-    value = of.get(name)
+def _get(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    value = fields.get(name)
     return value if isinstance(value, kind) else None
 
 
-def _number(of: dict[str, Any], name: str) -> int | None:
-    value = of.get(name)
+def _number(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
     return value if type(value) is int and abs(value) < _MOST_TOKENS else None
 
 
-def _objects(of: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [value for value in _get(of, name, list) or [] if isinstance(value, dict)]
+def _objects(fields: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [value for value in _get(fields, name, list) or [] if isinstance(value, dict)]
 
 
 def _first_choice(body: dict[str, Any]) -> dict[str, Any]:

@@ -31,9 +31,9 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 class _Fetch(NamedTuple):
     """Lines whose results are read with one MGET.
 
-    `listed` has the lines' request ids in input order; in completion order it has entries of the
-    batch's list of finished requests (`read_ending`), and `entries` is empty. `answering_ids` are
-    the requests whose results answer the lines; for a follower, its leader. It is the same list
+    In input order, `listed` has the lines' request ids. In completion order it has entries of the
+    batch's list of finished requests (`read_ending`), and `entries` is empty. `answering_ids` has
+    the requests whose results answer the lines: for a follower, its leader. It is the same list
     object as `listed` if no line is a follower.
     """
 
@@ -41,7 +41,7 @@ class _Fetch(NamedTuple):
     answering_ids: list[str]
     entries: list[IndexEntry]
 
-    def part(self, start: int, end: int) -> "_Fetch":
+    def lines_between(self, start: int, end: int) -> "_Fetch":
         """Return a slice of the lines."""
         ids = self.listed[start:end]
         same = self.answering_ids is self.listed
@@ -60,7 +60,8 @@ def mark_collected(store: BatchStore, batch: Batch) -> None:
 class Collector:
     """Reads one batch's results: exactly one line for each request, or raises BatchChanged.
 
-    With `follow` it waits for missing results; otherwise, `partial` reads the results so far.
+    With `follow`, it waits for missing results. With `partial` and without `follow`, it reads the
+    results so far.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Collector:
         """
         self._yielded, self._complete = 0, False
         self._watch.state()
-        found = self._in_input_order() if order == "input" else self._as_completed()
-        yield from self._with_columns(found)
+        lines = self._in_input_order() if order == "input" else self._as_completed()
+        yield from self._with_columns(lines)
         batch = self._watch.state()
         complete = batch.sealed and self._yielded == batch.number("total")
         if not self._partial and not complete:
@@ -114,13 +115,13 @@ class Collector:
     def mark_collected(self) -> None:
         """Note in Redis that the lines are stored, so that no warning of their expiry follows.
 
-        Does nothing unless all lines of a finished batch were read.
+        Does nothing if lines are missing, or if the batch has not finished.
         """
         if self._complete:
             mark_collected(self._store, self._watch.last)
 
-    def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
-        """Adapt the number of results in the next MGET to the size of these; return these."""
+    def _adapt_fetch_count(self, raws: list[bytes | None]) -> list[bytes | None]:
+        """Adapt the number of results in the next MGET to the size of `raws`; return `raws`."""
         size = sum(len(raw) for raw in raws if raw is not None) + 1
         self._fetch_count = max(1, min(_MOST_FETCHED, _FETCH_BYTES * len(raws) // size))
         return raws
@@ -146,7 +147,7 @@ class Collector:
         with closing(SeenIds()) as seen:
             for fetch, raws in self._fetched(self._finished_fetches()):
                 for request_id, raw, followers in self._with_followers(fetch, raws):
-                    # Without a result the request is being retried, or is lost (_unlisted).
+                    # A request without a result is being retried, or is lost (see _unlisted).
                     line = stored_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
                         self._yielded += 1
@@ -166,7 +167,7 @@ class Collector:
         with closing(ResultPrefetch(self._store)) as ahead:
             asked: _Fetch | None = None
             for fetch in fetches:
-                raws = self._sized(ahead.answer()) if asked else []
+                raws = self._adapt_fetch_count(ahead.answer()) if asked else []
                 if fetch:
                     ahead.ask(fetch.answering_ids)
                 if asked:
@@ -184,7 +185,7 @@ class Collector:
                 lines, start = self._lines_of(chunk), 0
                 while start < len(lines.entries):
                     end = start + self._fetch_count
-                    yield lines.part(start, end)
+                    yield lines.lines_between(start, end)
                     start = end
             read += len(chunks)
             if len(chunks) == _INDEX_CHUNKS:
@@ -201,13 +202,15 @@ class Collector:
             if ids := self._store.finished_ids(self._id, at, self._fetch_count):
                 at, finished = at + len(ids), False
                 self._wait_s = _SHORTEST_WAIT_S
-                asked = list(dict.fromkeys(read_ending(e)[0] for e in ids)) if dedupe else ids
-                yield _Fetch(ids, asked, [])
+                answering_ids = ids
+                if dedupe:
+                    answering_ids = list(dict.fromkeys(read_ending(entry)[0] for entry in ids))
+                yield _Fetch(ids, answering_ids, [])
                 continue
             yield None
             if finished or not self._follow:
                 return
-            finished = self._watch.state().finished  # if so, the list is read once more
+            finished = self._watch.state().finished  # then the list is read once more
             if not finished:
                 self._pause()
 
@@ -256,7 +259,7 @@ class Collector:
     def _read_again(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
         """Return results, and whether the missing ones are lost."""
         before = self._watch.state()
-        raws = self._sized(self._store.results(request_ids))
+        raws = self._adapt_fetch_count(self._store.results(request_ids))
         after = self._watch.state()
         retried = before.number("retried") != after.number("retried")
         return raws, before.finished and after.finished and not retried

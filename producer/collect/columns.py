@@ -28,8 +28,9 @@ _LAST = (
 REPEATED = ("status", "finish_reason", "error_code")
 #: Columns of integers.
 NUMBERS = ("line", "prompt_tokens", "completion_tokens")
-#: The result's own id if a kept column is called `id`, which most tables have.
+#: Name of the column with the result's id if a kept column is called `id`, as in most tables.
 _OTHER_ID = "result_id"
+#: Error codes that are also the status of a row.
 _ENDED = ("cancelled", "expired")
 
 
@@ -38,7 +39,7 @@ class OutputColumns:
 
     `columns` is the batch's field `kept_columns`, `overrides` are the body fields of all requests.
     If an earlier column of the output has the same name, a column of the input is called
-    `input_<name>`, and a property `answer_<name>`; `renamed` has their new names.
+    `input_<name>`, and a property `answer_<name>`. `renamed` maps such names to the new ones.
     """
 
     def __init__(self, columns: str = "", overrides: Mapping[str, Any] | None = None) -> None:
@@ -47,12 +48,12 @@ class OutputColumns:
         self._id = _OTHER_ID if "id" in self.input.keep else "id"
         taken = {*_FIRST, *_LAST[:-1], self._id}
         #: Name in the output of each kept column.
-        self.kept = {name: self._free(name, "input_", taken) for name in self.input.keep}
+        self.kept = {name: self._free_name(name, "input_", taken) for name in self.input.keep}
         schema = answer_schema(overrides or {}) or {}
         properties = schema.get("properties")
         #: Name in the output, and JSON type, of each property.
         self.properties = {
-            name: (self._free(name, "answer_", taken), property_type(kind))
+            name: (self._free_name(name, "answer_", taken), property_type(kind))
             for name, kind in (properties if isinstance(properties, dict) else {}).items()
         }
         self.names = [
@@ -66,7 +67,8 @@ class OutputColumns:
         options = orjson.loads(batch.fields.get("options") or "{}")
         return cls(batch.fields.get("kept_columns", ""), options.get("set") or {})
 
-    def _free(self, name: str, prefix: str, taken: set[str]) -> str:
+    def _free_name(self, name: str, prefix: str, taken: set[str]) -> str:
+        """Return a name that is not taken, with the prefix if needed; note it."""
         free = name
         while free in taken:
             free = prefix + free
@@ -93,16 +95,16 @@ class OutputColumns:
         if isinstance(body, dict):
             row["text"], row["finish_reason"] = text_of(body), finish_reason_of(body)
             row["prompt_tokens"], row["completion_tokens"] = tokens_of(body)
-            row |= self._answer(row["text"])
+            row |= self._property_cells(row["text"])
         return row
 
-    def _answer(self, text: str | None) -> dict[str, Any]:
+    def _property_cells(self, text: str | None) -> dict[str, Any]:
         """Return the cells of the properties; none for an answer that is not the schema's JSON."""
         if not self.properties or text is None:
             return {}
         try:
             answer = orjson.loads(text)
-        except orjson.JSONDecodeError:  # for example cut off
+        except orjson.JSONDecodeError:  # for example, the answer was cut off
             return {}
         if not isinstance(answer, dict):
             return {}
@@ -121,8 +123,10 @@ def property_type(schema: object) -> str:
 
 def property_value(kind: str, value: Any) -> Any:
     """Return a property's value as its column has it; None for a value of another type."""
-    if value is None or (kind == "string"):
-        return None if value is None else text_of_json(value)
+    if value is None:
+        return None
+    if kind == "string":
+        return text_of_json(value)
     if kind == "boolean":
         return value if isinstance(value, bool) else None
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -40,7 +40,7 @@ class CsvLines:
             self.finish()
 
     def write(self, row: str) -> None:
-        """Append a row of the CSV writer, with a line feed as its end."""
+        """Append a row that the CSV writer has formatted; it ends with a line feed."""
         self._text.write(row.removesuffix("\r\n") + "\n")
 
     def finish(self) -> None:

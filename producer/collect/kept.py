@@ -31,9 +31,10 @@ class ResultColumns:
         return line
 
     def _chunk_of(self, number: int) -> dict[int, bytes]:
-        for first, chunk in self._chunks.items():
+        """Return the kept cells of the chunk that has this line, by line."""
+        for key, chunk in self._chunks.items():
             if number in chunk:
-                self._chunks.move_to_end(first)
+                self._chunks.move_to_end(key)
                 return chunk
         for raw in self._store.columns(self._batch_id, number):
             chunk = read_columns(raw)
@@ -42,4 +43,4 @@ class ResultColumns:
                 if len(self._chunks) > _CHUNKS:
                     self._chunks.popitem(last=False)
                 return chunk
-        return {number: b""}  # a result that has expired with its columns
+        return {number: b""}  # the result and its columns have expired

@@ -36,7 +36,7 @@ _WRITE_BYTES = 65_536
 
 
 def table_of(name: str) -> str:
-    """Return the ending of an output table, '' for JSON lines; else raise OutputUnwritable."""
+    """Return the ending of an output table, '' for JSON lines; refuse other tables."""
     kind, folded = kind_of(name), name.casefold()
     if folded.endswith(_SHEETS):
         raise OutputUnwritable(
@@ -52,7 +52,7 @@ def table_of(name: str) -> str:
 
 
 def check_output(name: str) -> None:
-    """Raise OutputUnwritable if results could not be written there; create nothing."""
+    """Raise OutputUnwritable if results could not be written to `name`; create nothing."""
     if table_of(name) in _PARQUET:
         ParquetLines.check(name)
     if is_url(name):
@@ -99,7 +99,7 @@ def replaceable(name: str, marks: Collection[str]) -> bool:
         if size == 0:
             return True
         if not any(mark.startswith(f"{size}-") for mark in marks):
-            return False  # its size differs, so it need not be read
+            return False  # the size differs from all marks, so the content need not be read
         with place.open(in_order=True) as file:
             return _mark(size, hashlib.file_digest(file, "sha256")) in marks
     except InputUnreadable:

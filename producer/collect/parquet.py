@@ -17,7 +17,7 @@ from producer.input.tables.output_types import array, converter
 _GROUP_ROWS, _GROUP_BYTES = 50_000, 8 * 2**20
 #: Rows or bytes after which Python objects are converted to Arrow, which takes less memory.
 _PIECE_ROWS, _PIECE_BYTES = 500, 2**20
-#: Arrow's names of the types of properties.
+#: Type of a property -> Arrow's name of it.
 _TYPES = {"integer": "int64", "number": "float64", "boolean": "bool", "string": "string"}
 
 
@@ -58,7 +58,7 @@ class ParquetLines:
         }
         kept, custom_id = columns.input.arrow_types()
         types |= {columns.kept[name]: kind for name, kind in kept.items()}
-        #: Conversions of cells from the values of JSON.
+        #: Column -> the function that converts its cells from JSON values.
         self._converters = {columns.kept[name]: converter(kind) for name, kind in kept.items()}
         if columns.input.typed_id:
             types["custom_id"] = custom_id
@@ -129,7 +129,7 @@ class ParquetLines:
 
 
 def _or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a conversion that gives None for `line-7`, the name of a row without a custom_id."""
+    """Return a conversion that gives None for `line-7`, the custom_id of a row without one."""
 
     def converted(text: Any) -> Any:
         with suppress(ValueError, ArithmeticError):

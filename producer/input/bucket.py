@@ -30,10 +30,11 @@ RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
 _BLOCK = 8 * 2**20
 #: Characters that obstore refuses in names.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: obstore's error when it lists an object whose name has such characters or `..`.
+#: Pattern of obstore's error for a listed object whose name has such characters or `..`.
 _INVALID_PATH = re.compile(r'invalid path: Error parsing Path "(.*)": ', re.DOTALL)
 #: Pattern of a signature or password in a URL.
 _SIGNED = re.compile(r"\?\S+|(?<=//)[^/\s@]*@")
+#: Scheme -> environment variables with the credentials for it.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, for servers other than "
     "Amazon's, AWS_ENDPOINT_URL",
@@ -69,7 +70,7 @@ def _scheme(url: str) -> str:
 def redacted(name: str) -> str:
     """Return a name without the signature and password that a web URL may have.
 
-    URLs of unknown schemes count as web URLs: one may be a mistyped `https`.
+    URLs of unknown schemes count as web URLs, because the scheme may be a mistyped `https`.
     """
     if not is_url(name) or _scheme(name) in _BUCKETS:
         return name
@@ -109,7 +110,7 @@ def invalid_listed_name(error: Exception) -> str:
     return found[1] if found else ""
 
 
-def split(url: str) -> tuple[str, str]:
+def split_url(url: str) -> tuple[str, str]:
     """Return the bucket's URL and the object's key; a web URL has no key."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
@@ -128,11 +129,11 @@ def split(url: str) -> tuple[str, str]:
 
 
 def _check_key(url: str, key: str) -> None:
-    """Raise BadPlace for a key that obstore refuses. A key may end with `/`: that is a folder."""
+    """Raise BadPlace for a key that obstore refuses. The key of a folder ends with `/`."""
     if found := _CONTROL.search(key):
         raise BadPlace(f"{url!r}: its name has {found[0]!r}; write the name without it")
     *folders, name = key.split("/")
-    for part in (*folders, name or "x"):
+    for part in (*folders, name or "x"):  # a folder's key has no name after the last `/`
         if not part:
             raise BadPlace(f"{url}: its name has an empty part; write one / instead of //")
         if part in (".", ".."):
@@ -144,7 +145,7 @@ def open_bucket(url: str) -> tuple[Any, str]:
 
     Raises BadPlace also for malformed credentials; ExtraMissing without obstore.
     """
-    bucket, key = split(url)
+    bucket, key = split_url(url)
     store = obstore(url, "store")
     more = {"client_options": {"allow_http": True}} if is_web(url) else {}
     errors: tuple[type[Exception], ...] = (*bucket_errors(), TypeError)
@@ -163,10 +164,10 @@ def credentials(url: str) -> str:
 def urls_under(url: str) -> Iterator[str]:
     """Yield the URLs of the objects in the folder at `url`, sorted."""
     store, key = open_bucket(url)
-    bucket, _ = split(url)
+    bucket, _ = split_url(url)
     try:
         pages = obstore(url).list(store, prefix=key.rstrip("/") or None)
-        found = sorted(meta["path"] for page in pages for meta in page)
+        paths = sorted(meta["path"] for page in pages for meta in page)
     except bucket_errors() as error:
         if name := invalid_listed_name(error):
             raise BadPlace(
@@ -174,7 +175,7 @@ def urls_under(url: str) -> Iterator[str]:
                 "rename it, or give the name of one file"
             ) from None
         raise BadPlace(f"{url} cannot be listed: {error_text(error)}; {credentials(url)}") from None
-    yield from (f"{bucket}/{path}" for path in found)
+    yield from (f"{bucket}/{path}" for path in paths)
 
 
 def place_of(name: str) -> FilePlace | ObjectPlace:
@@ -229,9 +230,9 @@ class ObjectPlace:
 
     def fingerprint(self) -> str:
         """Return the size with the ETag, or with the time of the last change."""
-        now = self._fetch_meta()
-        tag = now.get("e_tag") or now["last_modified"].isoformat()
-        return f"{now['size']}-{tag}"
+        meta = self._fetch_meta()
+        tag = meta.get("e_tag") or meta["last_modified"].isoformat()
+        return f"{meta['size']}-{tag}"
 
     def open(self, *, in_order: bool) -> Any:
         """Return a stream; from a server without range requests, a stream over a local copy."""
@@ -268,13 +269,14 @@ class ObjectPlace:
             options["if_match"] = tag
         with self._as_unreadable():  # the connection may be cut within the answer
             answer = self._obs.get(self._store, self._key, options=options)
-            found = bytes(answer.bytes())
-        if len(found) != end - start or _strong(answer.meta.get("e_tag") or tag) != _strong(tag):
+            data = bytes(answer.bytes())
+        if len(data) != end - start or _strong(answer.meta.get("e_tag") or tag) != _strong(tag):
             raise self._changed()
-        return found
+        return data
 
 
 def _strong(tag: str | None) -> str | None:
+    """Return an ETag without the prefix of a weak one, so that ETags can be compared."""
     return tag and tag.removeprefix("W/")
 
 
@@ -308,7 +310,7 @@ class _ObjectStream(io.RawIOBase):
             until = min(self._size, max(end, self._at + self._block))
             self._start, self._buffer = self._at, self._place.read(self._at, until)
         begin = self._at - self._start
-        found = self._buffer[begin : begin + end - self._at]
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        data = self._buffer[begin : begin + end - self._at]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -17,7 +17,7 @@ import zstandard
 #: (a prompt of 2 kB, zstd); up to 780 if only a number differs (2 kB, `zstd -19`); up to 2,200 if
 #: only a number differs and the prompt has 10 kB.
 FREE_BYTES, MOST_RATIO = 2**30, 1000
-#: Bytes of input that may have less output than input: frames and members may be empty.
+#: Bytes of input that a file may have beyond twice its output: frames and members may be empty.
 _IDLE_BYTES = 16 * 2**20
 
 #: Bytes of a read buffer.
@@ -32,7 +32,7 @@ _ZSTD_STEP = 512
 #: Most bytes of zstd's window in memory; `zstd --ultra -22` would ask for 128 MB.
 _ZSTD_WINDOW = 32 * 2**20
 
-#: Function that is called at least every 256 KiB of reading; an error that it raises ends it.
+#: Function that is called at least once in 256 KiB of reading; its error ends the reading.
 ReadHook = Callable[[], None]
 
 
@@ -77,6 +77,7 @@ class _CompressedFile:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        #: Bytes of input and of output so far.
         self.count = self.output = 0
 
     def read(self, size: int = -1) -> bytes:

@@ -35,8 +35,8 @@ UNFINISHED = ".part"
 #: Bytes of the smallest upload part (S3 requires 5 MiB), and most upload parts in flight, which are
 #: in memory.
 _PART_BYTES, _PARTS_IN_FLIGHT = 8 * 2**20, 2
-#: Most upload parts for the expected size, half of those that S3 allows: a table of results has the
-#: texts twice, and may be larger than its lines let expect.
+#: Most upload parts of an upload of the expected size. This is half of what S3 allows, because a
+#: table of results has the texts twice and may be larger than expected.
 _MOST_PARTS, _MIB = 5_000, 2**20
 #: Error numbers of a file system without hard links, or with no more links for a file.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -74,7 +74,7 @@ def check_writable(path: Path) -> None:
     folder = target.parent
     if not folder.is_dir():
         raise OutputUnwritable(
-            f"cannot write {path}: there is no folder {folder}; create it, or name another"
+            f"cannot write {path}: there is no folder {folder}; create it, or name another folder"
         )
     if len(os.fsencode(_unfinished_path(target).name)) > os.pathconf(folder, "PC_NAME_MAX"):
         raise OutputUnwritable(f"cannot write {path}: File name too long")
@@ -108,9 +108,11 @@ class _Output:
             self.discard()
 
     def commit(self) -> None:
+        """Let the complete output appear under its name."""
         raise NotImplementedError
 
     def discard(self) -> str:
+        """Remove the output; return the error text if that failed, else ''."""
         raise NotImplementedError
 
 
@@ -164,7 +166,7 @@ class AtomicFile(_Output):
             raise write_failed(self.path, error) from None
 
     def commit(self) -> None:
-        """Rename the file to its final name; WriteFailed if another thread discards it."""
+        """Rename the file to its final name; raise WriteFailed if another thread discards it."""
         try:
             self.sync()  # on disk before it is visible
             self._file.close()
@@ -179,7 +181,7 @@ class AtomicFile(_Output):
 
     def _publish(self, complete: Path) -> None:
         try:
-            if self._new and _linked(complete, self.path):
+            if self._new and _link(complete, self.path):
                 return
         except FileExistsError:
             if filecmp.cmp(complete, self.path, shallow=False):
@@ -196,8 +198,8 @@ class AtomicFile(_Output):
         return ""
 
 
-def _linked(complete: Path, path: Path) -> bool:
-    """Link a complete file to its name.
+def _link(complete: Path, path: Path) -> bool:
+    """Link a complete file to its name; return whether that was possible.
 
     Returns False on a file system without hard links, where an empty file reserves the name. Raises
     FileExistsError if the name is taken.
@@ -249,7 +251,8 @@ class ObjectFile(_Output):
 
     `expected` is its size in bytes; it is needed above 40 GB, because all upload parts have one
     size and S3 allows 10,000. With an `owner` (the name of the run that writes the object), it does
-    not replace an object with other content. `opened` is the result of `open_bucket`, if known.
+    not replace an object with other content. `opened` is the result of `open_bucket`, if the caller
+    has it. `at_once` is the number of upload parts in flight.
     """
 
     def __init__(
@@ -350,13 +353,13 @@ class ObjectFile(_Output):
 
     def _check_same(self) -> Any:
         """Return the existing object's metadata; raise BatchConflict if its content differs."""
-        found, digest = self._obs.get(self._store, self._key), hashlib.sha256()
-        if found.meta["size"] == self._size:
-            for piece in found.stream():
+        existing, digest = self._obs.get(self._store, self._key), hashlib.sha256()
+        if existing.meta["size"] == self._size:
+            for piece in existing.stream():
                 digest.update(piece)
         if digest.digest() != self._digest.digest():
             raise _conflict(self._name)
-        return found.meta
+        return existing.meta
 
     def discard(self) -> str:
         """Abort the upload; return the error text if that failed, else ''."""

@@ -12,8 +12,8 @@ from producer.input.reader import InputUnreadable, Place
 from producer.input.tables.hive import keys_of
 from producer.input.tables.source import TablePart, kind_of
 
-#: Folder of the log of a table, in which files may have deleted rows -> the table's format, and
-#: what reads it.
+#: Name of the folder with a table's log -> the table's format, and how to read such a table. Its
+#: files may have deleted rows.
 _LOGS = {
     "_delta_log": ("Delta", "deltalake.DeltaTable(FOLDER).to_pyarrow_table()"),
     "metadata": ("Iceberg", "pyiceberg's table.scan().to_arrow()"),
@@ -32,27 +32,28 @@ _STARS = re.compile(r"\*(?:[-_.]?\*)+")
 _NUMBER = re.compile(r"([0-9]+)")
 #: Most splits that an error message names.
 _SHOWN = 3
+#: First bytes of a parquet file.
 _PARQUET = b"PAR1"
 
 OpenPlace = Callable[[str], Place]
 
 
 def by_number(name: str) -> tuple[list[str | int], str]:
-    """Return a sort key by which shard.2 comes before shard.10."""
+    """Return the sort key of a name; with it, shard.2 comes before shard.10."""
     parts: list[str | int] = list(_NUMBER.split(name))
     parts[1::2] = map(int, parts[1::2])
     return parts, name
 
 
-def parts_of_folder(name: str, found: Iterable[str], place_of: OpenPlace) -> list[TablePart]:
-    """Return the parts of the table in a folder; `found` are all names below it."""
+def parts_of_folder(name: str, below: Iterable[str], place_of: OpenPlace) -> list[TablePart]:
+    """Return the parts of the table in a folder; `below` are the names of all files in it."""
     base = f"{name.rstrip('/')}/"
-    files = sorted(found, key=by_number)
+    files = sorted(below, key=by_number)
     _refuse_logs(name, [file.removeprefix(base) for file in files])
     files = [file for file in files if not _ignored(PurePosixPath(file.removeprefix(base)))]
     kinds = sorted({kind_of(file) for file in files} - {""})
     if len(kinds) > 1:
-        patterns = ", ".join(repr(f"{base}{_below(name)}{kind}") for kind in kinds)
+        patterns = ", ".join(repr(f"{base}{_any_below(name)}{kind}") for kind in kinds)
         raise BadOption(f"{name} has files of {len(kinds)} kinds: give one of {patterns}")
     if kinds:
         files = [file for file in files if kind_of(file)]
@@ -62,13 +63,13 @@ def parts_of_folder(name: str, found: Iterable[str], place_of: OpenPlace) -> lis
     return [TablePart(place_of(file), kinds[0], keys_of(file, base)) for file in files]
 
 
-def parts_of_pattern(name: str, found: Sequence[str], place_of: OpenPlace) -> list[TablePart]:
-    """Return the parts of the table whose files match a pattern."""
-    if not found:
+def parts_of_pattern(name: str, matches: Sequence[str], place_of: OpenPlace) -> list[TablePart]:
+    """Return the parts of the table whose files match the pattern `name`."""
+    if not matches:
         raise InputUnreadable(f"cannot read {name}: no file matches it")
-    files, kinds = sorted(found, key=by_number), {kind_of(file) for file in found}
+    files, kinds = sorted(matches, key=by_number), {kind_of(file) for file in matches}
     if kinds == {""} and _is_parquet(place_of, files):
-        kinds = {".parquet"}  # of Hive and Athena
+        kinds = {".parquet"}  # Hive and Athena write parquet files without an ending
     if kinds == {""} or len(kinds) > 1:
         raise BadOption(
             f"{name} matches files that are not tables of one kind; a pattern must match only "
@@ -94,9 +95,9 @@ def _ignored(file: PurePosixPath) -> bool:
     # Hugging Face's `datasets` caches in cache-*.arrow; git and the hub have hidden folders. Spark
     # and Hive ignore names that begin with `_`, but `_year=2026` is a column.
     *folders, base = file.parts
-    aside = any(part.startswith("_") and "=" not in part for part in folders)
+    in_ignored_folder = any(part.startswith("_") and "=" not in part for part in folders)
     return (
-        aside
+        in_ignored_folder
         or base.startswith("cache-")
         or (base.startswith("_") and not kind_of(base))
         or any(part.startswith(".") for part in file.parts)
@@ -133,8 +134,8 @@ def _refuse_splits(name: str, base: str, files: Sequence[str], kind: str) -> Non
     if len(splits) < 2:
         return
     folders = {split.rpartition("/")[0] for split in splits}
-    inside = folders.pop() if len(folders) == 1 else ""
-    below = f"{inside}/*" if inside and "*" not in inside else _below(name)
+    folder = folders.pop() if len(folders) == 1 else ""
+    below = f"{folder}/*" if folder and "*" not in folder else _any_below(name)
     more = f" and {len(splits) - _SHOWN} more" if len(splits) > _SHOWN else ""
     named = ", ".join(repr(base + split) for split in splits[:_SHOWN])
     if "/" not in "".join(splits):
@@ -145,7 +146,8 @@ def _refuse_splits(name: str, base: str, files: Sequence[str], kind: str) -> Non
     )
 
 
-def _below(name: str) -> str:
+def _any_below(name: str) -> str:
+    """Return the pattern of all names below a folder."""
     return "*" if is_url(name) else "**/*"
 
 

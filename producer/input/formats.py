@@ -1,4 +1,4 @@
-"""Names files that are neither JSON lines nor CSV, by their first bytes, with the remedy."""
+"""Recognises files other than JSON lines and CSV by their first bytes, with remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-#: Which of the first four bytes are zero in a text without such a mark (RFC 4627).
+#: Which of the first four bytes are zero in a text without such a mark (RFC 4627) -> its encoding.
 _ZEROS: dict[tuple[bool, ...], str] = {
     (False, True, True, True): "UTF-32LE",
     (True, True, True, False): "UTF-32BE",
@@ -26,7 +26,7 @@ _ZEROS: dict[tuple[bool, ...], str] = {
 }
 _SAVE_CSV = "save it as CSV"
 _AS_PARQUET = "write it as parquet"
-#: First bytes of other files, and what they are with the remedy.
+#: First bytes of other files, and a text that names their format and the remedy.
 _BINARY = (
     (b"BZh", "it is compressed by bzip2; uncompress it (bunzip2), or send gzip or zstd"),
     (b"\xfd7zXZ\0", "it is compressed by xz; uncompress it (unxz), or send gzip or zstd"),
@@ -47,8 +47,9 @@ _BINARY = (
         "it is a pointer of Git LFS, without the content; fetch that with git lfs pull",
     ),
 )  # fmt: skip
+#: JSON values that may be cut off at the end of the bytes that were read.
 _LITERALS = ("true", "false", "null", "-")
-#: Place of the name in a tar archive's header.
+#: Place of the word `ustar` in a tar archive's header.
 _TAR = slice(257, 262)
 
 
@@ -100,7 +101,7 @@ def _spans_lines(text: bytes, first: bytes) -> bool:
     try:
         _, end = json.JSONDecoder().raw_decode(decoded)
     except json.JSONDecodeError as error:
-        # An object without a fault up to the end of these bytes goes on behind them.
+        # If the JSON is valid up to the end of these bytes, the object continues after them.
         cut = any(word.startswith(decoded[error.pos :]) for word in _LITERALS)
         goes_on = cut or error.msg.startswith("Unterminated")
         return goes_on and bool(decoded[len(line) :].strip())

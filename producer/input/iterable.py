@@ -1,7 +1,7 @@
 """Reads requests from Python iterables as lines; errors name the row and column.
 
-A row that cannot become a request becomes a line with a JSON list [problem, column, custom_id]. So
-the row keeps its number, the digest covers it, and it gets an error result.
+A row that cannot become a request becomes a line with a JSON list [problem, column, custom_id].
+Thereby the row keeps its number, the digest covers it, and it gets an error result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from producer.input.reader import ExplainError, LineStream, RawChunk, chunks
 
 #: Function that returns the line of one row.
 ToLine = Callable[[Any], bytes]
-#: Options of orjson, to write {5: -100} as {"5": -100}; so do `json` and the SDKs.
+#: Options of orjson, to write {5: -100} as {"5": -100}, as `json` and the SDKs do.
 JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 _EXAMPLE = '{"prompt": "..."} or {"messages": [...]}'
 
@@ -80,10 +80,10 @@ def _is_json(value: Any) -> bool:
 
 
 def columns_of(rows: Iterable[Any]) -> tuple[list[str] | None, bool, Iterable[Any]]:
-    """Return the columns of rows, whether these are those of the first row only, and the rows."""
-    known = getattr(rows, "column_names", None)  # of a data set; a streamed one has none
-    if isinstance(known, list):
-        return known, False, rows
+    """Return the columns of rows, whether only the first row was read for them, and the rows."""
+    names = getattr(rows, "column_names", None)  # of a data set; None for a streamed data set
+    if isinstance(names, list):
+        return names, False, rows
     if isinstance(rows, list | tuple):
         dicts = (row for row in rows if isinstance(row, Mapping))
         return list(dict.fromkeys(key for row in dicts for key in row)) or None, False, rows
@@ -93,7 +93,7 @@ def columns_of(rows: Iterable[Any]) -> tuple[list[str] | None, bool, Iterable[An
 
 
 class IterableSource:
-    """A source over any iterable. Iterators can be read once, and iterables with `one_pass`.
+    """A source over any iterable; an iterator, or an iterable with `one_pass`, is read once.
 
     `to_line` returns the line of a row; `what` and `columns` are for `explain_by_row`. `unused` and
     `output_columns` are those of a TableSource.
@@ -117,14 +117,14 @@ class IterableSource:
         self.unused, self.output_columns = unused, output_columns
         #: Fields that come from columns.
         self.fields = self._columns.keys()
-        #: Whether it can be iterated again.
+        #: Whether `reopen` can read the rows again.
         self.repeatable = not (one_pass or isinstance(rows, Iterator))
         #: Rows read so far.
         self.position = 0
 
     @property
     def size(self) -> int | None:
-        """Number of rows; None if unknown. Read only when asked for: some `__len__` raise."""
+        """Number of rows; None if unknown. It is read on access only: some `__len__` raise."""
         sized = self.repeatable and isinstance(self._rows, Sized)
         return len(self._rows) if sized else None  # type: ignore[arg-type]
 
@@ -150,4 +150,4 @@ class IterableSource:
             yield self._to_line(row)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: the rows belong to the caller."""

@@ -46,12 +46,12 @@ def field_value(name: str, text: str) -> Any:
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise BadOption for a field of all bodies that no request takes. A null removes a field."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    for name, value in given.items():
+    """Raise BadOption for a field of all bodies that no endpoint takes. A null removes a field."""
+    set_fields = {name: value for name, value in fields.items() if value is not None}
+    for name, value in set_fields.items():
         try:
             urls = _urls_of(name, value)
-            if all(_refusal(url, given) for url in urls):
+            if all(_refusal(url, set_fields) for url in urls):
                 _valid_value(name, [value], urls)
         except BadOption as error:
             raise BadOption(f"fields {error.message.removeprefix('field ')}") from None
@@ -63,8 +63,8 @@ def _urls_of(name: str, value: Any) -> list[str]:
     if not urls:
         if remedy := remedy_for_name(name, value=value):
             raise BadOption(f"{name}: {remedy}")
-        known = sorted(set().union(*(known_names(url) for url in BODY_TYPES)))
-        hint = did_you_mean(name, known)
+        names = sorted(set().union(*(known_names(url) for url in BODY_TYPES)))
+        hint = did_you_mean(name, names)
         raise BadOption(f"{name}: unknown to any of {', '.join(BODY_TYPES)}{hint}")
     return urls
 
@@ -112,5 +112,5 @@ def check_column_conflicts(fields: Mapping[str, Any], source: object, name: str)
 
     A null removes the field, and is not a conflict.
     """
-    given = [field for field, value in fields.items() if value is not None]
-    check_field_conflicts(given, getattr(source, "fields", ()), (name, "a column"))
+    names = [field for field, value in fields.items() if value is not None]
+    check_field_conflicts(names, getattr(source, "fields", ()), (name, "a column"))

@@ -75,7 +75,7 @@ class RawChunk:
     `ordinal` is the number of the chunk from 0, `first` its first line. `lines` are (line number
     from 1, bytes); blank lines have a number too. `too_long` maps the number of each line that was
     skipped for its size to that size. `cursor` is the last line read, `digest` covers the file up
-    to it, `size` is the bytes of `lines`.
+    to it, `size` is the bytes of `lines`. `explain` rewrites the errors of its bad lines.
     """
 
     ordinal: int
@@ -149,8 +149,8 @@ def _fingerprint(name: str, file: Any, size: int) -> str:
 class Input:
     """A source over the lines of a file, an object, or an open unbuffered stream.
 
-    A given stream is not closed. `watch` is called during reading; an error of `watch` ends it.
-    `name` is the name in errors.
+    `stream` stays open. `watch` is called during reading, and its error ends the reading. `name` is
+    the name in errors.
     """
 
     #: Of a table only: columns that are not used, and columns for the output.
@@ -177,7 +177,7 @@ class Input:
         self._lines, self._checked = self._file, False
         #: Size in bytes; None if unknown, for example for a pipe.
         self.size = self._place.size() if self._owned and raw.seekable() else None
-        #: Whether it can be read again: a pipe cannot.
+        #: Whether `reopen` can read the lines again; a pipe is read once.
         self.repeatable = self.size is not None
 
     @property
@@ -233,7 +233,7 @@ class Input:
         return self._lines
 
     def close(self) -> None:
-        """Close the file; a stream that was given stays open."""
+        """Close the file; a stream of the caller stays open."""
         if self._owned:
             self._lines.close()
             self._file.close()
@@ -242,7 +242,7 @@ class Input:
 def _peek(stream: io.BufferedReader) -> bytes:
     """Return the next bytes of a stream, which are not consumed; b'' if they are damaged.
 
-    Reading the lines raises the error then, and a submit tells how to go on.
+    In that case reading the lines raises the error, to which a submit adds how to go on.
     """
     try:
         return stream.peek(_BUFFER)
@@ -310,7 +310,7 @@ class _BlankLines:
         if self._lines > self._most_lines or self._bytes > self._most_bytes:
             raise OverLimit(
                 f"{self._lines} blank lines of {self._bytes} bytes so far, more than "
-                f"{MOST_BLANKS} lines or {MOST_BLANK_BYTES} bytes beyond those between requests; "
+                f"{MOST_BLANKS} lines or {MOST_BLANK_BYTES} bytes beyond what the requests allow; "
                 "take them out"
             )
 

@@ -25,11 +25,12 @@ class KeyTable:
     """
 
     def __init__(self, value_bytes: int, in_memory: int, what: str) -> None:
-        self._size = _KEY_BYTES + value_bytes
-        self._count = _SLOTS * _KEY_BYTES // self._size
-        self._free = in_memory * _KEY_BYTES // self._size
+        self._slot_bytes = _KEY_BYTES + value_bytes
+        self._slot_count = _SLOTS * _KEY_BYTES // self._slot_bytes
+        #: Number of further keys that go to memory.
+        self._free_slots = in_memory * _KEY_BYTES // self._slot_bytes
         self._what = what
-        self._slots = mmap.mmap(-1, self._count * self._size)
+        self._slots = mmap.mmap(-1, self._slot_count * self._slot_bytes)
         self._disk: sqlite3.Connection | None = None
 
     def put(self, key: bytes, value: bytes = b"") -> bytes | None:
@@ -37,14 +38,14 @@ class KeyTable:
 
         Raises WriteFailed if the temporary file cannot grow.
         """
-        slots, size = self._slots, self._size
-        at = int.from_bytes(key[:3], "big") % self._count * size
-        while (found := slots[at : at + _KEY_BYTES]) != _EMPTY:
-            if found == key:
+        slots, size = self._slots, self._slot_bytes
+        at = int.from_bytes(key[:3], "big") % self._slot_count * size
+        while (slot_key := slots[at : at + _KEY_BYTES]) != _EMPTY:
+            if slot_key == key:
                 return slots[at + _KEY_BYTES : at + size]
             at = (at + size) % len(slots)
-        if self._free:
-            self._free -= 1
+        if self._free_slots:
+            self._free_slots -= 1
             slots[at : at + size] = key + value
             return None
         try:
@@ -52,15 +53,15 @@ class KeyTable:
         except sqlite3.Error as error:
             raise WriteFailed(
                 f"cannot keep more {self._what} in a temporary file: {error}; free space in the "
-                "temporary folder, or name another in SQLITE_TMPDIR"
+                "temporary folder, or name another folder in SQLITE_TMPDIR"
             ) from None
 
     def _put_on_disk(self, key: bytes, value: bytes) -> bytes | None:
         disk = self._disk or self._open()
         if disk.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (key, value)).rowcount == 1:
             return None
-        found: bytes = disk.execute("SELECT value FROM seen WHERE id = ?", (key,)).fetchone()[0]
-        return found
+        stored: bytes = disk.execute("SELECT value FROM seen WHERE id = ?", (key,)).fetchone()[0]
+        return stored
 
     def _open(self) -> sqlite3.Connection:
         # An empty name is SQLite's unnamed temporary file, unlinked when it is created.
@@ -72,6 +73,7 @@ class KeyTable:
         return disk
 
     def close(self) -> None:
+        """Free the memory, and delete the temporary database."""
         self._slots.close()
         if self._disk is not None:
             self._disk.close()

@@ -1,4 +1,4 @@
-"""Opens inputs: a file of lines, a table, or a folder of tables."""
+"""Opens inputs: files and objects with lines or tables, and folders of tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def open_source(
     """Open a file, folder, pattern (`*`) of tables, or object (s3://, gs://, az://, https://).
 
     `pairs` maps fields of requests to columns, templates over columns or constants; `keep` are
-    columns for the output. `delimiter` is that of CSV files, `tab` for a tab; '' is their kind's.
+    columns for the output. `delimiter` separates the cells of CSV files, `tab` for a tab; '' is
+    the usual one of the file's ending.
 
     Raises:
         InputUnreadable: nothing of that name can be read.
@@ -56,7 +57,7 @@ def open_source(
         raise _not_a_table(name, keep)
     source = Input(place_of(name))
     try:
-        source.check()  # before a batch is created
+        source.check()  # here, because the caller creates a batch next
         if mapped:
             raise _not_a_table(name, keep)
     except WarmqError:

@@ -1,4 +1,4 @@
-"""Options for structured answers: the allowed texts, or the JSON schema, of all answers."""
+"""Converts the options for structured answers: allowed texts, or a JSON schema, of answers."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ def with_structure(
 
 
 def _texts(choice: str | Iterable[str], used: str) -> list[str]:
-    """Return the allowed texts; a given text has several, as `good,bad` or a JSON list."""
-    given = _split(choice) if isinstance(choice, str) else list(choice)
-    if not given:
+    """Return the allowed texts; a text `choice` lists them, as `good,bad` or as a JSON list."""
+    texts = _split(choice) if isinstance(choice, str) else list(choice)
+    if not texts:
         raise BadOption(f"{used}: no answer is given; give texts, for example good,bad")
-    seen: set[str] = set()
-    for text in given:
+    earlier: set[str] = set()
+    for text in texts:
         if not isinstance(text, str) or not text:
             kind = "is empty" if text == "" else f"{text!r} is not a text"
             raise BadOption(f"{used}: an answer {kind}; give texts, for example good,bad")
-        if text in seen:
+        if text in earlier:
             raise BadOption(f"{used}: {text!r} is given twice; give each answer once")
-        seen.add(text)
-    return given
+        earlier.add(text)
+    return texts
 
 
 def _split(text: str) -> list[Any]:
     if text.startswith("["):
         try:
-            found = orjson.loads(text)
+            value = orjson.loads(text)
         except orjson.JSONDecodeError:
-            found = None
-        if isinstance(found, list):
-            return found
+            value = None
+        if isinstance(value, list):
+            return value
     return [part.strip() for part in text.split(",")]
 
 

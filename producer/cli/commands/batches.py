@@ -1,4 +1,4 @@
-"""`producer list`, `status`, `cancel`, `retry` and `delete`."""
+"""Implements `producer list`, `status`, `cancel`, `retry` and `delete`."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -49,7 +49,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
         queue = one.newest.fields.get("queue", "")
         model = [states.get(queue, model_of(queue, context.settings.queue))] if states else []
         rows.append((one.id, one.status, done, str(one.failed), created, *model))
-    show.columns(rows)
+    show.print_columns(rows)
 
 
 @click.command("status")
@@ -62,7 +62,7 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
         state = show.request_state(store, batch, custom_id)
-        show.put_json(state) if as_json else show.request_table(state)
+        show.put_json(state) if as_json else show.print_request(state)
         return
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
     webhook = WebhookReads.using(store).state(batch)
@@ -78,11 +78,11 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         show.put_json(show.batch_json(batch) | more)
         return
     if batch.finished:
-        show.batch_table(batch, webhook=webhook)
+        show.print_batch(batch, webhook=webhook)
     else:
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
-        show.batch_table(batch, BatchWorkers(store).text(batch), left_s, stalls, webhook)
-    show.failure_lines(failures)
+        show.print_batch(batch, BatchWorkers(store).text(batch), left_s, stalls, webhook)
+    show.print_failures(failures)
 
 
 @click.command("cancel")
@@ -96,7 +96,7 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     if custom_id is not None:
         count = store.cancel_request(batch, custom_id)
     else:
-        with hint(f"`producer cancel {batch_id}` again completes it"):
+        with hint(f"the same `producer cancel {batch_id}` completes it"):
             in_flight = store.in_flight(batch)
             count = store.cancel(batch)
         if count:
@@ -138,9 +138,9 @@ def retry(
 
     A deadline that has passed no longer applies to retried requests.
 
-    With --cut, requests run again whose answers ended at max_tokens (finish_reason
-    length); --set max_tokens=4096 gives them more. Their lines are read again from the
-    file that was submitted; FILE and --map are only needed if it is elsewhere now.
+    With --cut, run the requests again whose answers ended at max_tokens (finish_reason
+    length); --set max_tokens=4096 gives them more tokens. Their lines are read again
+    from the submitted file; give FILE and --map only if that file was moved.
     """
     if cut:
         if include:
@@ -152,15 +152,15 @@ def retry(
             "FILE, --set and --map go with --cut; corrected rows are a batch of their own: "
             "`producer submit` a file with only these (docs/how-to/label-a-table.md, step 4)"
         )
-    wanted = [word.strip() for word in include.split(",") if word.strip()]
-    if set(wanted) - {"cancelled", "expired"}:
+    included = [word.strip() for word in include.split(",") if word.strip()]
+    if set(included) - {"cancelled", "expired"}:
         raise click.UsageError("--include takes cancelled, expired, or both with a comma")
     store, batch = context.store, context.batch(batch_id)
-    outcomes = ["failed", *wanted]
-    with hint(f"`producer retry {batch_id}` again goes on"):
+    outcomes = ["failed", *included]
+    with hint(f"the same `producer retry {batch_id}` goes on"):
         count = store.retry(batch, outcomes)
     _print_changed(batch_id, "queued again", count, as_json)
-    for text in _left_texts(context.batch(batch_id), store.retryable(batch), outcomes, count):
+    for text in _unchanged_texts(context.batch(batch_id), store.retryable(batch), outcomes, count):
         tell(f"{batch_id}: {text}")
 
 
@@ -186,31 +186,31 @@ def _retry_cut(
             f"{batch_id} came from {what} of a program: submit it there again with the same "
             "batch_id, then call retry_cut"
         )
-    again = f"`producer retry {batch_id} --cut` again goes on"
-    other = f"name the file that was submitted: `producer retry {batch_id} FILE --cut`"
-    with hint(again, fix_input=other):
+    again = f"the same `producer retry {batch_id} --cut` goes on"
+    fix_input = f"name the file that was submitted: `producer retry {batch_id} FILE --cut`"
+    with hint(again, fix_input=fix_input):
         source = open_again(batch, name, columns)
         limit = context.settings.max_line_bytes
-        count, left = run_cut_again(store, batch, source, overrides, limit)
+        count, text = run_cut_again(store, batch, source, overrides, limit)
     _print_changed(batch_id, "queued again", count, as_json)
-    if left:
-        tell(f"{batch_id}: {left}")
+    if text:
+        tell(f"{batch_id}: {text}")
     if not count:
         tell(f"{batch_id}: no answer so far ended at max_tokens")
 
 
-def _left_texts(
+def _unchanged_texts(
     batch: Batch, retryable: Mapping[str, int], outcomes: Collection[str], count: int
 ) -> Iterator[str]:
     """Yield a text about each kind of ended request that a retry leaves as it is."""
-    if left := sum(retryable.get(name, 0) for name in outcomes):
+    if unchanged := sum(retryable.get(name, 0) for name in outcomes):
         yield (
-            f"{counted(left, 'request')} stay as they ended: their messages are gone, or they have "
-            "ended again already; submit what is missing as a new batch"
+            f"{counted(unchanged, 'request')} stay as they ended: their messages are gone, or they "
+            "have ended again already; submit what is missing as a new batch"
         )
     for name in ("cancelled", "expired"):
         if name not in outcomes and batch.number(name):
-            yield f"{batch.number(name):,} are {name}: --include {name}"
+            yield f"{batch.number(name):,} requests are {name}: --include {name} retries them"
     wrong = batch.number("failed") - retryable.get("failed", 0)
     if not count and wrong > 0:
         yield (

@@ -1,4 +1,4 @@
-"""`producer dead`."""
+"""Implements `producer dead`, which lists, shows, retries and deletes dead letters."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from contract.redis.batches import BatchStore
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import counted, tell
-from producer.cli.show import columns, put_json, put_json_list
+from producer.cli.show import print_columns, put_json, put_json_list
 
-#: Rows of the list whose columns are aligned.
-PAGE = 500
+#: Rows of the list that are printed together, with aligned columns.
+_ALIGNED_ROWS = 500
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
 _every = click.option("--all", "every", is_flag=True, help="Take all dead letters.")
 
@@ -35,10 +35,10 @@ def list_letters(context: Context, *, as_json: bool) -> None:
     for letter in letters:
         custom_id = letter["custom_id"] or "-"
         rows.append((letter["id"], letter["batch_id"] or "-", custom_id, letter["reason"]))
-        if len(rows) > PAGE:
-            columns(rows)
+        if len(rows) > _ALIGNED_ROWS:
+            print_columns(rows)
             rows.clear()
-    columns(rows)
+    print_columns(rows)
 
 
 @command.command("show")
@@ -60,8 +60,8 @@ def show_letter(context: Context, *, letter_id: str) -> None:
 @pass_context
 def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Queue dead letters again. Unreadable ones stay."""
-    store, wanted = _letters(context, letter_ids, every)
-    _print_changed("queued again", store.retry_dead(wanted), as_json)
+    store, ids = _store_and_ids(context, letter_ids, every)
+    _print_changed("queued again", store.retry_dead(ids), as_json)
 
 
 @command.command("delete")
@@ -71,20 +71,22 @@ def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json
 @pass_context
 def delete(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Delete dead letters with their messages. Results stay."""
-    store, wanted = _letters(context, letter_ids, every)
-    _print_changed("deleted", store.delete_dead(wanted), as_json)
+    store, ids = _store_and_ids(context, letter_ids, every)
+    _print_changed("deleted", store.delete_dead(ids), as_json)
 
 
-def _letters(
+def _store_and_ids(
     context: Context, letter_ids: tuple[str, ...], every: bool
 ) -> tuple[BatchStore, Sequence[str] | None]:
-    """Return the store and the ids of the given dead letters; None means all."""
+    """Return the store and the ids of the dead letters that are named; None means all."""
     if every == bool(letter_ids):
         raise click.UsageError("name dead letters by their ID, or give --all")
     store = context.store
     if every:
         return store, None
-    if unknown := sorted(set(letter_ids) - {x["id"] for x in store.dead_letters(letter_ids)}):
+    if unknown := sorted(
+        set(letter_ids) - {letter["id"] for letter in store.dead_letters(letter_ids)}
+    ):
         raise _no_letter(", ".join(unknown))
     return store, letter_ids
 

@@ -1,4 +1,4 @@
-"""`producer doctor`: runs all checks and prints their findings. It changes nothing."""
+"""Implements `producer doctor`, which runs all checks and prints their findings."""
 
 import os
 import platform
@@ -28,9 +28,9 @@ from producer.redis import tenant_usage
 MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
 #: Most tenants whose records are reported; those with the largest records come first.
 _TENANTS = 3
-#: Bytes of free disk space below which some thousand results may not fit.
+#: Bytes of free disk space below which thousands of results may not fit.
 LOW_BYTES = 2**30
-#: Bytes of free disk space below which some hundred results may not fit.
+#: Bytes of free disk space below which hundreds of results may not fit.
 FULL_BYTES = 64 * 2**20
 #: Pattern of Redis's error for a command that a user may not run.
 _REFUSED = re.compile(r"run the '([^']+)' command")
@@ -68,17 +68,19 @@ def _examine(*, worker: bool) -> Iterator[Finding]:
     facts = {"version": version(), "python": platform.python_version()}
     yield ok("settings", "version", f"warmq {version()}, Python {facts['python']}", **facts)
     try:
-        settings, given = load(Settings), origins(Settings)
+        settings, origin_of = load(Settings), origins(Settings)
     except SettingsError as error:
         remedy = "correct it in the environment, .env or warmq.toml"
         yield problem("settings", "settings_wrong", error.message, remedy, error=error.message)
         yield check_disk()
         return
     url = settings.redis_url.get_secret_value()
-    values = {name: getattr(settings, name) for name in given} | {"redis_url": masked(url)}
-    lines = [f"WARMQ_{name.upper()}={values[name]} ({given[name]})" for name in sorted(given)]
+    values = {name: getattr(settings, name) for name in origin_of} | {"redis_url": masked(url)}
+    lines = [
+        f"WARMQ_{name.upper()}={values[name]} ({origin_of[name]})" for name in sorted(origin_of)
+    ]
     text = ", ".join(lines) or "all settings have their defaults"
-    yield ok("settings", "settings", text, given=lines, origins=given)
+    yield ok("settings", "settings", text, given=lines, origins=origin_of)
     yield check_disk()
     try:
         store = BatchStore.open(url, "warmq-producer", ttl_ms=settings.result_ttl_ms)
@@ -144,10 +146,10 @@ class _RedisChecks:
             except StoreForbidden as error:
                 yield work.forbidden(area, what, error)
             except StoreRefused:  # for example, a key has another type
-                found = [*work.foreign_keys(self._store, self._settings.queue)]
-                if not any(finding.level == "problem" for finding in found):
+                findings = [*work.foreign_keys(self._store, self._settings.queue)]
+                if not any(finding.level == "problem" for finding in findings):
                     raise
-                yield from found
+                yield from findings
                 return
 
     def _server(self) -> Iterator[Finding]:
@@ -164,7 +166,7 @@ class _RedisChecks:
     def _clock(self) -> Iterator[Finding]:
         before = time.time()
         redis_s = self._store.now_ms() / 1000
-        yield server.clocks(before, redis_s, time.time())
+        yield server.check_clocks(before, redis_s, time.time())
 
     def _rights(self) -> Iterator[Finding]:
         if self._primary:  # a replica refuses every write
@@ -173,13 +175,13 @@ class _RedisChecks:
     def _records(self) -> Iterator[Finding]:
         most = Records.using(self._store).most_bytes()
         for usage in islice(tenant_usage(self._store), _TENANTS):
-            yield server.tenant_records(usage, most)
+            yield server.check_tenant_records(usage, most)
 
     def _foreign_keys(self) -> Iterator[Finding]:
         if self._restricted:
             what = [work.FOREIGN_KEYS, work.UNREAD_LISTS]
-            text = f"not checked: {', '.join(what)}; that reads all keys, and {self._user} is "
-            text, remedy = f"{text}a restricted user", "run it once as Redis's default user"
+            text = f"not checked: {', '.join(what)}; the check reads all keys, and {self._user} is "
+            text, remedy = f"{text}a restricted user", "run doctor once as Redis's default user"
             yield remark("queue", "not_looked", text, remedy, user=self._user, what=what)
             return
         for finding in work.foreign_keys(self._store, self._settings.queue):

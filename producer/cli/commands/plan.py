@@ -1,4 +1,4 @@
-"""`producer plan`."""
+"""Implements `producer plan`, which estimates a file's tokens, Redis memory and time."""
 
 from contextlib import suppress
 from typing import Any
@@ -76,7 +76,7 @@ def command(
     submission.check()
     source = open_input(file, mapped, submission.overrides, submission.keep, delimiter)
     workers, outlook = known_workers(context, queue)
-    with suppress(StoreUnavailable):  # known_workers prints it
+    with suppress(StoreUnavailable):  # known_workers has printed the error
         submission = routed(submission, context.store, settings.queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
     counter = CharacterCounter() if estimate else choose_counter(tokenizer, models)
@@ -86,44 +86,47 @@ def command(
             if meter.due():
                 meter.update(source.position, f"{content.lines} lines read")
 
-        found = plan(settings, submission, source, counter, workers, outlook, report)
-    swaps = known_swaps(context, found)
-    show.put_json(plan_json(file, found, swaps)) if as_json else plan_table(file, found, swaps)
-    if not found.content.requests:
+        planned = plan(settings, submission, source, counter, workers, outlook, report)
+    swaps = known_swaps(context, planned)
+    show.put_json(plan_json(file, planned, swaps)) if as_json else _print_plan(file, planned, swaps)
+    if not planned.content.requests:
         return Exit.BAD_INPUT
-    return Exit.SOME_FAILED if found.content.bad else Exit.ALL_WELL
+    return Exit.SOME_FAILED if planned.content.bad else Exit.ALL_WELL
 
 
 def known_workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Outlook | None]:
-    """Return the announcements of the queue's workers and its outlook; none without Redis."""
+    """Return the announcements of a queue's workers, and its outlook.
+
+    Without Redis, returns [] and None, and prints the error.
+    """
     try:
-        found = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
-        return found, OutlookReads.using(context.store).outlook(queue, found)
+        workers = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
+        return workers, OutlookReads.using(context.store).outlook(queue, workers)
     except StoreUnavailable as error:
         tell(f"without the workers: {error.message}")
         return [], None
 
 
-def known_swaps(context: Context, found: Plan) -> PlannedSwaps | None:
-    """Return the swaps that a file needs; None without workers of several models or Redis."""
+def known_swaps(context: Context, planned: Plan) -> PlannedSwaps | None:
+    """Return the swaps that a file needs; None without Redis or workers of several models."""
     base = context.settings.queue
-    queues = {found.queue, *(queue_name(model, base) for model in found.content.models)}
+    queues = {planned.queue, *(queue_name(model, base) for model in planned.content.models)}
     try:
         alive = [worker for worker in context.store.announcements() if is_alive(worker)]
         names = sorted({queue for worker in alive for queue in models_of(worker).values()})
         waiting = WaitingReads.using(context.store).waiting_totals(names) if names else {}
-    except StoreUnavailable:  # known_workers prints it
+    except StoreUnavailable:  # known_workers has printed the error
         return None
     return planned_swaps(alive, queues, waiting)
 
 
-def plan_json(file: str, found: Plan, swaps: PlannedSwaps | None = None) -> dict[str, Any]:
+def plan_json(file: str, planned: Plan, swaps: PlannedSwaps | None = None) -> dict[str, Any]:
     """Return the JSON object of a plan."""
-    content, shared, seconds = found.content, found.content.shared, found.seconds
+    content, shared, seconds = planned.content, planned.content.shared, planned.seconds
     return {
         "object": "warmq.plan",
         "input_file": file,
-        "queue": found.queue,
+        "queue": planned.queue,
         "lines_read": content.lines,
         "request_counts": {
             "total": content.requests + content.bad,
@@ -134,32 +137,32 @@ def plan_json(file: str, found: Plan, swaps: PlannedSwaps | None = None) -> dict
         "first_errors": content.first_bad,
         "prompt_tokens": {
             "total": content.prompt_tokens,
-            "tokenizer": found.tokenizer or None,
+            "tokenizer": planned.tokenizer or None,
             "estimated_requests": content.estimated,
         },
         "completion_tokens": {
             "limit": content.limits,
             "without_limit": content.without_limit,
             "expected": round(content.expected),
-            "mean_answer": found.mean_answer,
+            "mean_answer": planned.mean_answer,
         },
         "shared_prefixes": {
             "share": round(shared.share, 4),
             "distinct_share": round(shared.distinct / shared.whole, 4) if shared.whole else 0.0,
-            "saved_tokens": found.saved_tokens,
-            "saved_as_is": _saved_as_is(found),
-            "kv_tokens": found.kv_tokens,
-            "any_order": found.any_order,
+            "saved_tokens": planned.saved_tokens,
+            "saved_as_is": _saved_as_is(planned),
+            "kv_tokens": planned.kv_tokens,
+            "any_order": planned.any_order,
         },
         "redis_bytes": {
-            "waiting": found.memory.waiting,
-            "finished": found.memory.finished,
-            "most": found.memory.most,
+            "waiting": planned.memory.waiting,
+            "finished": planned.memory.finished,
+            "most": planned.memory.most,
         },
-        "workers": found.workers,
-        "duration": None if found.pace is None or seconds is None else {
-            "seconds": round(seconds, 1), "tokens_per_s": round(found.pace.tokens_per_s, 1),
-            "requests_before": found.before,
+        "workers": planned.workers,
+        "duration": None if planned.pace is None or seconds is None else {
+            "seconds": round(seconds, 1), "tokens_per_s": round(planned.pace.tokens_per_s, 1),
+            "requests_before": planned.before,
         },
         **({} if swaps is None else {"swaps": _swaps_json(swaps)}),
     }  # fmt: skip
@@ -174,20 +177,20 @@ def _swaps_json(swaps: PlannedSwaps) -> dict[str, Any]:
     }
 
 
-def plan_table(file: str, found: Plan, swaps: PlannedSwaps | None = None) -> None:
+def _print_plan(file: str, planned: Plan, swaps: PlannedSwaps | None = None) -> None:
     """Print a plan as text."""
-    content = found.content
+    content = planned.content
     show.put_rows({
         "file": file,
-        "queue": found.queue,
+        "queue": planned.queue,
         "requests": requests_text(content),
-        "tokens in": _tokens_in(found),
-        "too long": _too_long(found),
-        "tokens out": _tokens_out(found),
-        "shared": _shared(found),
-        "redis": f"{size_text(found.memory.most)} at most: {size_text(found.memory.waiting)} while "
-        f"all wait, {size_text(found.memory.finished)} with all results",
-        "time": time_text(found),
+        "tokens in": _tokens_in(planned),
+        "too long": _too_long(planned),
+        "tokens out": _tokens_out(planned),
+        "shared": _shared(planned),
+        "redis": f"{size_text(planned.memory.most)} at most: {size_text(planned.memory.waiting)} "
+        f"while all wait, {size_text(planned.memory.finished)} with all results",
+        "time": time_text(planned),
         "swaps": swaps and _swaps_text(swaps),
     })  # fmt: skip
     for error in content.first_bad:
@@ -204,30 +207,30 @@ def requests_text(content: FileContent) -> str:
     return f"{text}; {counted(content.bad, 'bad line')}" if content.bad else text
 
 
-def _tokens_in(found: Plan) -> str:
-    content = found.content
+def _tokens_in(planned: Plan) -> str:
+    content = planned.content
     text = f"{content.prompt_tokens:,}"
-    if not found.tokenizer:
+    if not planned.tokenizer:
         return f"about {text}: estimated, 4 characters a token; --tokenizer DIR counts them"
-    text += f", counted with the tokenizer of {found.tokenizer}"
+    text += f", counted with the tokenizer of {planned.tokenizer}"
     if content.estimated:
         text += f"; those of {content.estimated:,} requests are estimated"
     return text
 
 
-def _too_long(found: Plan) -> str | None:
+def _too_long(planned: Plan) -> str | None:
     """Return a text about the prompts that no worker can read; None without any."""
-    content = found.content
-    if not content.too_long or not found.context:
+    content = planned.content
+    if not content.too_long or not planned.context:
         return None
     one = content.too_long == 1
     prompts = f"{content.too_long:,} {'prompt exceeds' if one else 'prompts exceed'}"
     first = "" if one else "the first is "
-    return f"{prompts} the workers' {found.context:,} tokens: {first}{content.first_too_long}"
+    return f"{prompts} the workers' {planned.context:,} tokens: {first}{content.first_too_long}"
 
 
-def _tokens_out(found: Plan) -> str:
-    content = found.content
+def _tokens_out(planned: Plan) -> str:
+    content = planned.content
     if content.fixed == content.requests:
         return f"{content.limits:,}, as the lines ask for"
     parts = [f"at most {content.limits:,}"] if content.limits else []
@@ -235,28 +238,28 @@ def _tokens_out(found: Plan) -> str:
         lines = counted(content.without_limit, "line")
         parts.append(f"{lines} without max_tokens (the workers' WARMQ_DEFAULT_MAX_TOKENS applies)")
     text = " and ".join(parts)
-    if found.mean_answer is None:
+    if planned.mean_answer is None:
         reason = "no running worker has reported it"
         return f"{text or 'none'}; the length of answers is not known: {reason}"
     return (
         f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
-        f"{found.mean_answer:g} on average"
+        f"{planned.mean_answer:g} on average"
     )
 
 
-def _shared(found: Plan) -> str:
-    share = found.content.shared.share
+def _shared(planned: Plan) -> str:
+    share = planned.content.shared.share
     if share < 0.005:
         return "no prompts have a common beginning"
     text = f"{share:.0%} of the prompt tokens are in beginnings that an earlier prompt has, too"
-    if found.kv_tokens is None:
+    if planned.kv_tokens is None:
         return f"{text}; no worker with a prefix cache is known"
-    text += f": {found.saved_tokens:,} tokens need not be computed"
-    if found.any_order:
+    text += f": {planned.saved_tokens:,} tokens need not be computed"
+    if planned.any_order:
         return f"{text}, whatever order the requests run in"
     return (
-        f"{text} with --order prefix, {_saved_as_is(found):,} in the file's order; the KV cache "
-        f"has {found.kv_tokens:,} tokens"
+        f"{text} with --order prefix, {_saved_as_is(planned):,} in the file's order; the KV cache "
+        f"has {planned.kv_tokens:,} tokens"
     )
 
 
@@ -272,26 +275,26 @@ def _swaps_text(swaps: PlannedSwaps) -> str:
     return text
 
 
-def _saved_as_is(found: Plan) -> int:
+def _saved_as_is(planned: Plan) -> int:
     """Return the prompt tokens that the prefix cache saves in the file's own order."""
-    shared = found.content.shared
-    return round(found.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
+    shared = planned.content.shared
+    return round(planned.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
 
 
-def time_text(found: Plan) -> str:
-    """Return a text with the time that the file takes, and on what it is based."""
-    if not found.workers:
-        return f"not known: no worker of queue {found.queue} is known"
-    workers = counted(found.workers, "worker")
-    if found.pace is None or found.seconds is None:
+def time_text(planned: Plan) -> str:
+    """Return a text with the time that the file takes, and the rate that it is based on."""
+    if not planned.workers:
+        return f"not known: no worker of queue {planned.queue} is known"
+    workers = counted(planned.workers, "worker")
+    if planned.pace is None or planned.seconds is None:
         reason = "none has recorded work in the last day (it is recorded after 10 s)"
         return f"not known: {workers}, but {reason}"
-    rate = f"{found.pace.tokens_per_s:,.0f} tokens/s, read and written"
-    rough = f"rough, from {counted(found.pace.requests or 0, 'request')}: "
-    text = rough * found.pace.rough
+    rate = f"{planned.pace.tokens_per_s:,.0f} tokens/s, read and written"
+    rough = f"rough, from {counted(planned.pace.requests or 0, 'request')}: "
+    text = rough * planned.pace.rough
     text += (
-        f"{clock_text(found.seconds)} on {workers}, at the {rate}, of their last minutes of work"
+        f"{clock_text(planned.seconds)} on {workers}, at the {rate}, of their last minutes of work"
     )
-    if found.before:
-        text += f", with {counted(found.before, 'request')} of other batches before"
+    if planned.before:
+        text += f", with {counted(planned.before, 'request')} of other batches before"
     return text

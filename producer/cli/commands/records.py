@@ -1,10 +1,10 @@
-"""`producer records`."""
+"""Implements `producer records`, which lists what tenants of gateways keep in Redis."""
 
 import click
 
 from producer.cli import options
 from producer.cli.context import Context, pass_context
-from producer.cli.show import columns, put_json_list, size_text
+from producer.cli.show import print_columns, put_json_list, size_text
 from producer.redis import tenant_records, tenant_usage
 
 
@@ -18,26 +18,26 @@ def command(context: Context, *, tenant: str | None, as_json: bool) -> None:
     `producer delete ID` removes a file, or a batch that has ended.
     """
     if tenant is not None:
-        _list(context, tenant, as_json)
+        _print_records(context, tenant, as_json)
         return
     tenants = list(tenant_usage(context.store))
     if as_json:
         put_json_list(
             {
-                "object": "warmq.records", "tenant": held.tenant, "bytes": held.bytes,
-                "kinds": held.kinds, "sampled": held.sampled,
-            } for held in tenants
+                "object": "warmq.records", "tenant": usage.tenant, "bytes": usage.bytes,
+                "kinds": usage.kinds, "sampled": usage.sampled,
+            } for usage in tenants
         )  # fmt: skip
         return
     rows = [("TENANT", "BYTES", "KINDS")]
-    for held in tenants:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in held.kinds.items())
-        sampled = " (of the first records only)" if held.sampled else ""
-        rows.append((held.tenant, size_text(held.bytes), kinds + sampled))
-    columns(rows)
+    for usage in tenants:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in usage.kinds.items())
+        sampled = " (of the first records only)" if usage.sampled else ""
+        rows.append((usage.tenant, size_text(usage.bytes), kinds + sampled))
+    print_columns(rows)
 
 
-def _list(context: Context, tenant: str, as_json: bool) -> None:
+def _print_records(context: Context, tenant: str, as_json: bool) -> None:
     records = tenant_records(context.store, tenant)
     if as_json:
         put_json_list(
@@ -45,4 +45,5 @@ def _list(context: Context, tenant: str, as_json: bool) -> None:
             for record in records
         )
         return
-    columns([("ID", "KIND", "BYTES"), *((r.id, r.kind, size_text(r.bytes)) for r in records)])
+    rows = ((record.id, record.kind, size_text(record.bytes)) for record in records)
+    print_columns([("ID", "KIND", "BYTES"), *rows])

@@ -1,4 +1,4 @@
-"""`producer results`."""
+"""Implements `producer results`, which collects a batch's results."""
 
 import click
 

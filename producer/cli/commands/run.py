@@ -1,4 +1,4 @@
-"""`producer run`."""
+"""Implements `producer run`, which answers a file of any size window by window."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -68,7 +68,7 @@ def command(
     mapped: tuple[str, ...],
     wait_redis: float,
     as_json: bool,
-    **shaping: Any,
+    **values: Any,
 ) -> Exit:
     """Answer FILE into OUT, window by window, in the order of FILE.
 
@@ -92,13 +92,13 @@ def command(
     files = export.line_files if exported else (Path(output), Path(export.errors or ""))
     check_outputs(output, errors, file, Journal(files[0]).path)
     context.wait_for_redis(wait_redis)
-    chosen = shaping | ({"model": local_model()} if local else {})
+    chosen = values | ({"model": local_model()} if local else {})
     submission = make_submission(context.settings, "run", chosen)
-    source = open_input(file, mapped, submission.overrides, submission.keep, shaping["delimiter"])
+    source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     done, cut = (export.already_written(source, submission.seed) if exported else None), 0
     if done is None:
         try:
-            with _local(context, shaping["model"]) if local else nullcontext():
+            with _local(context, values["model"]) if local else nullcontext():
                 done, cut = _run(context, submission, source, output, files, window, local=local)
         except RunStopped as stop:
             tell(f"{output}: {stop.message}; the same command goes on where it stopped")
@@ -127,7 +127,7 @@ def _run(
     *,
     local: bool,
 ) -> tuple[RunProgress, int]:
-    """Run the input with a progress line; return its progress at the end, and cut answers."""
+    """Run the input with a progress line; return its progress, and the number of cut answers."""
     submission = check_workers(context.store, context.settings, submission)
     start_anew = Journal(files[0]).start_anew
     again = "the same command goes on where it stopped"

@@ -1,4 +1,4 @@
-"""`producer submit`."""
+"""Implements `producer submit`, which queues a file as one batch."""
 
 import shlex
 import sys
@@ -43,7 +43,7 @@ from producer.submit.submit import ResumableSubmit, Summary
     default="",
     help="Let a worker POST a signed webhook to this URL when the batch ends.",
 )
-@click.option("--wait", is_flag=True, help="Follow the batch to its end, as with -o or --errors.")
+@click.option("--wait", is_flag=True, help="Follow the batch to its end; -o or --errors imply it.")
 @options.output
 @options.errors
 @options.force
@@ -65,7 +65,7 @@ def command(
     force: bool,
     wait_redis: float,
     as_json: bool,
-    **shaping: Any,
+    **values: Any,
 ) -> Exit:
     """Queue every line of FILE as one batch.
 
@@ -82,14 +82,14 @@ def command(
 
     With --json, {"id": ...} is printed first, and the batch's state at the end.
     """
-    name, until = batch_id or new_batch_id(), parse_deadline(deadline)
-    submission = make_submission(context.settings, name, shaping, until, notify)
+    name, deadline_text = batch_id or new_batch_id(), parse_deadline(deadline)
+    submission = make_submission(context.settings, name, values, deadline_text, notify)
     follows = wait or bool(output or errors)
     context.wait_for_redis(wait_redis if follows else 0)
     _check_files(context, batch_id or "", file, output, errors, force)
-    source = open_input(file, mapped, submission.overrides, submission.keep, shaping["delimiter"])
+    source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     _check_order(submission.order, source)
-    if until:
+    if deadline_text:
         submission.check_deadline(context.store)
     _print_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = MeteredSubmit(context.store, context.settings, submission, source)
@@ -110,13 +110,13 @@ def _check_files(
     errors: str | None,
     force: bool,
 ) -> None:
-    """Raise OutputUnwritable unless the files can be written, or replaced."""
+    """Raise OutputUnwritable if the files cannot be written, or must not be replaced."""
     if not (output or errors):
         return
     check_outputs(output, errors, file, force=force)
     if not force:
-        known = context.store.batch(batch_id) if batch_id else None
-        check_replaced(output, errors, batch_id, known.written if known else ())
+        batch = context.store.batch(batch_id) if batch_id else None
+        check_replaced(output, errors, batch_id, batch.written if batch else ())
 
 
 def _check_order(order: OrderOption, source: Source) -> None:
@@ -132,7 +132,7 @@ def _check_order(order: OrderOption, source: Source) -> None:
 
 
 def _print_id(text: str, *, err: bool) -> None:
-    """Print the batch id, which resuming needs; with `err` on stderr: stdout has the results."""
+    """Print the batch id, which resuming needs; with `err` to stderr, as stdout has results."""
     try:
         if (sys.stderr if err else sys.stdout) is None:  # closed from the start; click ignores this
             raise BrokenPipeError
@@ -198,6 +198,7 @@ class MeteredSubmit(ResumableSubmit):
     """Submits one source with a meter, and prints when Redis has lost writes."""
 
     _meter: Meter
+    #: Whether the last report was about waiting for Redis.
     _waited = False
 
     def watched(self, batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""`producer tenant`."""
+"""Implements `producer tenant`, which sets the weights and caps of tenants."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from contract.redis.tenants import Tenant, TenantLoad
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
-from producer.cli.show import columns, put_json, put_json_list
+from producer.cli.show import print_columns, put_json, put_json_list
 from producer.input.options import check_name
 
 #: Range of weights; within it the counters in Redis are precise.
@@ -44,11 +44,11 @@ def set_terms(
         raise click.UsageError("name what to change: --weight, --max-in-flight, or both")
     tenant = context.store.tenant(name)
     if weight is not None:
-        if math.isnan(weight):  # FloatRange accepts it
+        if math.isnan(weight):  # FloatRange accepts nan
             raise click.BadParameter("nan is not a weight", param_hint="--weight")
         tenant = replace(tenant, weight=weight)
     if max_in_flight is not None:
-        tenant = replace(tenant, max_in_flight=_cap(max_in_flight))
+        tenant = replace(tenant, max_in_flight=_parse_cap(max_in_flight))
     context.store.set_tenant(tenant)
     _print(context, tenant, as_json)
 
@@ -69,13 +69,13 @@ def show(context: Context, *, name: str, as_json: bool) -> None:
 def list_tenants(context: Context, *, as_json: bool) -> None:
     """List the tenants with a weight or cap, or with requests waiting or in flight."""
     loads = context.store.tenant_loads(context.settings.queue)
-    known = {tenant.name: tenant for tenant in context.store.tenants()}
-    names = sorted(known.keys() | loads.keys())
-    found = [(known.get(n, Tenant(n)), loads.get(n, TenantLoad())) for n in names]
+    stored = {tenant.name: tenant for tenant in context.store.tenants()}
+    names = sorted(stored.keys() | loads.keys())
+    tenants = [(stored.get(n, Tenant(n)), loads.get(n, TenantLoad())) for n in names]
     if as_json:
-        put_json_list(_json(tenant, load) for tenant, load in found)
+        put_json_list(_json(tenant, load) for tenant, load in tenants)
     else:
-        _print_table(found)
+        _print_table(tenants)
 
 
 @command.command("delete")
@@ -110,16 +110,16 @@ def _json(tenant: Tenant, load: TenantLoad) -> dict[str, Any]:
     }
 
 
-def _print_table(found: Iterable[tuple[Tenant, TenantLoad]]) -> None:
+def _print_table(tenants: Iterable[tuple[Tenant, TenantLoad]]) -> None:
     rows = [("TENANT", "WEIGHT", "CAP", "WAITING", "IN FLIGHT")]
-    for tenant, load in found:
+    for tenant, load in tenants:
         cap = "-" if tenant.max_in_flight is None else str(tenant.max_in_flight)
         weight = f"{tenant.weight:g}"
         rows.append((tenant.name, weight, cap, str(load.waiting), str(load.in_flight)))
-    columns(rows)
+    print_columns(rows)
 
 
-def _cap(text: str) -> int | None:
+def _parse_cap(text: str) -> int | None:
     if text == "none":
         return None
     if not text.isascii() or not text.isdigit() or int(text) < 1:

@@ -1,4 +1,4 @@
-"""`producer top`."""
+"""Implements `producer top`, which shows all workers, queues and batches live."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from producer.time_left import OutlookReads, Work
 
 #: Seconds between two updates; workers write their state to Redis once a second.
 REFRESH_S = 1.0
-#: Seconds between the two looks of `--once`, in which each worker writes its state at least once.
+#: Seconds between the two reads of `--once`; each worker writes its state at least once meanwhile.
 ONCE_S = 2.0
 #: Most rows of workers, batches, models and swaps (a terminal is small).
 WORKERS, BATCHES, MODELS, SWAPS = 12, 8, 8, 4
 #: Most batches that are read.
 BATCHES_READ = 100
-#: Characters for shares from 0 to 1.
+#: Characters for the shares 0 to 1, in equal steps.
 _TICKS = " ▁▂▃▄▅▆▇█"
+#: Counters in a worker's announcement and in a minute of the history, which give the rates.
 _RATES = ("prompt_tokens", "completion_tokens", "completed", "other")
 
 
@@ -51,7 +52,7 @@ def command(context: Context, *, once: bool) -> None:
     """
     fleet, console = _Fleet(context), Console()
     if once or not sys.stdout.isatty():
-        fleet.render()  # rates are the change between two looks
+        fleet.render()  # rates are the change between two reads
         time.sleep(ONCE_S)
         console.print(fleet.render())
         return
@@ -76,6 +77,7 @@ class _Fleet:
         self._last_done: tuple[float, dict[str, int]] | None = None
 
     def render(self) -> RenderableType:
+        """Read the current state; return it as text and tables."""
         workers = [worker for worker in self._waiting.announcements() if is_alive(worker)]
         queues = sorted({self._queue, *(queue for each in workers for queue in queues_of(each))})
         waiting = self._waiting.waiting_totals(queues)
@@ -92,16 +94,17 @@ class _Fleet:
         )
 
     def _rates(self, workers: list[dict[str, Any]], last_minute: Minute) -> dict[str, float]:
-        """Return rates per second since the last read; the first time, of the last full minute."""
+        """Return rates per second since the last read; at first, those of the last full minute."""
         now = time.monotonic()
         totals = {str(worker["id"]): worker.get("done") or {} for worker in workers}
         last, self._last = self._last, (now, totals)
         if last is None:
             return {name: getattr(last_minute, name) / 60 for name in _RATES}
-        seconds = max(0.001, now - last[0])
+        last_at, last_totals = last
+        seconds = max(0.001, now - last_at)
         return {
             name: sum(
-                max(0, done.get(name, 0) - last[1].get(worker, done).get(name, 0))
+                max(0, done.get(name, 0) - last_totals.get(worker, done).get(name, 0))
                 for worker, done in totals.items()
             )
             / seconds
@@ -109,10 +112,10 @@ class _Fleet:
         }
 
     def _batches_table(self, batches: list[Batch], workers: list[dict[str, Any]]) -> Table:
-        running = {batch.queues[0] for batch in batches if not batch.finished}
+        queues = {batch.queues[0] for batch in batches if not batch.finished}
         outlooks = {
             queue: self._reads.outlook(queue, [w for w in workers if w["queue"] == queue])
-            for queue in running
+            for queue in queues
         }
         rates = self._rates_of(batches)
         table = _table("BATCH", "STATE", ">DONE", ">OF", ">FAILED", ">REQUESTS/S", ">LEFT")
@@ -167,6 +170,7 @@ def _head(
 
 
 def _running(worker: dict[str, Any]) -> int:
+    """Return the number of slots in use; requests in flight beyond the slots wait."""
     return min(int(worker.get("slots") or 0), int(worker.get("in_flight") or 0))
 
 
@@ -206,6 +210,7 @@ def _escaped(text: str) -> str:
 
 
 def _table(*heads: str) -> Table:
+    """Return an empty table; a column whose heading begins with `>` is aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         right = head.startswith(">")

@@ -1,4 +1,4 @@
-"""`producer try`."""
+"""Implements `producer try`, which runs a few rows of a file as a trial."""
 
 import contextlib
 import signal
@@ -45,14 +45,15 @@ _UNUSED = (
     "stop_after",
     "notify",
 )
+#: Sources of the value of an option that the user has given.
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 #: Most characters shown of a prompt, and of an answer.
 _PROMPT_CHARACTERS, _ANSWER_CHARACTERS = 400, 800
-#: Columns of the table where standard output is no terminal.
+#: Width of the table in characters if standard output is no terminal.
 _WIDTH = 120
 #: Most bad lines of the file whose errors are printed.
 _BAD = 3
-#: Fields of the tokens of a row.
+#: Names of a row's fields with its tokens.
 _TOKENS = ("prompt_tokens", "completion_tokens")
 #: Signals that end the command.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -75,7 +76,7 @@ def command(
     file: str,
     mapped: tuple[str, ...],
     as_json: bool,
-    **given: Any,
+    **values: Any,
 ) -> Exit:
     """Run a few rows of FILE now, and show prompts, answers and the plan of FILE.
     The options of `producer submit` are taken, too.
@@ -85,8 +86,8 @@ def command(
     the time of the whole FILE are computed from these answers.
     """
     _tell_unused()
-    submission = make_submission(context.settings, "try", given)
-    source = open_input(file, mapped, submission.overrides, submission.keep, given["delimiter"])
+    submission = make_submission(context.settings, "try", values)
+    source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     store, queue = context.store, submission.queue
     submission = check_workers(store, context.settings, submission)
     workers, outlook = known_workers(context, queue)
@@ -97,23 +98,23 @@ def command(
             if meter.due():
                 meter.update(source.position, f"{content.lines} lines read")
 
-        found = plan(
+        planned = plan(
             context.settings, submission, source, CharacterCounter(), workers, outlook, report,
             spread.watch,
         )  # fmt: skip
     tried = _run(context, submission, spread, file)
-    found = measured_plan(found, tried)
+    planned = measured_plan(planned, tried)
     if as_json:
-        show.put_json(_json(file, tried, found))
+        show.put_json(_json(file, tried, planned))
     else:
-        _table(tried)
-        _summary(file, tried, found)
-    if not found.content.requests:
+        _print_table(tried)
+        _print_summary(file, tried, planned)
+    if not planned.content.requests:
         return Exit.BAD_INPUT
     return Exit.ALL_WELL if all(row.ok for row in tried) else Exit.SOME_FAILED
 
 
-# Every option of `submit` is one of `try`, so that a command line needs only the other word.
+# `try` takes every option of `submit`, so that one replaces only the word in a command line.
 command.params[:0] = submit_command.command.params
 
 
@@ -126,12 +127,12 @@ def _tell_unused() -> None:
 
 
 def _run(context: Context, submission: Submission, spread: Spread, file: str) -> list[TriedRow]:
-    """Run the rows; remove their batch at the end, however it comes."""
+    """Run the rows; remove their batch at the end, also after an error or a signal."""
     trial = Trial(context.store, context.settings, submission, spread)
     workers = QueueWorkers(context.store, submission.queue)
     tried: list[TriedRow] = []
     total = len(spread.chosen)
-    with _dropped(trial), Meter(trial.id, total) as meter:
+    with _removed_at_end(trial), Meter(trial.id, total) as meter:
         trial.begin(file)
 
         def sleep(seconds: float) -> None:
@@ -146,22 +147,22 @@ def _run(context: Context, submission: Submission, spread: Spread, file: str) ->
 
 
 @contextlib.contextmanager
-def _dropped(trial: Trial) -> Iterator[None]:
-    """Remove the trial at the end. Further signals do not interrupt this: a terminal sends two."""
+def _removed_at_end(trial: Trial) -> Iterator[None]:
+    """Remove the trial's batch at the end, uninterrupted by signals: a terminal may send two."""
     try:
         yield
     finally:
-        before = {s: signal.signal(s, signal.SIG_IGN) for s in _SIGNALS}
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
         try:
             trial.drop()
         except StoreUnavailable as error:
-            tell(f"{trial.id} could not be removed, and will be when it has expired: {error}")
+            tell(f"{trial.id} could not be removed; Redis removes it when it has expired: {error}")
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-def _table(tried: list[TriedRow]) -> None:
+def _print_table(tried: list[TriedRow]) -> None:
     """Print prompts and answers side by side."""
     table = Table("row", "prompt", "answer", show_lines=True, expand=True)
     table.columns[1].ratio, table.columns[2].ratio = 1, 1
@@ -190,9 +191,9 @@ def _cell(text: str, most: int, style: str = "") -> Text:
     return Text("\n".join(lines), style=style)
 
 
-def _summary(file: str, tried: list[TriedRow], found: Plan) -> None:
+def _print_summary(file: str, tried: list[TriedRow], planned: Plan) -> None:
     """Print what failed, the tokens, and the plan of the whole file."""
-    failed, content = failures(tried), found.content
+    failed, content = failures(tried), planned.content
     done = sum(row.ok for row in tried)
     usage = [sum(getattr(row, name) or 0 for row in tried) for name in _TOKENS]
     text = f"{done} of {counted(len(tried), 'row')} answered"
@@ -209,8 +210,8 @@ def _summary(file: str, tried: list[TriedRow], found: Plan) -> None:
         "requests": requests_text(content),
         "tokens in": f"about {content.prompt_tokens:,}, {by}",
         "tokens out": f"about {content.expected:,.0f}, {by}" if done else None,
-        "redis": f"{show.size_text(found.memory.most)} at most",
-        "time": time_text(found),
+        "redis": f"{show.size_text(planned.memory.most)} at most",
+        "time": time_text(planned),
     })  # fmt: skip
     for error in content.first_bad[:_BAD]:
         click.echo(show.printable(f"bad: {error}"))
@@ -218,7 +219,7 @@ def _summary(file: str, tried: list[TriedRow], found: Plan) -> None:
         click.echo(f"bad: {content.bad - _BAD:,} more")
 
 
-def _json(file: str, tried: list[TriedRow], found: Plan) -> dict[str, Any]:
+def _json(file: str, tried: list[TriedRow], planned: Plan) -> dict[str, Any]:
     """Return the JSON object of a trial."""
     done = sum(row.ok for row in tried)
     return {
@@ -240,5 +241,5 @@ def _json(file: str, tried: list[TriedRow], found: Plan) -> dict[str, Any]:
         ],
         "request_counts": {"completed": done, "failed": len(tried) - done},
         "failures": dict(failures(tried)),
-        "plan": plan_json(file, found),
+        "plan": plan_json(file, planned),
     }

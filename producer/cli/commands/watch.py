@@ -1,4 +1,4 @@
-"""`producer watch`."""
+"""Implements `producer watch`, which follows a batch, or streams a request's text."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ Entry = dict[str, str]
 
 #: Seconds to wait for text before the next check for the result.
 POLL_S = 1.0
-#: Seconds between two lines about the workers while no text arrives.
+#: Seconds without text after which a line about the workers is printed again.
 TELL_EVERY_S = 30.0
 
 
@@ -72,23 +72,23 @@ def stream_text(
 ) -> str:
     """Print a request's text until the request has its result; return its outcome.
 
-    `put`, if given, gets JSON entries instead: the begin of each attempt, each piece of all
-    choices, the end.
+    If `put` is given, it gets JSON entries instead: `begin` for each attempt, `text` for each piece
+    of each choice, and `end`.
     """
     entry, own_id = store.find(batch, custom_id)
     request_id = leader_of(entry) or own_id
-    same = BatchWatch(store, batch, "a request of it was watched", may_reopen=True)
+    changes = BatchWatch(store, batch, "a request of it was watched", may_reopen=True)
     workers = BatchWorkers(store)
-    text = TextPrinter() if put is None else EntryWriter(put)
+    output = TextPrinter() if put is None else EntryWriter(put)
     tell_at = 0.0
     with closing(store.listener(request_id)) as listener:
         transcript = listener.transcripts[request_id]
         while (raw := store.results([request_id])[0]) is None:
             pieces = listener.read(POLL_S)
             for piece in pieces:
-                text.add(piece)
+                output.add(piece)
             if not pieces:
-                _check_not_expired(store, same, request_id)
+                _check_not_expired(store, changes, request_id)
             now = time.monotonic()
             if not pieces and now >= tell_at:
                 tell(f"{custom_id} waits; {workers.text(batch)}")
@@ -96,17 +96,17 @@ def stream_text(
                 tell_at = now + TELL_EVERY_S
     meta = read_meta(raw)
     outcome = outcome_of(meta)
-    text.end(transcript, outcome, texts_of(meta.get("result")) if outcome == "completed" else {})
+    output.end(transcript, outcome, texts_of(meta.get("result")) if outcome == "completed" else {})
     return outcome
 
 
-def _check_not_expired(store: BatchStore, same: BatchWatch, request_id: str) -> None:
+def _check_not_expired(store: BatchStore, changes: BatchWatch, request_id: str) -> None:
     """Raise BatchConflict if the batch has ended and the result has expired."""
-    batch = same.state()
+    batch = changes.state()
     if not batch.finished or store.results([request_id]) != [None]:
         return
-    # After a retry in between, the request runs again.
-    if same.state().number("retried") == batch.number("retried"):
+    # If the batch was retried in between, the request runs again.
+    if changes.state().number("retried") == batch.number("retried"):
         raise BatchConflict(f"batch {batch.id} has ended, and this result is gone: it expired")
 
 
@@ -139,7 +139,7 @@ class TextPrinter:
 
 
 class EntryWriter:
-    """Passes on all choices as entries. The entries since the last `begin` have all text."""
+    """Passes on all choices as entries; those since the last `begin` have the whole text."""
 
     def __init__(self, put: Callable[[Entry], None]) -> None:
         self._put = put
@@ -172,10 +172,10 @@ class EntryWriter:
 
     def end(self, transcript: Transcript, outcome: str, texts: Mapping[int, str]) -> None:
         """Pass on the rest of the result's texts, and an `end` entry."""
-        had, attempt = dict(transcript.texts), max(1, transcript.attempt)
-        whole = bool(texts) and all(texts.get(n, "").startswith(t) for n, t in had.items())
+        passed_on, attempt = dict(transcript.texts), max(1, transcript.attempt)
+        whole = bool(texts) and all(texts.get(n, "").startswith(t) for n, t in passed_on.items())
         for choice, text in texts.items() if whole else ():
-            at = len(had.get(choice, ""))
+            at = len(passed_on.get(choice, ""))
             if piece := transcript.add(Piece("", attempt, choice, at, text[at:])):
                 self.add(piece)
         self._put({"event": "end", "attempt": str(attempt), "outcome": outcome,

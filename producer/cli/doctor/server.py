@@ -22,12 +22,12 @@ _LAST_WRITES = {
     "aof_last_bgrewrite_status": "append-only file (its rewrite)",
     "rdb_last_bgsave_status": "snapshot",
 }
-_RIGHTS_REMEDY = "give it those that docs/how-to/security.md lists (ACL SETUSER)"
+_RIGHTS_REMEDY = "give it the rights that docs/how-to/security.md lists (ACL SETUSER)"
 
 
 def check_server(info: Mapping[str, Any], url: str, high_water: float) -> Iterator[Finding]:
     """Yield findings from INFO: version, mode, role, persistence, memory."""
-    yield server_version(info, url)
+    yield check_version(info, url)
     if server_mode(info) == "cluster":
         remedy = (
             "use one without `cluster-enabled yes`: warmq's scripts touch keys of several slots"
@@ -50,9 +50,9 @@ def check_server(info: Mapping[str, Any], url: str, high_water: float) -> Iterat
             "its last snapshot, queue and results",
             "set `appendonly yes` in redis.conf for more than a trial",
         )  # fmt: skip
-    yield _eviction(info)
-    yield _memory(info, high_water)
-    yield from last_writes(info)
+    yield _check_eviction(info)
+    yield _check_memory(info, high_water)
+    yield from check_last_writes(info)
 
 
 def server_mode(info: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ def server_mode(info: Mapping[str, Any]) -> str:
     return str(info.get("redis_mode") or info.get("server_mode") or "standalone")
 
 
-def server_version(info: Mapping[str, Any], url: str) -> Finding:
+def check_version(info: Mapping[str, Any], url: str) -> Finding:
     """Check the server's version; Valkey reports a compatible Redis version too."""
     compatible = str(info.get("redis_version", "0"))
     valkey = info.get("valkey_version")
@@ -72,7 +72,7 @@ def server_version(info: Mapping[str, Any], url: str) -> Finding:
     return ok("redis", "server", text, **facts)
 
 
-def _eviction(info: Mapping[str, Any]) -> Finding:
+def _check_eviction(info: Mapping[str, Any]) -> Finding:
     policy = str(info.get("maxmemory_policy", "unknown"))
     text, remedy = f"maxmemory-policy is {policy}", "set `maxmemory-policy noeviction`"
     if policy == "noeviction":
@@ -87,7 +87,7 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
     )
 
 
-def _memory(info: Mapping[str, Any], high_water: float) -> Finding:
+def _check_memory(info: Mapping[str, Any], high_water: float) -> Finding:
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not limit:
         text = f"{size_text(used)} used; maxmemory is not set, so Redis can fill all memory"
@@ -101,17 +101,17 @@ def _memory(info: Mapping[str, Any], high_water: float) -> Finding:
     return ok("redis", "memory", text, used_bytes=used, limit_bytes=limit, percent=percent)
 
 
-def last_writes(info: Mapping[str, Any]) -> Iterator[Finding]:
+def check_last_writes(info: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a problem for each file that Redis failed to write the last time it tried."""
-    remedy = "check its log and the free space of its disk; it may refuse all writes"
+    remedy = "check Redis's log and the free space of its disk; Redis may refuse all writes"
     for field, what in _LAST_WRITES.items():
         if info.get(field, "ok") != "ok":
             text = f"Redis could not write its {what} the last time it tried"
             yield problem("disk", "redis_writes_fail", text, remedy, what=what)
 
 
-def clocks(before_s: float, redis_s: float, after_s: float) -> Finding:
-    """Compare Redis's clock with this machine's, which is read before and after Redis's."""
+def check_clocks(before_s: float, redis_s: float, after_s: float) -> Finding:
+    """Compare Redis's clock with this machine's, read at `before_s` and at `after_s`."""
     ahead_s = redis_s - (before_s + after_s) / 2
     uncertain_s = abs(after_s - before_s) / 2
     if abs(ahead_s) - uncertain_s <= CLOCK_S:
@@ -142,7 +142,7 @@ def rights_missing(missing: list[str], needed_by: list[str]) -> Finding:
     return problem("redis", "rights_missing", text, _RIGHTS_REMEDY, **facts)
 
 
-def tenant_records(usage: TenantUsage, most: int) -> Finding:
+def check_tenant_records(usage: TenantUsage, most: int) -> Finding:
     """Check the memory of a tenant's records; gateways refuse more than `most` bytes."""
     kinds = [f"{count} {kind}" for kind, count in usage.kinds.items()]
     facts = {

@@ -66,7 +66,8 @@ def check_work(store: BatchStore, settings: Settings, *, restricted: bool) -> It
         yield problem("workers", "no_worker", "no worker runs on this Redis", remedy)
     for worker in sorted(announcements, key=lambda worker: (str(worker["queue"]), worker["id"])):
         yield from _worker(worker)
-    batches = store.batches()  # a user without the right to read them learns of the workers first
+    # A user without the right to read batches gets the findings about the workers first.
+    batches = store.batches()
     yield from _queues(store, settings, alive, batches)
     if not restricted:
         yield from _unread_lists(
@@ -97,7 +98,7 @@ def _worker(worker: Worker) -> Iterator[Finding]:
         return
     if not is_alive(worker):
         text = f"{name} last announced itself {clock_text(facts['silent_s'])} ago"
-        remedy = "unless it was stopped on purpose, read the end of its log"
+        remedy = "if it was not stopped on purpose, read the end of its log"
         text += f" ({state}, queue {queue})"
         yield remark("workers", "worker_silent", text, remedy, **facts)
         return
@@ -120,7 +121,7 @@ def _worker(worker: Worker) -> Iterator[Finding]:
 
 
 def _models(worker: Worker) -> Iterator[Finding]:
-    """Yield the models and swaps of a worker with several models, and the failures to load one."""
+    """Yield the models and swaps of a worker with several models, and its models' failures."""
     name = str(worker["id"])
     if models := list(models_of(worker)):
         swaps = swaps_of(worker)
@@ -136,7 +137,7 @@ def _models(worker: Worker) -> Iterator[Finding]:
         yield remark("workers", "worker_unloadable", text, remedy, **facts)
     remedy = "swaps to it take longer; start the worker again if the cause is gone"
     for model, why in sleep_failed(worker).items():
-        text = f"{name} starts a new engine for each stay of {model}, which cannot sleep: {why}"
+        text = f"{name} starts a new engine each time it loads {model}, which cannot sleep: {why}"
         yield remark("workers", "worker_sleep_failed", text, remedy, id=name, model=model, why=why)
 
 
@@ -144,7 +145,7 @@ def _worker_version(facts: dict[str, Any], protocol: int) -> Iterator[Finding]:
     text = f"{facts['id']} has protocol {protocol}, this producer has {PROTOCOL}"
     protocols = {"theirs": protocol, "own": PROTOCOL}
     if protocol < PROTOCOL:
-        text += ": it does not take what this one queues"
+        text += ": it does not take what this producer queues"
         yield problem("workers", "worker_older", text, "upgrade the worker", **facts, **protocols)
     elif protocol > PROTOCOL:
         text += ": this producer may misread it"
@@ -188,7 +189,10 @@ def _queues(
             text = (
                 f"queue {queue} has {counted(suspects, 'request')} suspected of killing an engine"
             )
-            remedy = "a worker runs each of them alone; one that kills it again is a dead letter"
+            remedy = (
+                "a worker runs each of them alone; one that kills its engine again becomes a dead "
+                "letter"
+            )
             yield remark("queue", "suspects", text, remedy, queue=queue, count=suspects)
     for stall in StallReads.using(store).stalls(settings, queues, unfinished):
         if not stall.code.startswith("memory_"):  # the check of the server has these
@@ -197,7 +201,7 @@ def _queues(
 
 
 def foreign_keys(store: BatchStore, queue: str) -> Iterator[Finding]:
-    """Yield a problem for each key with a queue's name that another program has created."""
+    """Yield a problem for each key of another program that has a name of the queue's keys."""
     remedy = "remove or rename it, or choose another database (WARMQ_REDIS_URL) or WARMQ_QUEUE"
     try:
         for key, kind in store.wrong_types(queue).items():

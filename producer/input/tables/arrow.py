@@ -32,8 +32,9 @@ _JSON = "arrow.json"
 _KNOWN = ("arrow.uuid", "arrow.bool8")
 _PERIOD = "pandas.period"
 
-#: Schema, number of rows if known, and a function that reads wanted columns as record batches.
-_Opened = tuple[Any, int | None, Callable[[Sequence[str]], Iterator[Any]]]
+#: Schema, number of rows if known, and a function that reads the named columns as record batches.
+_Table = tuple[Any, int | None, Callable[[Sequence[str]], Iterator[Any]]]
+#: Function that returns the Python value of an Arrow scalar.
 _Read = Callable[[Any], Any]
 
 
@@ -63,13 +64,13 @@ class ArrowTable:
     def __init__(self, place: Place, *, parquet: bool) -> None:
         self.name = place.name
         self._errors = (pyarrow(place.name).ArrowException, OSError, ValueError)
-        self._file = _opened(place, "OSFile" if parquet else "memory_map")
+        self._file = _open_file(place, "OSFile" if parquet else "memory_map")
         try:
-            opened = (_parquet if parquet else _arrow)(self._file)
+            table = (_open_parquet if parquet else _open_arrow)(self._file)
         except self._errors as error:
             self._file.close()
             raise self._damaged(error) from None
-        self.schema, self.rows, self._batches = opened
+        self.schema, self.rows, self._batches = table
         self.columns: Sequence[str] = self.schema.names
 
     def read(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -77,9 +78,9 @@ class ArrowTable:
         row = 0
         try:
             for batch in self._batches(wanted):
-                for found in rows_of(batch):
+                for cells in rows_of(batch):
                     row += 1
-                    yield found
+                    yield cells
         except self._errors as error:
             raise self._damaged(error, row) from None
 
@@ -93,7 +94,7 @@ class ArrowTable:
             self._file.close()
 
 
-def _opened(place: Place, opener: str) -> Any:
+def _open_file(place: Place, opener: str) -> Any:
     """Open a place as a file of pyarrow; `opener` is pyarrow's function for a local file."""
     arrow, stream = pyarrow(place.name), place.open(in_order=False)  # raises our own errors
     if not (isinstance(place, FilePlace) and place.size()):
@@ -102,12 +103,12 @@ def _opened(place: Place, opener: str) -> Any:
     return getattr(arrow, opener)(place.name)
 
 
-def _parquet(file: Any) -> _Opened:
+def _open_parquet(file: Any) -> _Table:
     table = pyarrow("a table", "parquet").ParquetFile(
         file,
         buffer_size=_BUFFER,
         pre_buffer=False,
-        coerce_int96_timestamp_unit="us",  # 64 bits of nanoseconds end in 2262
+        coerce_int96_timestamp_unit="us",  # nanoseconds in 64 bits end in 2262
     )
 
     def batches(wanted: Sequence[str]) -> Iterator[Any]:
@@ -116,7 +117,7 @@ def _parquet(file: Any) -> _Opened:
     return table.schema_arrow, table.metadata.num_rows, batches
 
 
-def _arrow(file: Any) -> _Opened:
+def _open_arrow(file: Any) -> _Table:
     """Open an Arrow file or stream; Hugging Face's `datasets` writes streams as `.arrow`.
 
     One record batch is in memory at a time, and its writer decided its size; local files are
@@ -147,7 +148,7 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 def _cells(field: Any, column: Any) -> list[Any]:
     name, read = field.name, _reader(column.type)
-    # Without pandas, Arrow does not know the type and has its name only in the metadata.
+    # Without pandas, Arrow does not know the type `pandas.period`; only the metadata has its name.
     if (field.metadata or {}).get(b"ARROW:extension:name") == _PERIOD.encode():
         read = _refuse_period
     if read is None:
@@ -165,7 +166,7 @@ def _cell(name: str, scalar: Any, read: _Read) -> Any:
         return BadCell(name, "is not UTF-8; convert it to UTF-8")
     except Exception as error:
         text = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, KeyError):  # the text is only the name of a time zone
+        if isinstance(error, KeyError):  # the error's text is only the name of a time zone
             text = f"this machine does not know {error}"
         return BadCell(name, f"cannot be read: {text}; make the column a text")
 
@@ -216,7 +217,7 @@ def _refuse_period(_: Any) -> Any:
 
 
 def _refuse_double_key(_: Any) -> Any:
-    raise ValueError("a key is there twice in its objects")
+    raise ValueError("its objects have a key twice")
 
 
 def _nested_reader(types: Any, kind: Any) -> _Read | None:
@@ -233,18 +234,18 @@ def _nested_reader(types: Any, kind: Any) -> _Read | None:
         element = _inner(kind.value_type)
         return lambda scalar: [element(one) for one in scalar.values]
     if types.is_union(kind):
-        return lambda scalar: None if (of := scalar.value) is None else _inner(of.type)(of)
+        return lambda scalar: None if (one := scalar.value) is None else _inner(one.type)(one)
     return None
 
 
 def _map(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in scalar.values:
         name = key_of(key(pair[0]))
-        if name in found:
-            raise ValueError(f"the key {name[:140]!r} is there twice in a map")
-        found[name] = value(pair[1])
-    return found
+        if name in values:
+            raise ValueError(f"a map has the key {name[:140]!r} twice")
+        values[name] = value(pair[1])
+    return values
 
 
 def _float(width: int, scalar: Any) -> Any:

@@ -16,9 +16,9 @@ from typing import Any
 
 import orjson
 
-#: Bound below which each whole float is equal to exactly one integer.
+#: Bound below which each whole float is equal to one integer only.
 _EXACT = 2**53
-#: Options of orjson. It passes times to `plain`: it would write 00:00:14.010000 as 00:00:14.10000.
+#: Options of orjson. Times go to `plain`, because orjson writes 00:00:14.010000 as 00:00:14.10000.
 JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
 _TIMES = (dt.datetime, dt.date, dt.time)
 #: Pattern of 20 digits in a row: only JSON with them can have an integer of more than 64 bits.
@@ -114,10 +114,10 @@ def key_of(value: Any) -> str:
 
 def json_of(text: str) -> Any:
     """Decode JSON; raise ValueError if it is invalid or has an integer of more than 64 bits."""
-    found = orjson.loads(text)
+    value = orjson.loads(text)
     if _MANY_DIGITS.search(text):
         json.loads(text, parse_int=_within_64_bits)
-    return found
+    return value
 
 
 def _within_64_bits(digits: str) -> None:
@@ -127,27 +127,27 @@ def _within_64_bits(digits: str) -> None:
 
 def list_or_object(column: str, value: Any) -> Any:
     """Return a text's JSON value if it is a list or object, otherwise the text."""
-    found = parsed(column, value)
-    return found if isinstance(found, list | dict) else value
+    decoded = parsed(column, value)
+    return decoded if isinstance(decoded, list | dict) else value
 
 
 def list_object_or_null(column: str, value: Any) -> Any:
     """Return a text's JSON value if it is a list, object or null, otherwise the text."""
-    found = parsed(column, value)
-    return found if found is None or isinstance(found, list | dict) else value
+    decoded = parsed(column, value)
+    return decoded if decoded is None or isinstance(decoded, list | dict) else value
 
 
 def texts_or_json(column: str, value: Any) -> Any:
     """Return `list_or_object`; raise BadCell for a list in Python's syntax (pandas writes it)."""
-    found = list_or_object(column, value)
-    if isinstance(found, str) and found[:1] == "[" and found[-1:] == "]":
+    decoded = list_or_object(column, value)
+    if isinstance(decoded, str) and decoded[:1] == "[" and decoded[-1:] == "]":
         try:
-            is_list = isinstance(ast.literal_eval(found), list)
+            is_list = isinstance(ast.literal_eval(decoded), list)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return found
+            return decoded
         if is_list:
             raise BadCell(column, 'is a list as Python writes it; write it as JSON: ["a", "b"]')
-    return found
+    return decoded
 
 
 def parsed(column: str, value: Any) -> Any:
@@ -203,20 +203,21 @@ def _json(column: str, value: Any) -> bytes:
 
 
 def as_cells(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """Return the cells of some columns of a row of Python values; BadCell for a bad one."""
+    """Return the cells of these columns of a row of Python values; a bad cell is a BadCell."""
     return {column: _cell(column, row.get(column)) for column in columns}
 
 
 def _cell(column: str, value: Any) -> Any:
     try:
-        return _plain(column, value)
+        return _json_value(column, value)
     except BadCell as error:
         return error
     except ValueError as error:
         return BadCell(column, f"cannot be written as JSON: {error}; make it a text")
 
 
-def _plain(column: str, value: Any) -> Any:
+def _json_value(column: str, value: Any) -> Any:
+    """Return the JSON value of a value of Python, pandas or numpy; bytes stay bytes."""
     if value is None or type(value) in (str, bool, int):
         return value
     if type(value).__name__ in _MISSING:
@@ -224,11 +225,11 @@ def _plain(column: str, value: Any) -> Any:
     if hasattr(value, "dtype"):
         return _of_numpy(column, value)
     if isinstance(value, enum.Enum):
-        return _plain(column, value.value)
+        return _json_value(column, value.value)
     if isinstance(value, Mapping):
         return _object(column, value)
     if isinstance(value, list | tuple):
-        return [_plain(column, one) for one in value]
+        return [_json_value(column, one) for one in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value if isinstance(value, bytes) else value_of(column, value)
@@ -236,20 +237,20 @@ def _plain(column: str, value: Any) -> Any:
 
 def _object(column: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     """Return an object without pandas' missing values and NaN; None is kept."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, one in value.items():
-        name, inner = key_of(key), _plain(column, one)
-        if name in found:
-            raise ValueError(f"the key {name[:140]!r} is there twice")
+        name, inner = key_of(key), _json_value(column, one)
+        if name in members:
+            raise ValueError(f"an object has the key {name[:140]!r} twice")
         if inner is not None or one is None:
-            found[name] = inner
-    return found
+            members[name] = inner
+    return members
 
 
 def _of_numpy(column: str, value: Any) -> Any:
     """Return the JSON value of a number or array of numpy, or of a column of pandas."""
     if value.ndim:
-        return [_plain(column, one) for one in value]
+        return [_json_value(column, one) for one in value]
     kind, text = value.dtype.kind, str(value)
     if text == "NaT":
         return None
@@ -259,4 +260,4 @@ def _of_numpy(column: str, value: Any) -> Any:
         return duration_of(int(value.astype("timedelta64[ns]").astype("int64")))
     if kind == "f" and math.isfinite(value):
         return value_of(column, float(text))  # the shortest number for its number of bits
-    return _plain(column, value.item())
+    return _json_value(column, value.item())

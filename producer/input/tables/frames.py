@@ -16,23 +16,23 @@ from producer.input.tables.output_types import InputColumns
 _INDEX = "__index_level_"
 
 
-def is_frame(given: object) -> bool:
-    """Whether an object exports an Arrow stream; frames of pandas and polars do."""
-    return hasattr(given, "__arrow_c_stream__")
+def is_frame(value: object) -> bool:
+    """Whether an object exports an Arrow stream, as frames of pandas and polars do."""
+    return hasattr(value, "__arrow_c_stream__")
 
 
-def is_series(given: object) -> bool:
-    """Whether an object is one column; series of pandas and polars are."""
-    return hasattr(given, "to_frame") and hasattr(given, "name") and not hasattr(given, "columns")
+def is_series(value: object) -> bool:
+    """Whether an object is one column, as series of pandas and polars are."""
+    return hasattr(value, "to_frame") and hasattr(value, "name") and not hasattr(value, "columns")
 
 
 def series_frame(series: Any, pairs: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
     """Return a series as a frame of one column, and the mapping of its rows.
 
-    Without `pairs`, texts are prompts, and lists are messages. A series of dicts has requests, and
-    is returned as a list of them.
+    Without `pairs`, texts are prompts, and lists are messages. The dicts of a series are requests;
+    such a series is returned as a list.
     """
-    # An empty value of pandas is a float.
+    # A missing value of pandas is a float, NaN.
     first = next((v for v in series if v is not None and not isinstance(v, float)), "")
     if isinstance(first, Mapping):
         return list(series), pairs
@@ -61,12 +61,12 @@ class _Rows:
         self._frame = frame
         self._arrow = pyarrow(self.name)
         self._errors = (self._arrow.ArrowException, OverflowError, TypeError, ValueError)
-        self._first: Any = self._opened()
+        self._first: Any = self._open_stream()
         self.schema = self._first.schema
         self.columns = [n for n in self.schema.names if not n.startswith(_INDEX)]
         self.wanted: list[str] = self.columns
 
-    def _opened(self) -> Any:
+    def _open_stream(self) -> Any:
         try:
             return self._arrow.RecordBatchReader.from_stream(self._frame)
         except self._errors as error:
@@ -81,7 +81,7 @@ class _Rows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         stream, self._first = self._first, None
-        stream, row = self._opened() if stream is None else stream, 0
+        stream, row = self._open_stream() if stream is None else stream, 0
         while (batch := self._next(stream, row)) is not None:
             for piece in pieces(batch, self.wanted):
                 yield from rows_of(piece)
@@ -96,16 +96,16 @@ class _Rows:
             raise InputUnreadable(f"{self.name}, after row {row}: {text}; fix its rows") from None
 
 
-def is_data_set(given: object) -> bool:
+def is_data_set(value: object) -> bool:
     """Whether an object is a Hugging Face data set, in memory or streamed."""
-    return hasattr(given, "features") and hasattr(given, "column_names")
+    return hasattr(value, "features") and hasattr(value, "column_names")
 
 
 def unpadded(data_set: Any, to_line: ToLine) -> ToLine:
     """Return a `to_line` that first removes keys without a value, at any depth.
 
-    A struct of a data set has the keys of all rows, with nulls for those that a row does not have.
-    The nulls of a JSON column are kept.
+    Each struct of a data set has the keys of all rows; keys that a row does not have are null. The
+    nulls of a JSON column are kept.
     """
     features = data_set.features
 

@@ -1,4 +1,4 @@
-"""Columns that folders give to the files inside them: `day=2/part-0.parquet` (Hive's form)."""
+"""Reads columns from the names of folders: `day=2/part-0.parquet` (Hive's form)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Table(Protocol):
 
 
 def keys_of(file: str, base: str) -> dict[str, str | None]:
-    """Return the columns from the folders of a file below `base`, and from the end of `base`."""
+    """Return the columns in the names of a file's folders, below `base` and at its end."""
     keys: dict[str, str | None] = {}
     above = PurePosixPath(base)
     while "=" in above.name:
@@ -41,7 +41,10 @@ def keys_of(file: str, base: str) -> dict[str, str | None]:
 
 
 class TableOfFolder:
-    """A table with the columns of its folders, which are texts; its own columns precede them."""
+    """A table with the columns of its folders, which are texts.
+
+    If the table has a column of the same name, the table's is used.
+    """
 
     def __init__(self, table: Table, keys: Mapping[str, str | None]) -> None:
         self._table = table

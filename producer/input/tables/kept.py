@@ -1,7 +1,7 @@
 """Keeps columns of a table that are not part of the request, for the output.
 
-The line of a row is its request's JSON; with kept columns, the JSON of their cells is a second text
-after a line feed. So the digest of the input covers both, in any order of the lines.
+The line of a row is its request's JSON. With kept columns, a line feed and the JSON of their cells
+follow. Thereby the digest of the input covers both, in any order of the lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 @dataclass(frozen=True, slots=True)
 class KeptColumns:
-    """The names of the kept columns, in the order of the table for `all`."""
+    """The names of the kept columns; for `all` in the order of the table."""
 
     names: tuple[str, ...] = ()
 
@@ -39,20 +39,20 @@ class KeptColumns:
         cls, keep: Sequence[str], columns: Sequence[str] | None, without: Collection[str] = ()
     ) -> KeptColumns:
         """Return the columns of the option `keep`; raise BadOption for an unknown one."""
-        known = columns or ()
-        wanted: dict[str, None] = {}
-        for given in keep:
-            names = [given] if given in known or columns is None else given.split(",")
-            wanted |= dict.fromkeys(known if given == ALL else map(str.strip, names))
-        for name in wanted:
+        existing = columns or ()
+        kept: dict[str, None] = {}
+        for text in keep:
+            names = [text] if text in existing or columns is None else text.split(",")
+            kept |= dict.fromkeys(existing if text == ALL else map(str.strip, names))
+        for name in kept:
             if columns is not None and name not in columns:
                 raise BadOption(
                     f"keep: there is no column {name!r}{did_you_mean(name, columns)}; there are "
                     f"{listed(columns)}"
                 )
-            if known.count(name) > 1:
+            if existing.count(name) > 1:
                 raise BadOption(f"keep: there are two columns {name!r}; rename one")
-        return cls(tuple(name for name in wanted if name not in without))
+        return cls(tuple(name for name in kept if name not in without))
 
     def after(self, line: bytes, row: Mapping[str, Any]) -> bytes:
         """Return a row's line with its kept cells; an unreadable cell makes it a bad row."""
@@ -85,7 +85,7 @@ def split_kept(line: bytes) -> tuple[bytes, bytes]:
 def take_columns(chunk: RawChunk) -> bytes:
     """Remove the kept cells from a chunk's lines; return them for Redis (`read_columns`).
 
-    The bytes are the greatest line number, a line feed, and compressed lines: number, blank, cells.
+    The bytes are the greatest line number, a line feed, and compressed lines: number, space, cells.
     """
     rows = []
     for at, (number, line) in enumerate(chunk.lines):
@@ -104,7 +104,7 @@ def read_columns(raw: bytes) -> dict[int, bytes]:
 
 
 def _cell_json(column: str, value: Any) -> bytes:
-    if not isinstance(value, _BYTES):  # an output can have bytes, a request cannot
+    if not isinstance(value, _BYTES):  # an output can have bytes, but a request cannot
         value = value_of(column, value)
     try:
         return orjson.dumps(value, _plain, JSON)

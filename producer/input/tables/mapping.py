@@ -53,7 +53,8 @@ _TEXTS = frozenset(("custom_id", "method", "url"))
 _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 #: Fields of which a mapping needs one, with a value in each row; other fields may be empty.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
-#: How similar a constant may not be to a column's name (ratios of difflib): a word, another text.
+#: Similarity to a column's name (ratio of difflib) from which a constant is refused: of a word, and
+#: of any other text.
 _NEAR_WORD, _NEAR_TEXT = 0.6, 0.8
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
 #: Values of JSON that are neither texts, lists nor objects; a bound may exclude 0 or 1.
@@ -71,18 +72,18 @@ class Template:
     def parse(cls, field: str, text: str) -> Template:
         """Parse the template of a field; raise BadOption for a single brace."""
         texts, columns, at = [""], [], 0
-        for found in _PART.finditer(text):
-            texts[-1] += text[at : found.start()]
-            at = found.end()
-            if found[1]:
-                columns.append(found[1])
+        for match in _PART.finditer(text):
+            texts[-1] += text[at : match.start()]
+            at = match.end()
+            if match[1]:
+                columns.append(match[1])
                 texts.append("")
-            elif len(found[0]) == 2:
-                texts[-1] += found[0][0]
+            elif len(match[0]) == 2:
+                texts[-1] += match[0][0]
             else:
                 raise BadOption(
-                    f"template of {field}: a single {found[0]} at character {found.start() + 1}; "
-                    f"write {found[0] * 2} for a brace, {{column}} for a column"
+                    f"template of {field}: a single {match[0]} at character {match.start() + 1}; "
+                    f"write {match[0] * 2} for a brace, {{column}} for a column"
                 )
         texts[-1] += text[at:]
         return cls(tuple(texts), tuple(columns))
@@ -99,8 +100,8 @@ class RowMapping:
     """Converts rows to lines of an input file.
 
     `pairs` maps each field to a column, a template or a constant (any other text); without pairs,
-    each column is the field of its name. `columns` are the table's columns, None if unknown,
-    `guessed` if they are those of the first row only. A field is a field of a request's body,
+    each column is the field of its name. `columns` are the table's columns, None if unknown.
+    With `guessed`, only the first row was read for them. A field is a field of a request's body,
     `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat; the
     messages are in the order of `pairs`. With `input` alone the request is an embedding.
 
@@ -115,8 +116,8 @@ class RowMapping:
         *,
         guessed: bool = False,
     ) -> None:
-        pairs = pairs or _same_names(columns or ())
-        #: Texts that are constants as far as the first row tells, and their fields.
+        pairs = pairs or _map_same_names(columns or ())
+        #: Constant -> its field, if a later row may have a column of that name.
         self._guesses: dict[str, str] = {}
         self._gets: list[tuple[str, _Get]] = []
         self._messages: list[tuple[str, _Get]] = []
@@ -139,7 +140,8 @@ class RowMapping:
             else:
                 self._gets.append((field, get))
                 self.columns[field] = ", ".join(used)
-        self._gets.sort(key=lambda pair: pair[0] != "custom_id")  # so that a bad row's error has it
+        # The custom_id is read first, so that the error of a bad row has it.
+        self._gets.sort(key=lambda pair: pair[0] != "custom_id")
         self._check_request(pairs, columns)
         needed = _NEEDED & self.columns.keys()
         self._url = {"url": EMBEDDINGS_URL} if needed == {"input"} else {}
@@ -150,15 +152,14 @@ class RowMapping:
         if self.custom_id != self.columns.get("custom_id"):
             self.custom_id = ""
         # An output has a column custom_id anyway.
-        own = {"custom_id"} & {self.custom_id}
-        self.kept = KeptColumns.of(keep, columns, without=own)
+        self.kept = KeptColumns.of(keep, columns, without={"custom_id"} & {self.custom_id})
         #: The columns to read.
         self.wanted = list(wanted | dict.fromkeys(self.kept.names))
         #: The columns that are neither used nor kept.
         self.unused = [column for column in columns or () if column not in self.wanted]
 
     def _check_request(self, pairs: Mapping[str, str], columns: Sequence[str] | None) -> None:
-        """Raise BadOption unless the fields are one request, and a column is used for it."""
+        """Raise BadOption if the fields are not one request, or if no column is used for it."""
         if self._messages and "messages" in pairs:
             raise BadOption("field messages: given as a whole and by roles; give it one way")
         if len(whole := sorted(WHOLE_REQUESTS & self.columns.keys())) > 1:
@@ -210,11 +211,11 @@ class RowMapping:
             return bad_row(cell.problem, cell.column, request.get("custom_id"))
 
 
-def _same_names(columns: Sequence[str]) -> dict[str, str]:
-    """Return a mapping of each column that has the name of a field to that field."""
+def _map_same_names(columns: Sequence[str]) -> dict[str, str]:
+    """Return a mapping of each field to the column of the same name, where there is one."""
     fields = _body_fields().union(_LINE_FIELDS)
     if not columns:
-        raise BadOption("the table has no columns; give another")
+        raise BadOption("the table has no columns; give another table")
     same = {column: column for column in columns if column in fields}
     if not same.keys() & _NEEDED:
         unknown = [column for column in columns if column not in fields]
@@ -291,16 +292,16 @@ def _column(field: str, column: str) -> _Get:
 
     def get(row: Row) -> Any:
         value = row.get(column)
-        found = None if value is None or value_of(column, value) is None else convert(value)
-        if found is None and needed:
+        converted = None if value is None or value_of(column, value) is None else convert(value)
+        if converted is None and needed:
             raise empty(column)
-        return found
+        return converted
 
     return get
 
 
 def _converter(field: str, column: str) -> Callable[[Any], Any]:
-    """Return the conversion of a cell to a field's value."""
+    """Return the function that converts a cell to a field's value."""
     if field in _TEXTS or field.startswith(_MESSAGES):
         return partial(text_of, column)
     if field in _TEXTS_OR_JSON:

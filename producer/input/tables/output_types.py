@@ -17,8 +17,9 @@ import orjson
 
 from producer.input.tables.arrow import pyarrow
 
+#: Arrow's unit of time -> its nanoseconds.
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-#: Arrow's types of views, and the types in which parquet stores them.
+#: Arrow's types whose names end in `_view`, and the types in which parquet stores them.
 _VIEWS = {"string_view": "string", "binary_view": "binary"}
 #: Function that converts a JSON value to a value of a type.
 Convert = Callable[[Any], Any]
@@ -26,10 +27,10 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class InputColumns:
-    """The kept columns of a table and, if known, their types and that of the custom_id.
+    """The kept columns of a table and, if known, their types and the custom_id's type.
 
     `types` is an Arrow schema in base64: the kept columns, then the custom_id's column if
-    `typed_id`. '' for a table without types, such as CSV.
+    `typed_id`. It is '' for a table without types, such as CSV.
     """
 
     keep: tuple[str, ...] = ()
@@ -56,11 +57,11 @@ class InputColumns:
         """Return the columns of a batch's field `kept_columns`."""
         if not text:
             return cls()
-        found = orjson.loads(text)
-        return cls(tuple(found["keep"]), found["types"], found["typed_id"])
+        value = orjson.loads(text)
+        return cls(tuple(value["keep"]), value["types"], value["typed_id"])
 
     def arrow_types(self) -> tuple[dict[str, Any], Any]:
-        """Return the type of each kept column, and that of the custom_id."""
+        """Return the type of each kept column, and the custom_id's type."""
         arrow = pyarrow("a table with kept columns")
         types = [arrow.string()] * (len(self.keep) + 1)
         if self.types:
@@ -78,19 +79,21 @@ def _typed(kind: Any) -> bool:
 
 
 def _column_type(kind: Any) -> Any:
-    """Return the type of a column in the output: a dictionary of texts stays one, unordered.
+    """Return the type of a column in the output.
 
-    Pandas calls it a category. The order of its values is not in its type.
+    A dictionary of texts, which pandas calls a category, stays a dictionary. It is unordered,
+    because the order of its values is not in its type.
     """
-    arrow, found = pyarrow("a table"), output_type(kind)
+    arrow, plain_type = pyarrow("a table"), output_type(kind)
     types = pyarrow("a table", "types")
-    if types.is_dictionary(kind) and (types.is_string(found) or types.is_large_string(found)):
-        return arrow.dictionary(arrow.int32(), found)
-    return found
+    is_text = types.is_string(plain_type) or types.is_large_string(plain_type)
+    if types.is_dictionary(kind) and is_text:
+        return arrow.dictionary(arrow.int32(), plain_type)
+    return plain_type
 
 
 def output_type(kind: Any) -> Any:
-    """Return the type of cells in the output: that of the input, as far as parquet has it."""
+    """Return the type of cells in the output: the input's type, or the nearest one of parquet."""
     arrow, types = pyarrow("a table"), pyarrow("a table", "types")
     if isinstance(kind, arrow.BaseExtensionType):
         if kind.extension_name in ("arrow.json", "arrow.uuid"):
@@ -125,7 +128,7 @@ def _nested_type(arrow: Any, types: Any, kind: Any) -> Any:
 
 
 def converter(kind: Any) -> Convert:
-    """Return the conversion of a cell's JSON, or of a custom_id, to a value of a type."""
+    """Return the function that converts a cell's JSON, or a custom_id, to a value of a type."""
     inner = _converter(kind)
     return lambda value: None if value is None else inner(value)
 
@@ -164,7 +167,7 @@ def _time_converter(types: Any, kind: Any) -> Convert:
 
 
 def _units(unit: int, is_time: bool, text: str) -> int:
-    """Return an ISO time as a number of units since midnight, or since 1970."""
+    """Return an ISO time as a number of units, of `unit` ns, since midnight or since 1970."""
     moment = dt.datetime.fromisoformat(f"1970-01-01T{text}" if is_time else text)
     since = moment.replace(tzinfo=moment.tzinfo or dt.UTC) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     digits = text.partition(".")[2]
@@ -191,5 +194,5 @@ def array(values: Sequence[Any], kind: Any) -> Any:
 
 def read_cells(text: bytes) -> Mapping[str, Any]:
     """Return the kept cells of a row from their JSON."""
-    found: dict[str, Any] = orjson.loads(text) if text else {}
-    return found
+    cells: dict[str, Any] = orjson.loads(text) if text else {}
+    return cells

@@ -21,7 +21,7 @@ from producer.input.tables.hive import Table, TableOfFolder
 from producer.input.tables.mapping import Row, RowMapping
 from producer.input.tables.output_types import InputColumns
 
-#: Most characters of a CSV cell, the default limit of a line's bytes. Python's own limit is 128 KB.
+#: Most characters of a CSV cell: as many as a line may have bytes by default. Python allows 128 KB.
 _CELL = 10 * 2**20
 
 
@@ -29,7 +29,7 @@ class CsvTable:
     """A CSV file, which may be compressed; its cells are texts, `delimiter` is one character."""
 
     rows: int | None = None
-    #: It has no types.
+    #: CSV has no types.
     schema: Any = None
 
     def __init__(self, place: Place, delimiter: str) -> None:
@@ -98,6 +98,7 @@ def _header_problem(columns: Sequence[str]) -> str:
     return f"two columns of the name {twice[0]!r}; rename one" if twice else ""
 
 
+#: Characters that may separate the cells of a CSV file.
 _DELIMITERS = (",", ";", "|", "\t")
 
 
@@ -114,7 +115,7 @@ def _check_delimiter(table: Table, part: TablePart, pairs: Mapping[str, str]) ->
 
 
 def other_delimiter(columns: Sequence[str]) -> str:
-    """Return the delimiter that is inside the only column of a CSV file's header, '' if none."""
+    """Return the delimiter inside the only column of a CSV file's header; '' without one."""
     header = columns[0] if len(columns) == 1 and not columns[0].startswith("sep=") else ""
     return next((mark for mark in _DELIMITERS if mark in header), "")
 
@@ -132,6 +133,7 @@ _KINDS: dict[str, Callable[[Place], Table]] = {
     ".csv": partial(CsvTable, delimiter=","),
     ".tsv": partial(CsvTable, delimiter="\t"),
 }
+#: Endings that a CSV file may have in addition.
 _COMPRESSED = (".gz", ".zst")
 
 
@@ -145,7 +147,7 @@ def kind_of(name: str) -> str:
 
 
 def columns_of(place: Place, delimiter: str = "") -> Sequence[str]:
-    """Return the columns of a table, none of another file; raise InputUnreadable, ExtraMissing."""
+    """Return the columns of a table; () for another file. Raises InputUnreadable, ExtraMissing."""
     if not (kind := kind_of(place.name)):
         return ()
     table = TablePart(place, kind, delimiter=delimiter).open()
@@ -186,7 +188,7 @@ class TablePart:
 
 
 class TableSource:
-    """A source over the rows of one or several tables. Opens the first to read its columns.
+    """A source over the rows of one or several tables; the first one's columns count.
 
     `keep` are columns for the output (KeptColumns.of). Raises BadOption for a bad mapping,
     InputUnreadable and ExtraMissing.
@@ -195,17 +197,17 @@ class TableSource:
     def __init__(
         self,
         name: str,
-        places: Sequence[TablePart],
+        parts: Sequence[TablePart],
         pairs: Mapping[str, str],
         keep: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self._places, self.pairs, self.keep = places, pairs, keep
-        #: The delimiter of a CSV file, '' if it is the one of its kind.
-        self.delimiter = places[0].delimiter
-        first = places[0].open()
+        self._parts, self.pairs, self.keep = parts, pairs, keep
+        #: The delimiter of CSV files; '' is the usual one of their ending.
+        self.delimiter = parts[0].delimiter
+        first = parts[0].open()
         try:
-            _check_delimiter(first, places[0], pairs)
+            _check_delimiter(first, parts[0], pairs)
             self._mapping = RowMapping(pairs, first.columns, keep)
             #: Columns that are neither used nor kept.
             self.unused = self._mapping.unused
@@ -214,7 +216,7 @@ class TableSource:
             #: Fields that come from columns.
             self.fields = self._mapping.columns.keys()
             #: Number of rows; None if unknown.
-            self.size = first.rows if len(places) == 1 else None
+            self.size = first.rows if len(parts) == 1 else None
         finally:
             first.close()
         #: Rows read so far.
@@ -223,8 +225,8 @@ class TableSource:
 
     def reopen(self) -> TableSource:
         """Return the source from its first row."""
-        places = [place.reopen() for place in self._places]
-        return TableSource(self.name, places, self.pairs, self.keep)
+        parts = [part.reopen() for part in self._parts]
+        return TableSource(self.name, parts, self.pairs, self.keep)
 
     def _output_columns(self, table: Table) -> str:
         mapping = self._mapping
@@ -233,8 +235,8 @@ class TableSource:
     def fingerprint(self) -> str:
         """Return a digest of the mapping and the files' fingerprints."""
         options = [dict(self.pairs), *([list(self.keep)] if self.keep else [])]
-        parts = [*options, *(place.fingerprint() for place in self._places)]
-        return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+        texts = [*options, *(part.fingerprint() for part in self._parts)]
+        return hashlib.sha256(orjson.dumps(texts)).hexdigest()
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
         """Yield the chunks of `reader.chunks`; raise BadOption if a file lacks a column."""
@@ -243,21 +245,22 @@ class TableSource:
 
     def _lines(self) -> Iterator[bytes]:
         wanted, line, kept = self._mapping.wanted, self._mapping.line, self._mapping.kept
-        for place in self._places:
-            table = place.open()
+        for part in self._parts:
+            table = part.open()
             try:
                 for column in wanted:
                     count = table.columns.count(column)
                     if count == 0:
                         raise BadOption(
-                            f"{place.name} has no column {column!r}, and {self._places[0].name} has"
+                            f"{part.name} has no column {column!r}, which "
+                            f"{self._parts[0].name} has; give only files with the same columns"
                         )
                     if count > 1:
-                        raise BadOption(f"{place.name} has two columns {column!r}; rename one")
+                        raise BadOption(f"{part.name} has two columns {column!r}; rename one")
                 if self._output_columns(table) != self.output_columns:
                     raise BadOption(
-                        f"{place.name} has other types in its kept columns or custom_id than "
-                        f"{self._places[0].name}; give them the same types"
+                        f"{part.name} has other types in its kept columns or custom_id than "
+                        f"{self._parts[0].name}; give them the same types"
                     )
                 for row in table.read(wanted):
                     self.position += 1

@@ -221,15 +221,15 @@ def test_a_folder_that_was_deleted_is_a_remark(
     ],
 )
 def test_a_server_that_is_too_old_is_a_problem(told: dict[str, str], code: str) -> None:
-    finding = server.server_version(told, "redis://host")
+    finding = server.check_version(told, "redis://host")
     assert finding.code == code
     assert finding.facts["version"] == told.get("valkey_version", told["redis_version"])
 
 
 @pytest.mark.parametrize("field", ["aof_last_write_status", "rdb_last_bgsave_status"])
 def test_a_write_of_redis_that_failed_is_a_problem(field: str) -> None:
-    assert not list(server.last_writes(GOOD))
-    (finding,) = server.last_writes(GOOD | {field: "err"})
+    assert not list(server.check_last_writes(GOOD))
+    (finding,) = server.check_last_writes(GOOD | {field: "err"})
     assert (finding.code, finding.level) == ("redis_writes_fail", "problem")
 
 
@@ -247,14 +247,14 @@ def test_a_write_of_redis_that_failed_is_a_problem(field: str) -> None:
 def test_clocks_are_compared_as_far_as_the_round_trip_lets_them(
     before: float, redis_s: float, after: float, code: str
 ) -> None:
-    finding = server.clocks(before, redis_s, after)
+    finding = server.check_clocks(before, redis_s, after)
     assert finding.code == code
     assert finding.level == ("ok" if code == "clock" else "remark")
 
 
 def test_a_clock_that_is_off_says_in_which_direction() -> None:
-    assert server.clocks(100, 160, 100).facts == {"apart_s": 60, "direction": "ahead of"}
-    assert server.clocks(100, 40, 100).facts == {"apart_s": 60, "direction": "behind"}
+    assert server.check_clocks(100, 160, 100).facts == {"apart_s": 60, "direction": "ahead of"}
+    assert server.check_clocks(100, 40, 100).facts == {"apart_s": 60, "direction": "behind"}
 
 
 def test_dead_letters_are_counted_to_a_bound(

@@ -152,7 +152,7 @@ def test_retry_says_what_it_would_do_where_nothing_can_be_retried(
     store.cancel(now(store))
     done = run_producer("retry", "b1", redis_url=redis_url)
     assert "0 requests queued again" in done.stderr
-    assert "1,498 are cancelled: --include cancelled" in done.stderr
+    assert "1,498 requests are cancelled: --include cancelled" in done.stderr
     assert "2 failed lines are wrong themselves" in done.stderr
     done = run_producer("retry", "b1", "--include", "cancelled", redis_url=redis_url)
     assert "1498 requests queued again" in done.stderr

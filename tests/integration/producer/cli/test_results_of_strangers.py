@@ -45,7 +45,7 @@ def test_a_result_of_another_program_breaks_no_reader(
     assert stream_text(store, now(store), "c1", entries.append) == RESULTS[raw]
     state = show.request_state(store, now(store), "c1")
     assert state["status"] == RESULTS[raw]
-    show.request_table(state)
+    show.print_request(state)
 
 
 @pytest.mark.parametrize("raw", RESULTS, ids=lambda raw: raw[:90].decode())

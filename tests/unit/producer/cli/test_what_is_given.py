@@ -19,7 +19,7 @@ from producer.cli.options import parse_overrides
 from producer.cli.show import put_json, put_json_list
 from producer.client.client import submission_of
 from producer.collect.outputs import ResultFile, replaceable
-from producer.input.bucket import BadPlace, split
+from producer.input.bucket import BadPlace, split_url
 from producer.input.options import BadOption
 
 LETTERS = "a\u2028b\u2029c\u0085d한"
@@ -69,10 +69,10 @@ def test_a_field_is_set_once() -> None:
 )  # fmt: skip
 def test_a_name_that_no_object_can_have_is_refused(url: str) -> None:
     with pytest.raises(BadPlace, match="its name has") as raised:
-        split(url)
+        split_url(url)
     assert "\n" not in raised.value.message
-    assert split("s3://b/a/") == ("s3://b", "a/")
-    assert split("s3://b/a..b/c.d") == ("s3://b", "a..b/c.d")
+    assert split_url("s3://b/a/") == ("s3://b", "a/")
+    assert split_url("s3://b/a..b/c.d") == ("s3://b", "a..b/c.d")
 
 
 def _line(custom_id: str, batch: str = "mine") -> ResultLine:
