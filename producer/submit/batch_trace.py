@@ -1,8 +1,8 @@
 """Exports the spans of a batch's trace: submission, ordering, writing of results.
 
 The batch's hash in Redis has the context of the first span, so that other processes can add spans
-to the trace and link the spans of requests to it. The trace is exported unless the caller's trace
-is not sampled.
+to the trace and link the spans of requests to it. The trace is not exported if the caller's
+trace is not sampled.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contract.batch import Batch
 from contract.traces import Span, SpanContext, Value, now, read_context, root_context, tracer
 
+#: The field of a batch's hash that has this context.
 FIELD = "traceparent"
 
 
