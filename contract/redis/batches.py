@@ -126,11 +126,11 @@ class BatchStore(DeadLetters):
                 self._results_at_once = max(1, len(part) // 2)
         return found
 
-    def collected(self, batch: Batch) -> None:
+    def note_collected(self, batch: Batch) -> None:
         """Note that a finished batch's results were collected; no expiry warning is needed."""
         self._run("collected", batch.id, batch.life)
 
-    def written(self, batch: Batch, fingerprints: Sequence[str]) -> None:
+    def note_written(self, batch: Batch, fingerprints: Sequence[str]) -> None:
         """Note the fingerprints of the files into which a batch's results were written."""
         self._run("collected", batch.id, batch.life, *fingerprints)
 

@@ -111,7 +111,7 @@ def collect(
             check_replaced(output, errors, batch.id, now.written)
         if marks:
             with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
-                store.written(batch, marks)
+                store.note_written(batch, marks)
 
     with Meter(batch.id, batch.number("total")) as meter:
         progress = _Progress(meter, BatchWorkers(store))

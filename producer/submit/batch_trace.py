@@ -30,7 +30,7 @@ def _context(batch: Batch | None) -> SpanContext | None:
     return read_context(batch.fields.get(FIELD)) if batch is not None else None
 
 
-def submitted(batch: Batch, queue: str, parent_traceparent: str) -> None:
+def export_submission(batch: Batch, queue: str, parent_traceparent: str) -> None:
     """Export the first span: from the batch's creation until now."""
     tracing, context = tracer(), _context(batch)
     if tracing is None or context is None:
@@ -47,7 +47,7 @@ def submitted(batch: Batch, queue: str, parent_traceparent: str) -> None:
 
 
 @contextmanager
-def step(name: str, batch: Batch | None, queue: str) -> Iterator[None]:
+def export_step(name: str, batch: Batch | None, queue: str) -> Iterator[None]:
     """Export a span for the block; the span fails with the block."""
     tracing, context = tracer(), _context(batch)
     if tracing is None or context is None or batch is None:

@@ -128,7 +128,7 @@ class Submitter:
             with closing(self._planned) if self._planned else nullcontext():
                 self._read(raw_chunks)
                 if self._planned:
-                    with batch_trace.step("plan", summary.batch, self.submission.queue):
+                    with batch_trace.export_step("plan", summary.batch, self.submission.queue):
                         self._push(self._planned)
             self.report(summary)
             self.seal()
@@ -140,7 +140,7 @@ class Submitter:
         if summary.batch.stopped:
             self.store.cancel(summary.batch, summary.batch.fields["reason"])
             summary.batch = self.store.batch(self._id) or summary.batch
-        batch_trace.submitted(
+        batch_trace.export_submission(
             summary.batch, self.submission.queue, self.submission.parent_traceparent
         )
         return summary
