@@ -14,7 +14,7 @@ from contract.message import Delivery
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 #: Characters with their JSON escapes. JSON allows these characters in a text, but `str.splitlines`
-#: ends a line at each, and OpenAI's SDK uses it (`iter_lines`).
+#: ends a line at each, as does OpenAI's SDK (`iter_lines`).
 _SEPARATORS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
     (b"\xe2\x80\xa9", b"\\u2029"),

@@ -1,4 +1,4 @@
--- Counts a batch's failures by error code, and stops a batch with too many; every script has these functions. The
+-- Shared by every script: functions that count a batch's failures by error code, and stop a batch with too many. The
 -- field `failures` of the batch's hash has a line for each code, in the order in which the codes first occurred:
 -- <code> <number of failed lines> <request id> ... The ids are those of the first requests that failed with this code
 -- and were not retried. The results of these requests have custom_id, line and message.

@@ -12,7 +12,7 @@ from contract.redis.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's weight in the share of tokens, and its cap: most sequences in flight a queue."""
+    """A tenant's weight in the share of tokens, and its cap: sequences in flight per queue."""
 
     name: str
     weight: float = 1.0

@@ -36,7 +36,7 @@ def check_regular(path: Path) -> None:
 
 
 class AppendFile:
-    """A file for appending, locked by one process; closing it undoes writes after `sync`."""
+    """A file for appending, locked by one process; closing undoes writes since the last `sync`."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
