@@ -42,7 +42,7 @@ end
 -- Applies the charges of this script's ended leases, and adds their answers to the queue's mean.
 local function apply_charges()
   for list, sum in pairs(ended_charges) do
-    -- Leases with weight 1: their share is their tokens.
+    -- These are of leases with weight 1, whose share is their tokens.
     local used, charged = sum.used - sum.weighted_used, sum.charged - sum.weighted_charged
     charge(list, sum.sequences, sum.used - sum.charged,
            { share = used - charged + sum.share, each = sum.used / sum.count,
