@@ -54,9 +54,9 @@ class Batch:
 
     @property
     def routes(self) -> dict[str, str]:
-        """The queue of each model that chooses one; '' is for any other model, if it has one.
+        """The queue of each model that chooses one; the key '' has the queue of all other models.
 
-        Empty if the lines' models do not choose queues.
+        The key '' may be missing. Empty if the lines' models do not choose queues.
         """
         raw = self.fields.get("routes")
         return orjson.loads(raw) if raw else {}
@@ -79,7 +79,7 @@ class Batch:
     @property
     def stopped(self) -> bool:
         """Whether so many requests failed that the batch was cancelled (`stop_after`)."""
-        # The retry of a producer of 0.2.0 leaves the field behind.
+        # The retry of a producer of 0.2.0 leaves the field `stopped` behind.
         return "stopped" in self.fields and "cancelling" in self.fields
 
     @property

@@ -13,24 +13,24 @@ from contract.openai.decode import printable
 #: Most bytes of memory for liblzma; its strongest preset takes 65 MiB.
 _LZMA_BYTES = 96 * 2**20
 #: The decompressors by kombu's name in the header `compression`; kombu's gzip is zlib's format.
-_KINDS: dict[str, Callable[[], Any]] = {
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 32),
     "application/x-bz2": bz2.BZ2Decompressor,
     "application/x-lzma": lambda: lzma.LZMADecompressor(memlimit=_LZMA_BYTES),
 }
 
 
-def inflated(body: str, kind: object, max_bytes: int) -> bytes:
+def inflated(body: str, compression: object, max_bytes: int) -> bytes:
     """Return the decompressed text of `body`, which is compressed data in base64.
 
     Raises:
-        RequestRejected: the text has more than `max_bytes`, the data are damaged, or `kind` is
-            unknown.
+        RequestRejected: the text has more than `max_bytes`, the data are damaged, or the name
+            `compression` is unknown.
     """
-    make = _KINDS.get(kind) if isinstance(kind, str) else None
+    make = _DECOMPRESSORS.get(compression) if isinstance(compression, str) else None
     if make is None:
         raise RequestRejected(
-            f"Celery option compression: {printable(str(kind))!r} is not supported; "
+            f"Celery option compression: {printable(str(compression))!r} is not supported; "
             "use gzip, bzip2 or lzma",
             code="unsupported_option",
         )

@@ -1,4 +1,4 @@
-"""Defines warmq's errors, by who must act; docs/reference/errors.md describes their codes."""
+"""Defines warmq's errors, by who must act. docs/reference/errors.md describes their codes."""
 
 from typing import Literal
 
@@ -102,7 +102,7 @@ class ProtocolMismatch(WarmqError):
 
 
 class BatchConflict(WarmqError):
-    """The batch, or what else the call names, is in a state that does not allow the call."""
+    """The batch or other object that the call names is in a state that does not allow the call."""
 
     code = "batch_conflict"
 

@@ -7,7 +7,7 @@ from contract.batch import Batch
 
 #: Most error codes in one text, and most first requests of a code (as in the scripts).
 _CODES_IN_TEXT, _FIRST = 3, 5
-#: Ended requests from which the share of failed ones is shown.
+#: Fewest ended requests of which the share of failed ones is shown.
 FEWEST = 10
 
 
@@ -31,7 +31,7 @@ def failures_of(batches: Iterable[Batch]) -> list[CodeFailures]:
         noted = [_read(line) for line in batch.fields.get("failures", "").splitlines()]
         failed = batch.number("failed")
         unknown = failed - sum(one.count for one in noted)
-        if unknown < 0:  # a producer of 0.2.0 has run some again, and changed no count
+        if unknown < 0:  # a producer of 0.2.0 has run some requests again, but changed no count
             noted, unknown = [], failed
         if unknown:
             noted.append(CodeFailures("", unknown))
@@ -50,7 +50,7 @@ def _read(line: str) -> CodeFailures:
 def failures_text(batch: Batch) -> str:
     """Return for example `65 of 70 failed: 40 max_tokens, 25 unknown_field`; '' without failures.
 
-    The second number is of the requests that have ended.
+    The second number, 70 here, is the number of requests that have ended.
     """
     codes = failures_of([batch])
     return codes_text(codes, batch.terminal) if codes else ""
@@ -63,7 +63,7 @@ def failures_so_far(batch: Batch) -> str:
 
 
 def codes_text(codes: list[CodeFailures], ended: int) -> str:
-    """Return the text about failures with these codes, of `ended` requests."""
+    """Return the text of failures_text for these codes, when `ended` requests have ended."""
     named = [f"{one.count} {one.code or 'of unknown code'}" for one in codes[:_CODES_IN_TEXT]]
     if len(codes) > _CODES_IN_TEXT:
         named.append(f"{sum(one.count for one in codes[_CODES_IN_TEXT:])} of other codes")

@@ -31,7 +31,8 @@ def leader_of(entry: IndexEntry) -> str:
 def read_ending(text: str) -> tuple[str, range]:
     """Return the request id and the numbers of followers in an entry of a batch's `finished` list.
 
-    Without numbers the entry is about the request; with numbers about these of its followers.
+    Without numbers the entry is about the request itself; with numbers, about its followers with
+    these numbers.
     """
     request_id, *numbers = text.split("\0")
     first, last = map(int, numbers) if numbers else (1, 0)

@@ -55,7 +55,7 @@ def priority_lists(queue: str) -> list[str]:
 def turn_list(queue: str, priority: int, tenant: str, batch_id: str = "") -> str:
     """Return the key of the list of a batch's messages.
 
-    Without `batch_id`: of those of the tenant's messages that are served in order of arrival.
+    Without `batch_id` it is the list of the tenant's messages that are served in order of arrival.
     """
     return f"{queue}{PRIORITY_SEPARATOR}{priority_step(priority)}\x06{tenant}\x06{batch_id}"
 
@@ -82,8 +82,9 @@ def text_channel(listener: str) -> str:
 
 def _uuid5(name: str) -> str:
     # The bits are those of uuid.uuid5 (RFC 9562, section 5.5), which takes four times as long.
-    d = hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).hexdigest()
-    return f"{d[:8]}-{d[8:12]}-5{d[13:16]}-{_VARIANT[d[16]]}{d[17:20]}-{d[20:32]}"
+    digits = hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).hexdigest()
+    third, fourth = f"5{digits[13:16]}", f"{_VARIANT[digits[16]]}{digits[17:20]}"
+    return f"{digits[:8]}-{digits[8:12]}-{third}-{fourth}-{digits[20:32]}"
 
 
 def request_id(batch_id: str, custom_id: str) -> str:

@@ -13,8 +13,8 @@ from contract.message import Delivery
 #: The outcomes of requests; a batch's counters have these names.
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
-#: Characters, with their JSON escapes, that JSON allows in a text, but at which `str.splitlines`
-#: ends a line, and so OpenAI's SDK (`iter_lines`).
+#: Characters with their JSON escapes. JSON allows these characters in a text, but `str.splitlines`
+#: ends a line at each, as does OpenAI's SDK (`iter_lines`).
 _SEPARATORS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
     (b"\xe2\x80\xa9", b"\\u2029"),
@@ -85,13 +85,13 @@ def _warmq(
     batch: str, custom_id: str | None, line: int | None, error: object, timing: object,
     prompt: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    found = dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
+    ours = dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
     if prompt:
-        found["prompt"] = prompt
-    return found
+        ours["prompt"] = prompt
+    return ours
 
 
-@dataclass(slots=True)  # made once for each result: one call fewer than a tuple
+@dataclass(slots=True)  # faster to make than a NamedTuple; each result makes one
 class ResultLine:
     """One output line of a batch.
 
@@ -141,11 +141,11 @@ def read_meta(raw: bytes) -> dict[str, Any]:
     if not (isinstance(meta, dict) and isinstance(meta.get("status"), str)):
         return {"status": "FAILURE", "result": "the stored result cannot be read"}
     if "warmq" in meta:
-        meta["warmq"] = _usable(meta["warmq"])
+        meta["warmq"] = _with_valid_fields(meta["warmq"])
     return meta
 
 
-def _usable(ours: object) -> dict[str, Any] | None:
+def _with_valid_fields(ours: object) -> dict[str, Any] | None:
     if not isinstance(ours, dict):
         return None
     if not _is_ours(ours):
@@ -170,7 +170,8 @@ def outcome_of(meta: dict[str, Any]) -> str:
 
 
 #: Texts in the JSON of an answer that ended at its limit of tokens: of chats and completions, of
-#: /v1/responses and of /v1/messages. Quotes within a JSON text are escaped, so none is in one.
+#: /v1/responses and of /v1/messages. Quotes within a JSON text are escaped, so no text of an answer
+#: can contain one of these.
 _CUT = (
     b'"finish_reason":"length"',
     b'"incomplete_details":{"reason":"max_output_tokens"',
@@ -185,7 +186,7 @@ def is_cut(answer: bytes) -> bool:
 
 
 def is_last_cut(answer: bytes) -> bool:
-    """Return `is_cut` of the last choice alone: 1 µs, a quarter of the other's time."""
+    """Return whether the last choice is cut: takes 1 µs, a quarter of the time of `is_cut`."""
     at = answer.rfind(b'"finish_reason":"')
     if at < 0:
         return any(text in answer for text in _CUT[1:])
@@ -303,7 +304,7 @@ def result_line(
 
 
 def stored_line(request_id: str, raw: bytes) -> ResultLine | None:
-    """Return the output line with the custom_id and line number in the result, or None."""
+    """Return the output line with the result's custom_id and line; None if one is missing."""
     if plain := _plain_line(request_id, raw):
         return plain
     ours = read_meta(raw).get("warmq") or {}

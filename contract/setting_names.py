@@ -1,8 +1,8 @@
 """Checks names of settings: a misspelt name is refused instead of ignored.
 
 One environment, `.env` or `warmq.toml` may serve producers, workers and gateways, so each of them
-must know all names. None imports the code of another, so the names are listed here; a test compares
-them with the settings classes.
+must know all names. A worker and a gateway may not import each other's code, so the names are
+listed here; a test compares them with the settings classes.
 
 A producer does not know the settings of engines from other distributions. So only a worker, which
 knows every setting of its engine, refuses a name that is not similar to a known one. Names that
@@ -20,7 +20,7 @@ PREFIX = "WARMQ_"
 #: The group of entry points in which other distributions name their engines.
 ENGINE_GROUP = "warmq.engines"
 
-#: The settings that only workers read, among them all of this repository's engines.
+#: The settings that only workers read, among them those of all engines of this repository.
 WORKER_SETTINGS = frozenset(
     """
     engine model models swap_drain_s served_model_name default_max_tokens look_ahead
@@ -114,11 +114,11 @@ def misspelt_keys(
 ) -> Iterator[str]:
     """Yield a message for each key or section of a TOML file that would be ignored."""
     for key, value in given.items():
-        section = isinstance(value, dict)
-        near = _suggestion(key, known, all_known=all_known or section)
+        is_section = isinstance(value, dict)
+        near = _suggestion(key, known, all_known=all_known or is_section)
         if near is None:
             continue
-        if section and key not in REMOVED_SETTINGS:
+        if is_section and key not in REMOVED_SETTINGS:
             yield f"[{key}] is a section, which is not allowed; write its keys above all sections"
         else:
             yield _refusal(key, key, near, "remove")
@@ -127,7 +127,7 @@ def misspelt_keys(
 def _suggestion(name: str, known: Collection[str], *, all_known: bool) -> str | None:
     """Return None if a name is right, else the most similar known name, '' if none is similar.
 
-    Unless `all_known`, a name that is not similar to a known one is right.
+    A name that is not similar to a known one counts as right if `all_known` is false.
     """
     if name in REMOVED_SETTINGS:
         return ""

@@ -39,7 +39,7 @@ def printable(text: str) -> str:
     return text
 
 
-def _queue(name: str) -> str:
+def _checked_queue(name: str) -> str:
     if name.startswith(_RESERVED) or ":suspects" in name:
         raise ValueError(
             f"must not begin with {', '.join(_RESERVED)} nor contain :suspects: these are names of "
@@ -99,7 +99,7 @@ def _variables(source: object) -> Mapping[str, str | None]:
 
 
 class SourcedSettings(BaseSettings):
-    """The base class of settings, which reads them from the places above."""
+    """The base class of settings; reads them from the places that the module's docstring names."""
 
     #: Whether names in all places are checked.
     checks_names: ClassVar[bool] = True
@@ -123,9 +123,9 @@ class SourcedSettings(BaseSettings):
         """Return the places of settings, first to last; check the names in them."""
         toml = _toml(settings_cls)
         if cls.checks_names:
-            lines = [*_misspelt(cls, env_settings, dotenv_settings, toml)]
-            if lines:
-                raise SettingsError("\n".join(lines))
+            messages = [*_misspelt(cls, env_settings, dotenv_settings, toml)]
+            if messages:
+                raise SettingsError("\n".join(messages))
         return init_settings, env_settings, dotenv_settings, toml
 
 
@@ -135,7 +135,7 @@ class Settings(SourcedSettings):
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="URL of Redis: broker, leases, results"
     )
-    queue: Annotated[Text, AfterValidator(_queue)] = Field(
+    queue: Annotated[Text, AfterValidator(_checked_queue)] = Field(
         DEFAULT_QUEUE, min_length=1, max_length=200, description="base name of the queue"
     )
     result_ttl_s: Seconds = Field(
@@ -177,7 +177,7 @@ def load(cls: type[S], **overrides: Any) -> S:
     """
     try:
         return cls(**overrides)
-    except (OSError, UnicodeError) as error:  # .env's; _toml handles those of the TOML file
+    except (OSError, UnicodeError) as error:  # errors of .env; _toml handles the TOML file's
         raise SettingsError(f".env cannot be read: {error}; fix or remove it") from None
     except ValidationError as error:
         problems = error.errors(include_input=False, include_url=False)

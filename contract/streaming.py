@@ -63,8 +63,8 @@ def decode_pieces(data: bytes) -> list[Piece]:
 def listen_request(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
     """Return a subscription to these requests' texts.
 
-    A worker keeps it while the request runs there, else for LISTEN_S. With `raw` it also gets text
-    of which parts may become tool calls or reasoning instead of the answer.
+    A worker keeps it while the request runs there, else for LISTEN_S. With `raw` the listener also
+    gets text of which parts may become tool calls or reasoning instead of the answer.
     """
     message = {"listener": listener, "ids": list(request_ids)}
     return orjson.dumps(message | {"raw": True} if raw else message)
@@ -154,7 +154,7 @@ class Listener:
         self._name = secrets.token_hex(8)
         self._pubsub: Any = None
         #: The time.monotonic() of the last subscription to each request.
-        self._announced: dict[str, float] = {}
+        self._subscribed_at: dict[str, float] = {}
         #: The time.monotonic() at which the last piece of each request was received.
         self._received: dict[str, float] = {}
         #: The times of the last message on the connection, and of the last PING.
@@ -163,10 +163,10 @@ class Listener:
     def read(self, wait_s: float) -> list[Piece]:
         """Return new pieces; wait for them, or for a result, at most `wait_s`."""
         if self._pubsub is None:
-            self._pubsub = self._subscribed()
-            self._announced.clear()  # pieces were missed, so all requests are subscribed to again
+            self._pubsub = self._open_pubsub()
+            self._subscribed_at.clear()  # pieces were missed: subscribe to all requests again
             self._active_at = time.monotonic()
-        self._announce(time.monotonic())
+        self._publish_subscription(time.monotonic())
         new: list[Piece] = []
         try:
             message = self._pubsub.get_message(timeout=wait_s)
@@ -175,20 +175,21 @@ class Listener:
                 if message["type"] == "message":
                     new += self._receive(message["channel"].decode(), message["data"])
                 message = self._pubsub.get_message()
-            self._check(time.monotonic())
+            self._check_connection(time.monotonic())
         except StoreUnavailable:
             self.close()  # redis-py would reconnect, but its subscriptions might be refused then
             raise
         return new
 
-    def _announce(self, now: float) -> None:
-        due = [request_id for request_id in self.transcripts if now >= self._due(request_id)]
+    def _publish_subscription(self, now: float) -> None:
+        """Publish a subscription to the requests that need one now."""
+        due = [name for name in self.transcripts if now >= self._subscribe_at(name)]
         if due:
             message = listen_request(self._name, due, raw=True)
             self._client.publish(naming.LISTEN_CHANNEL, message)
-            self._announced |= dict.fromkeys(due, now)
+            self._subscribed_at |= dict.fromkeys(due, now)
 
-    def _check(self, now: float) -> None:
+    def _check_connection(self, now: float) -> None:
         """Close a connection that does not answer a PING; the next read opens a new one."""
         if self._pinged_at > self._active_at:
             if now >= self._pinged_at + SILENT_S:
@@ -197,16 +198,16 @@ class Listener:
             self._pubsub.ping()
             self._pinged_at = now
 
-    def _due(self, request_id: str) -> float:
+    def _subscribe_at(self, request_id: str) -> float:
         """Return the time at which to subscribe to a request again."""
-        announced = self._announced.get(request_id)
-        if announced is None:
+        subscribed_at = self._subscribed_at.get(request_id)
+        if subscribed_at is None:
             return 0.0
         if self.transcripts[request_id].gaps:
-            return announced + MISSED_S
-        return max(announced, self._received.get(request_id, 0.0)) + SILENT_S
+            return subscribed_at + MISSED_S
+        return max(subscribed_at, self._received.get(request_id, 0.0)) + SILENT_S
 
-    def _subscribed(self) -> Any:
+    def _open_pubsub(self) -> Any:
         """Return a pub/sub connection that receives all publications from now on."""
         pubsub = self._client.pubsub()
         channels = [naming.RESULT_PREFIX + request_id for request_id in self.transcripts]

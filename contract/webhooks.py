@@ -47,11 +47,11 @@ def check_url(text: str) -> str:
     """Return the URL of a receiver; raise ValueError with the rule that it breaks."""
     try:
         parts = urlsplit(text)
-        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        has_parts = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # a malformed port or IPv6 address
-        right = False
+        has_parts = False
     plain = text.isascii() and text.isprintable() and " " not in text
-    if not right or not plain or len(text) > _LONGEST_URL:
+    if not has_parts or not plain or len(text) > _LONGEST_URL:
         raise ValueError(
             f"give http:// or https://, a host and a path, of at most {_LONGEST_URL} ASCII "
             "characters"
@@ -96,7 +96,7 @@ def headers_of(webhook_id: str, body: bytes, secret: str, now: int) -> dict[str,
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> int:
-    """Post a body; return the status, or raise NotDelivered. `private` allows any address."""
+    """Post a body; return the status, or raise NotDelivered. `private` allows private addresses."""
     try:
         return asyncio.run(_post(urlsplit(url), body, headers, private))
     except TimeoutError:
@@ -117,7 +117,7 @@ async def _post(url: SplitResult, body: bytes, headers: dict[str, str], private:
         reader, writer = await _connect(url, private)
         try:
             writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode("ascii") + body)
-            return await _status(reader)
+            return await _read_status(reader)
         finally:
             writer.transport.abort()
 
@@ -128,15 +128,15 @@ async def _connect(
     """Connect to an allowed address of the URL's host."""
     host, tls = url.hostname or "", url.scheme == "https"
     port = url.port or (443 if tls else 80)
-    # This loop has nothing else to do, and a thread would outlive the timeout.
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+    # This call may block: the loop has nothing else to do, and a thread would outlive the timeout.
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
     allowed = [a for a in addresses if private or is_public(a)]
     if not allowed:
         raise NotDelivered(
             "its name has no public address (WARMQ_GATEWAY_PRIVATE_WEBHOOKS=true allows all)"
         )
-    context, name = (_context(), host) if tls else (None, None)
+    context, name = (_tls_context(), host) if tls else (None, None)
     last: OSError = OSError("it has no address")
     for address in allowed[:_ADDRESSES]:
         try:
@@ -149,7 +149,7 @@ async def _connect(
     raise last
 
 
-def _context() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     with suppress(ImportError):  # some images have no other certificates
         import certifi  # noqa: PLC0415
@@ -158,7 +158,7 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-async def _status(reader: asyncio.StreamReader) -> int:
+async def _read_status(reader: asyncio.StreamReader) -> int:
     """Return the status of the answer, after any answers that only inform (1xx)."""
     while True:
         found = _STATUS.match(await reader.readline())

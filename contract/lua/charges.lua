@@ -1,15 +1,20 @@
--- Charges of requests, before and after they ran. The keys are those of turns.lua.
+-- Charges requests to their tenants' counters: an estimate before they run, and the used tokens after that. The
+-- keys are those of turns.lua.
 
--- The charges of leases that end in this script, added up by list; apply_charges applies them, once. `used`
--- and `charged` are the used and the estimated tokens of all leases; `other_used` and `other_charged` those of
--- tenants with a weight other than 1, and `share` and `used_share` their difference and their used tokens
--- divided by that weight. `unanswered` and `unanswered_used` are of requests without an answer.
+-- The sums of the charges of leases that end in this script, by list; apply_charges applies them, once.
+--   sequences: minus the number of sequences that end; count: number of leases
+--   used, charged: used tokens and estimated tokens of all leases
+--   weighted_used, weighted_charged: those of the leases whose tenant has a weight other than 1
+--   share: used minus estimated tokens of these weighted leases, divided by the weight
+--   used_share: used tokens of the weighted leases, divided by the weight
+--   reported: tokens that engines counted for answers
+--   unanswered, unanswered_used: number and used tokens of the leases without an answer
 local ended_charges = {}
 local function add_ended_charge(home, sequences, cost, used, reported, weight)
   local sum = ended_charges[home]
   if not sum then
     sum = { sequences = 0, count = 0, used = 0, charged = 0, reported = 0, unanswered = 0,
-            unanswered_used = 0, other_used = 0, other_charged = 0, share = 0, used_share = 0 }
+            unanswered_used = 0, weighted_used = 0, weighted_charged = 0, share = 0, used_share = 0 }
     ended_charges[home] = sum
   end
   sum.sequences, sum.count = sum.sequences - sequences, sum.count + 1
@@ -20,7 +25,7 @@ local function add_ended_charge(home, sequences, cost, used, reported, weight)
     sum.unanswered, sum.unanswered_used = sum.unanswered + 1, sum.unanswered_used + used
   end
   if weight ~= 1 then
-    sum.other_used, sum.other_charged = sum.other_used + used, sum.other_charged + cost
+    sum.weighted_used, sum.weighted_charged = sum.weighted_used + used, sum.weighted_charged + cost
     sum.share = sum.share + (used - cost) / weight
     sum.used_share = sum.used_share + used / weight
   end
@@ -37,7 +42,8 @@ end
 -- Applies the charges of this script's ended leases, and adds their answers to the queue's mean.
 local function apply_charges()
   for list, sum in pairs(ended_charges) do
-    local used, charged = sum.used - sum.other_used, sum.charged - sum.other_charged
+    -- These are of leases with weight 1, whose share is their tokens.
+    local used, charged = sum.used - sum.weighted_used, sum.charged - sum.weighted_charged
     charge(list, sum.sequences, sum.used - sum.charged,
            { share = used - charged + sum.share, each = sum.used / sum.count,
              each_share = (used + sum.used_share) / sum.count })
@@ -47,15 +53,15 @@ local function apply_charges()
       local key = turns_key(queue)
       if sum.reported > 0 then note_used(queue, tenant, string.format('%.0f', sum.reported)) end
       local mean = tonumber(redis.call('HGET', key, 'mean'))
-      local found = (sum.used - sum.unanswered_used) / answered
-      mean = mean and mean + (found - mean) * math.min(1, answered / MEAN_OVER) or found
+      local answer_mean = (sum.used - sum.unanswered_used) / answered
+      mean = mean and mean + (answer_mean - mean) * math.min(1, answered / MEAN_OVER) or answer_mean
       redis.call('HSET', key, 'mean', string.format('%.1f', mean))
       redis.call('PEXPIRE', key, QUEUE_MS)
     end
   end
 end
 
--- Returns the estimated tokens of a text.
+-- Returns the estimated tokens of a text of `size` bytes.
 local function cost_of_size(size)
   return math.max(1, math.min(math.floor(size / BYTES_A_TOKEN), MOST_COST))
 end
@@ -89,32 +95,34 @@ local function cost_of(list, state, message, sequences, context)
   return math.min(text + UNKNOWN_ANSWER * sequences, most)
 end
 
--- Makes POP skip all lists of some tenants; returns the tenants as a set. `tenants` has \6 after each. `skipped`
--- has the number of skips by list, and by the key of a tenant's lists; first_of skips those with `most`.
+-- Makes POP skip all lists of some tenants; returns the tenants as a set. In `tenants`, \6 follows each name.
+-- `skipped` has the number of skips by list, and by the key of a tenant's lists; first_of passes over what has
+-- `most` skips.
 local function skip_tenants(queue, tenants, skipped, most)
-  local found = {}
+  local names = {}
   for tenant in string.gmatch(tenants, '([^\6]*)\6') do
-    found[tenant] = true
+    names[tenant] = true
     for _, step in ipairs({ '0', '3', '6', '9' }) do skipped[ring_of(queue, step) .. '\6' .. tenant] = most end
   end
-  return found
+  return names
 end
 
--- Returns the first member of a ZSET that POP may serve: one with fewer than `most` skips. `skipped` also has
--- the member's place, by NUL and the ZSET's key. The next search begins there: members before it stay skipped,
--- and a served member moves to a later place.
+-- Returns the first member of a ZSET that POP may serve: one with fewer than `most` skips. `skipped` has its
+-- skips by `prefix` and the member, and its place by NUL and the ZSET's key. The next search begins at that
+-- place: members before it stay skipped, and a served member moves to a later place.
 local function first_of(ring, prefix, skipped, most)
   local at = skipped['\0' .. ring] or 0
   while true do
-    local found = redis.call('ZRANGE', ring, at, at)[1]
+    local member = redis.call('ZRANGE', ring, at, at)[1]
     skipped['\0' .. ring] = at
-    if not found or (skipped[prefix .. found] or 0) < most then return found end
+    if not member or (skipped[prefix .. member] or 0) < most then return member end
     at = at + 1
   end
 end
 
--- Returns how many sequences a tenant's cap leaves for messages of a priority.
+-- Returns how many sequences a tenant's cap leaves for messages of a priority: none if a message of a higher
+-- priority waits for the cap.
 local function cap_left_at(queue, step, tenant)
-  local budget = cap_left_of(queue, tenant)
-  return budget < math.huge and waits_above(queue, step, tenant) and 0 or budget
+  local sequences = cap_left_of(queue, tenant)
+  return sequences < math.huge and waits_above(queue, step, tenant) and 0 or sequences
 end

@@ -1,6 +1,6 @@
--- Shared by every script (contract/redis/scripts.py). Keys are listed in docs/reference/redis-keys.md. Every
--- time is from Redis's TIME, in ms.
--- "Touches" in a script's header names keys and channels. Two words stand for several:
+-- The functions that all scripts share (contract/redis/scripts.py). docs/reference/redis-keys.md lists the keys.
+-- Every time is from Redis's TIME, in ms.
+-- "Touches" in a script's header names keys and channels. Two words there stand for several of them:
 --   endings: celery-task-meta-<id> (key and channel), warmq:batch:<id>*, warmq:retiring,
 --     warmq:gateway:due:notify, channel warmq:batch-cancel (commit, apply_to_batches)
 --   turns: warmq:turns:*, warmq:used:*, warmq:tenants (turns.lua)
@@ -20,14 +20,14 @@ local function now_ms()
 end
 
 -- Lets the rest of the script write while Redis uses more than its maxmemory: Redis checks the first write
--- of a script only, and refuses none that removes; this one removes what is not there. CREATE of a batch and
--- other new work do without.
+-- of a script only, and refuses no write that removes; this ZREM removes a member that does not exist. CREATE,
+-- ENQUEUE and OBJECT_PUT, which add work, call this function only after a check of their own.
 local function allow_when_full()
   redis.call('ZREM', LEASES, '')
 end
 
--- Does the same in scripts that need not write; returns whether Redis takes writes. A replica takes none,
--- and a Redis whose disk is full.
+-- Does the same in scripts that need not write; returns whether Redis takes writes. A replica takes none, nor
+-- does a Redis that cannot write to its disk.
 local function may_write()
   local reply = redis.pcall('ZREM', LEASES, '')
   return type(reply) ~= 'table' or not reply.err
@@ -42,13 +42,13 @@ end
 
 -- Calls a command for any number of fields or members; returns the list of their replies.
 local function ask_many(command, key, names)
-  local found = {}
+  local replies = {}
   for i = 1, #names, 1000 do
     local last = math.min(i + 999, #names)
     local reply = redis.call(command, key, unpack(names, i, last))
-    for n = i, last do found[n] = reply[n - i + 1] end
+    for n = i, last do replies[n] = reply[n - i + 1] end
   end
-  return found
+  return replies
 end
 
 local function batch_key(id) return 'warmq:batch:' .. id end
@@ -84,10 +84,12 @@ local function batch_state(id)
   return state
 end
 
+-- Returns whether the batch exists with this life and is not being deleted.
 local function batch_alive(id, life)
   return life ~= '' and batch_state(id).life == life
 end
 
+-- Adds a number to a counter of a batch; apply_to_batches writes the sum.
 local function add(state, field, number)
   if number ~= 0 then state.added[field] = (state.added[field] or 0) + number end
   state.touched = true
@@ -99,15 +101,15 @@ local function note_failure(state, id, meta, lines)
   table.insert(state.failures, { id = id, code = code_in(meta), lines = lines })
 end
 
--- Whether the result under the id of a batch's request is that of a plain Celery request, which may use any
--- id. Only such a result has an expiry while the batch is unfinished.
+-- Returns whether the result under the id of a batch's request is that of a plain Celery request, which may use
+-- any id. While the batch is unfinished, only a plain request's result has an expiry.
 local function is_foreign_result(id, state)
   return not state.finished and redis.call('PTTL', RESULT .. id) > 0
 end
 
 -- The key of the followers of a batch submitted with --dedupe: lines that get the result of an earlier line,
--- their leader. <leader's request id> -> how many; <leader's request id> NUL <n> -> the n-th, from 1, as its
--- entry in the index begins.
+-- their leader. <leader's request id> -> number of followers; <leader's request id> NUL <n> -> the n-th follower,
+-- from 1, as JSON: the first three values of its entry in the index.
 local function followers_key(batch) return batch_key(batch) .. ':identical' end
 
 -- Returns the number of followers that a request of a batch has now.
@@ -173,12 +175,11 @@ local function apply_to_batches(now)
         change_failures(key, state.failures)
         stop_if_failing(id, key)
       end
-      local found = redis.call('HMGET', key, 'sealed', 'finished_at', 'total', 'completed', 'failed',
-                               'cancelled', 'expired')
-      local sealed, finished_at, total = unpack(found)
+      local sealed, finished_at, total, completed, failed, cancelled, expired = unpack(redis.call(
+        'HMGET', key, 'sealed', 'finished_at', 'total', 'completed', 'failed', 'cancelled', 'expired'))
       if sealed and not finished_at then
-        local terminal = 0
-        for i = 4, 7 do terminal = terminal + tonumber(found[i] or 0) end
+        local terminal = tonumber(completed or 0) + tonumber(failed or 0) + tonumber(cancelled or 0)
+          + tonumber(expired or 0)
         if terminal == tonumber(total) then
           redis.call('HSET', key, 'finished_at', now)
           redis.call('ZADD', RETIRING, now, id)
@@ -189,12 +190,13 @@ local function apply_to_batches(now)
   end
 end
 
--- Makes the webhook of a finished batch due if it is not and was not tried since the batch's end: a worker
--- of 0.2.0, which may have ended the batch, knows no webhooks.
+-- Makes the webhook of a finished batch due, unless it is due already or was tried since the batch's end. A
+-- worker of 0.2.0, which knows no webhooks, may have ended the batch.
 local function note_missed_webhook(id)
   local found = redis.pcall('HMGET', batch_key(id), 'finished_at', 'notify', 'notified', 'deleting')
-  if found.err or not found[1] or not found[2] or found[4] then return end
-  local tried = string.match(found[3] or '', '^%d+') == found[1]
+  local finished_at, notify, notified, deleting = unpack(found)
+  if found.err or not finished_at or not notify or deleting then return end
+  local tried = string.match(notified or '', '^%d+') == finished_at
   if not tried and not redis.call('ZSCORE', NOTIFY, id) then redis.call('ZADD', NOTIFY, now_ms(), id) end
 end
 
@@ -232,6 +234,7 @@ local function alone_field(id) return id .. '\0alone' end
 -- The key of the list of a request's attempts without an answer, the last one first.
 local function attempts_key(id) return 'warmq:attempts:' .. id end
 
+-- Removes the counts of a request's returns and deaths.
 local function forget_counts(id)
   redis.call('HDEL', 'warmq:returns', id)
   redis.call('HDEL', 'warmq:deaths', id, alone_field(id))

@@ -1,13 +1,13 @@
--- DEAD RETRY: queue dead letters again, each at the end of its own list. A dead letter is only removed if its
--- request has an answer by another delivery, or its batch is gone. A deadline that has passed is removed from the
--- message, and Celery's `expires` always.
+-- DEAD RETRY: queue dead letters again, each at the end of its own list. A dead letter is removed without being
+-- queued if its message or its batch is gone, or another delivery has answered its request. Celery's `expires` is
+-- removed from the message, and so is a deadline that has passed.
 -- ARGV: dead letter ids
 -- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, the lists of waiting messages, turns,
 --   celery-task-meta-<id>, warmq:batch:<id>
--- Returns: how many were queued again. Unreadable ones stay, and those of a batch that RETIRE has begun with: HOLD
---   must come first.
+-- Returns: how many were queued again. Unreadable dead letters stay. Those of a batch that RETIRE has begun with
+--   stay, too: HOLD must come first.
 allow_when_full()
-local count, moved, now = 0, 0, now_ms()
+local count, moved_bytes, now = 0, 0, now_ms()
 
 -- Returns whether a stored failure is this request's, and not that of another client's request with the same id.
 local function is_own(id, batch)
@@ -39,6 +39,7 @@ end
 
 for i = 1, #ARGV do
   local record = redis.call('HGET', 'warmq:dead', ARGV[i])
+  -- The fields of pack_letter: at, size, home, request id, batch, life, ...
   local home, id, batch, life = string.match(record or '', '^%d+%z%d+%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z')
   if id and id ~= '' then
     local failed = result_status(id) == FAILURE and is_own(id, batch)
@@ -46,7 +47,7 @@ for i = 1, #ARGV do
     if is_settled(id, batch, life, failed) or not message then -- without its message nothing can run
       forget_letter(ARGV[i])
     elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
-      moved = moved + #message
+      moved_bytes = moved_bytes + #message
       redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
       note_pushed(home, 1)
       if failed then undo_failure(id, batch) end
@@ -57,5 +58,5 @@ for i = 1, #ARGV do
     end
   end
 end
-if moved > 1024 * 1024 then collectgarbage() end -- its copies stay in Lua's memory
+if moved_bytes > 1024 * 1024 then collectgarbage() end -- its copies stay in Lua's memory
 return count

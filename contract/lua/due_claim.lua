@@ -7,6 +7,7 @@
 allow_when_full()
 local kind, lease_ms, most, longest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local due, now = 'warmq:gateway:due:' .. kind, now_ms()
+-- Most due times that one call moves; ms between two notes of the time; steps of the clock up to STEP_MS are ignored.
 local AT_ONCE, NOTED_MS, STEP_MS = 1000, 1000, 500
 
 -- Stored between calls: the time of the last call, by how much due times are still to be moved, and the first

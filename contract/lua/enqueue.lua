@@ -1,11 +1,12 @@
 -- ENQUEUE: append one chunk of a batch's lines, if it is the next one.
 -- ARGV: batch, life, list key (several: joined by newlines), cursor before, digest before, cursor after, digest
---   after, index chunk, most waiting messages, most fraction of maxmemory (why_full), messages joined by newlines
---   (JSON has none; 500 arguments would cost the producer ten times as much; of several lists an empty line ends
---   the messages of each), or `=` and the number of messages that ENQUEUE_PLANNED will append, kept columns of
---   the lines (greatest line, line feed, bytes; '' without any), then pairs (request id, meta) of rejected lines
---   With --dedupe, an entry of the chunk that has a fourth value is a follower's, and that value is its
---   leader's request id. The leader may have ended already.
+--   after, index chunk, most waiting messages, most fraction of maxmemory (why_full), messages, kept columns of the
+--   lines (greatest line, line feed, bytes; '' without any), then pairs (request id, meta) of rejected lines
+--   messages: joined by newlines, which JSON does not have. As 500 arguments they would cost the producer ten times
+--   as much. With several lists, an empty line ends the messages of each. In a planned batch `=` and the number
+--   of messages that ENQUEUE_PLANNED will append.
+--   index chunk: with --dedupe, an entry with a fourth value is a follower's, and that value is its leader's
+--   request id. The leader may have ended already.
 -- Touches: the list keys, turns, endings
 -- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} of the batch | {'full', reason}
 
@@ -21,10 +22,11 @@ local function outcome_of(batch, id)
   return expired and 'expired' or 'cancelled'
 end
 
--- Adds the followers of a chunk; those of a leader that has ended end at once. Returns their number.
+-- Adds the followers of a chunk; returns their number. Followers of a leader that has ended end at once.
 local function add_followers(batch, chunk)
   local state = batch_state(batch)
   if not state.dedupe then return 0 end
+  -- The numbers of each leader's first and last follower in this chunk.
   local key, count, first, last = followers_key(batch), 0, {}, {}
   for _, entry in ipairs(cjson.decode(chunk)[3]) do
     local leader = entry[4]
@@ -52,9 +54,10 @@ end
 local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return { 'gone' } end
-local state = redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'queues')
-if state[1] or state[4] then return { 'sealed' } end
-if state[2] ~= ARGV[4] or state[3] ~= ARGV[5] then return { 'moved', state[2], state[3] } end
+local sealed, cursor, digest, cancelling, queues =
+  unpack(redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'queues'))
+if sealed or cancelling then return { 'sealed' } end
+if cursor ~= ARGV[4] or digest ~= ARGV[5] then return { 'moved', cursor, digest } end
 local full = why_full(list, tonumber(ARGV[9]), tonumber(ARGV[10]))
 if full then return { 'full', full } end
 allow_when_full() -- the caller's high-water mark is the limit
@@ -62,7 +65,7 @@ local messages = tonumber(string.match(ARGV[11], '^=(%d+)$'))
 if messages then
   redis.call('HINCRBY', key, 'announced', messages)
 else
-  messages = push_lines(list, ARGV[11], key, state[5])
+  messages = push_lines(list, ARGV[11], key, queues)
 end
 local followers = add_followers(batch, ARGV[8])
 redis.call('RPUSH', key .. ':index', ARGV[8])

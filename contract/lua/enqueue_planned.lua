@@ -9,17 +9,17 @@
 local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return { 'gone' } end
-local state = redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'planned', 'plan',
-                         'announced', 'queues')
--- A cancelled batch, or one that another submit of the file has completed.
-if state[4] or state[1] and state[5] ~= state[7] then return { 'sealed' } end
-if state[2] ~= ARGV[4] or state[3] ~= ARGV[5] then return { 'moved', state[2], state[3] } end
-if state[6] and state[6] ~= ARGV[6] then return { 'plan', state[6] } end
-if state[5] ~= ARGV[7] then return { 'at', state[5] or '' } end
+local sealed, cursor, digest, cancelling, planned, plan, announced, queues = unpack(redis.call(
+  'HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'planned', 'plan', 'announced', 'queues'))
+-- A batch is sealed before all its messages are queued only if it was cancelled or its deadline has passed.
+if cancelling or sealed and planned ~= announced then return { 'sealed' } end
+if cursor ~= ARGV[4] or digest ~= ARGV[5] then return { 'moved', cursor, digest } end
+if plan and plan ~= ARGV[6] then return { 'plan', plan } end
+if planned ~= ARGV[7] then return { 'at', planned or '' } end
 local full = why_full(list, tonumber(ARGV[8]), tonumber(ARGV[9]))
 if full then return { 'full', full } end
 allow_when_full() -- the caller's high-water mark is the limit
-local messages = push_lines(list, ARGV[10], key, state[8])
+local messages = push_lines(list, ARGV[10], key, queues)
 redis.call('HSET', key, 'plan', ARGV[6], 'lines_at', now_ms())
 redis.call('HINCRBY', key, 'planned', messages)
 if #ARGV[10] > 1024 * 1024 then collectgarbage() end -- else its copies stay in Lua's memory

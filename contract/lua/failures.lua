@@ -1,13 +1,14 @@
--- Shared by every script: failures of a batch by error code, in the field `failures` of its hash. The field has a
--- line for each code, in the order in which the codes first occurred: <code> <number of failed lines> <request id>
--- ..., with the first requests that failed so and were not retried. Their results have custom_id, line and message.
+-- Shared by every script: functions that count a batch's failures by error code, and stop a batch with too many. The
+-- field `failures` of the batch's hash has a line for each code, in the order in which the codes first occurred:
+-- <code> <number of failed lines> <request id> ... The ids are those of the first requests that failed with this code
+-- and were not retried. The results of these requests have custom_id, line and message.
 local code_in, change_failures, mark_stopped, stop_if_failing, reopen_batch
 
 do -- Lua allows a script 200 local variables at a time; those of this block end with it
   local FIRST_IDS, MOST_CODES, OTHER_CODES = 5, 20, 'other'
 
-  -- Returns the error code in the meta of a failure. Quotes within a JSON string are escaped, so a match is not in
-  -- one.
+  -- Returns the error code in the meta of a failure. Quotes within a JSON string are escaped, so no string can
+  -- contain a match.
   function code_in(meta)
     local code = string.match(meta or '', '"error":{"code":"([%w_.:-]+)"')
     return code and #code <= 64 and code or OTHER_CODES
@@ -70,10 +71,13 @@ do -- Lua allows a script 200 local variables at a time; those of this block end
   -- far, and for the valid rest the share of failures among those that ended. Rejected lines end at once, so their
   -- share among the ended lines would be too high at the beginning.
   local function failing_share(total, rejected, ended, failed)
-    local wrong = total >= FEWEST_JUDGED and rejected / total or 0
+    local rejected_share = total >= FEWEST_JUDGED and rejected / total or 0
     local ran = ended - rejected
-    return wrong + (1 - wrong) * (ran >= FEWEST_JUDGED and (failed - rejected) / ran or 0)
+    return rejected_share + (1 - rejected_share) * (ran >= FEWEST_JUDGED and (failed - rejected) / ran or 0)
   end
+
+  -- Returns a field of a batch's hash as a number; 0 if the hash does not have it.
+  local function number_of(field) return tonumber(field or 0) end
 
   -- Notes why warmq cancels a batch, and whether the batch was sealed before.
   function mark_stopped(key, reason)
@@ -86,47 +90,48 @@ do -- Lua allows a script 200 local variables at a time; those of this block end
   -- counts (total, rejected, ended, failed) that are subtracted: those from before a retry, or negative ones, which
   -- add the earlier windows of a run.
   function stop_if_failing(id, key)
-    local found = redis.call('HMGET', key, unpack(STOP_FIELDS))
-    local most, percent = string.match(found[1] or '', '^([%d.]+)(%%?)$')
-    if not most or found[2] then return end
-    local n = {}
-    for i = 4, 9 do n[i] = tonumber(found[i] or 0) end
-    local total, failed, ended = n[4], n[7], n[6] + n[7] + n[8] + n[9]
-    if found[3] and ended >= total then return end
-    local rejected, from = total - n[5], {}
-    for number in string.gmatch(found[10] or '', '%-?%d+') do from[#from + 1] = tonumber(number) end
+    local stop_after, cancelling, sealed, total, valid, completed, failed, cancelled, expired, judged_from =
+      unpack(redis.call('HMGET', key, unpack(STOP_FIELDS)))
+    local most, percent = string.match(stop_after or '', '^([%d.]+)(%%?)$')
+    if not most or cancelling then return end
+    total, failed = number_of(total), number_of(failed)
+    local ended = number_of(completed) + failed + number_of(cancelled) + number_of(expired)
+    if sealed and ended >= total then return end
+    local rejected, from = total - number_of(valid), {}
+    for number in string.gmatch(judged_from or '', '%-?%d+') do from[#from + 1] = tonumber(number) end
     if #from == 4 then
       total, rejected, ended, failed = total - from[1], rejected - from[2], ended - from[3], failed - from[4]
     end
     local reached = percent == '' and failed or 100 * failing_share(total, rejected, ended, failed)
     if reached < (tonumber(most) or math.huge) then return end
     local reason = string.format('stopped: %.0f of %.0f requests failed (stop after failures: %s)', failed, ended,
-                                 found[1])
+                                 stop_after)
     mark_stopped(key, reason)
     redis.call('HSET', key, 'cancelling', 1, 'sealed', 1)
     redis.call('PUBLISH', 'warmq:batch-cancel', id)
   end
 
-  -- Opens a batch again, of which `lines` lines will have another answer. Earlier failures no longer count for
+  -- Opens a batch again; `lines` of its lines will have another answer. Earlier failures no longer count for
   -- `stop_after`.
   function reopen_batch(batch, lines, now)
     local key = 'warmq:batch:' .. batch
-    local found = redis.call('HMGET', key, 'stop_after', 'stopped', 'deadline', 'planned', 'announced', 'total',
-                             'valid', 'completed', 'failed', 'cancelled', 'expired')
+    local stop_after, stopped, deadline, planned, announced, total, valid, completed, failed, cancelled, expired =
+      unpack(redis.call('HMGET', key, 'stop_after', 'stopped', 'deadline', 'planned', 'announced', 'total', 'valid',
+                        'completed', 'failed', 'cancelled', 'expired'))
     redis.call('HDEL', key, 'finished_at', 'cancelling')
-    local deadline = tonumber(found[3] or '')
+    deadline = tonumber(deadline or '')
     if deadline and deadline <= now then redis.call('HDEL', key, 'deadline') end
     redis.call('HINCRBY', key, 'retried', lines)
-    -- A batch that was cancelled before all its messages were queued: the same submit queues the rest.
-    local unqueued = tonumber(found[4] or 0) < tonumber(found[5] or 0)
-    if unqueued or found[2] == 'open' then redis.call('HDEL', key, 'sealed') end
+    -- If a batch was cancelled before all its messages were queued, the same submit queues the rest.
+    local unqueued = number_of(planned) < number_of(announced)
+    if unqueued or stopped == 'open' then redis.call('HDEL', key, 'sealed') end
     redis.call('ZREM', 'warmq:retiring:2', batch)
-    if found[1] then
-      local n = {}
-      for i = 6, 11 do n[i] = tonumber(found[i] or 0) end
-      local from = string.format('%.0f %.0f %.0f %.0f', n[6], n[6] - n[7], n[8] + n[9] + n[10] + n[11], n[9])
+    if stop_after then
+      total, failed = number_of(total), number_of(failed)
+      local ended = number_of(completed) + failed + number_of(cancelled) + number_of(expired)
+      local from = string.format('%.0f %.0f %.0f %.0f', total, total - number_of(valid), ended, failed)
       redis.call('HSET', key, 'judged_from', from)
     end
-    if found[2] then redis.call('HDEL', key, 'reason', 'stopped') end
+    if stopped then redis.call('HDEL', key, 'reason', 'stopped') end
   end
 end

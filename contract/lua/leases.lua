@@ -1,7 +1,7 @@
 -- Leases, and the return of their messages. A leased message is in a list that has no other message,
 -- warmq:leased:<lease>, and scripts move it from key to key without decoding it. A lease's score in
--- warmq:leases is the time (ms) at which it expires. A negative score: the message is returning to its queue;
--- a newer lease has a lower score and returns first.
+-- warmq:leases is the time (ms) at which it expires. A negative score means that the message is returning to its
+-- queue; a newer lease has a lower score and returns first.
 
 -- Most bytes and messages that one script moves, because Redis serves no other client meanwhile.
 local MOVE_BYTES, MOVE_COUNT = 4 * 1024 * 1024, 500
@@ -60,9 +60,9 @@ local function dead_letter(from, leased, request, reason, now)
   redis.call('HSET', 'warmq:dead', letter, pack_letter(leased, request, reason, now))
 end
 
--- The key of a hash with the sequences of a lease, and the weight by which its tokens were divided, if one of
--- them is not 1: <lease> -> <sequences> NUL <home>, and NUL <weight> if that is not 1. They are not in the
--- leases' records, because workers of 0.2.0 read these.
+-- The key of a hash of the leases whose sequences or weight are not 1: <lease> -> <sequences> NUL <home>, then NUL
+-- <weight> if the weight is not 1. The weight is the tenant's, by which the lease's tokens were divided. The
+-- leases' records have neither, because workers of 0.2.0 read these records.
 local SEQUENCES = 'warmq:sequences'
 
 -- Ends a lease's charge: its sequences are no longer in flight, and `used` tokens replace the estimate `cost`.
@@ -103,7 +103,7 @@ local function drop_lease(worker, lease)
 end
 
 -- Makes a leased message a dead letter, and commits the ending of its request. If the request was cancelled
--- meanwhile, it has its ending: then the message is kept for RETRY.
+-- meanwhile, it has an ending already, and its message is kept for RETRY.
 local function give_up(lease, leased, reason, now, ending, ttl_ms)
   local from, outcome, home = leased_key(lease), nil, nil
   if leased.batch ~= '' and batch_alive(leased.batch, leased.life) then
@@ -120,30 +120,30 @@ local function give_up(lease, leased, reason, now, ending, ttl_ms)
   forget_counts(leased.id)
 end
 
--- Moves returning messages to the heads of their lists, within the bounds above; the newest first, so that the
--- oldest is at its list's head in the end. Returns 1 if some are left, else 0.
+-- Moves returning messages to the heads of their lists, at most MOVE_COUNT and MOVE_BYTES of them. The newest comes
+-- first, so that the oldest is at its list's head in the end. Returns 1 if more are returning, else 0.
 local function move_back()
-  local moved, left = 0, 0
-  local found = redis.call('ZRANGEBYSCORE', LEASES, '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
-  for i, lease in ipairs(found) do
+  local moved_bytes, more = 0, 0
+  local leases = redis.call('ZRANGEBYSCORE', LEASES, '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
+  for i, lease in ipairs(leases) do
     local worker = string.match(lease, '^(.*)/%d+$')
     local record = redis.call('HGET', worker_key(worker), lease)
     local leased = record and unpack_lease(record)
-    if i > MOVE_COUNT or leased and i > 1 and moved + leased.size > MOVE_BYTES then
-      left = 1
+    if i > MOVE_COUNT or leased and i > 1 and moved_bytes + leased.size > MOVE_BYTES then
+      more = 1
       break
     end
     local answer = leased and redis.pcall('LMOVE', leased_key(lease), leased.list, 'RIGHT', 'RIGHT')
-    -- A key of another type must not stop the rest; its messages wait until a list can be there.
+    -- A list's key may have another type now: its messages wait, and the rest move on.
     if type(answer) ~= 'table' then
       drop_lease(worker, lease)
       if answer then note_pushed(leased.list, 1) end
     end
-    moved = moved + (leased and leased.size or 0)
+    moved_bytes = moved_bytes + (leased and leased.size or 0)
   end
   -- LMOVE's replies are in Lua's memory, which maxmemory does not count.
-  if moved > 1024 * 1024 then collectgarbage() end
-  return left
+  if moved_bytes > 1024 * 1024 then collectgarbage() end
+  return more
 end
 
 -- Notes why an attempt ended without an answer. The last ten of a request are kept, as long as results are.
@@ -159,8 +159,8 @@ end
 
 -- Marks leases as returning to the head of their own lists; move_back() then moves the messages. `leases` is a
 -- list of {lease, died, and the record's fields}, the newest first. `died`: the engine died with the request
--- inside. If the engine died with suspects inside, half as many run together next. A suspect whose engine dies
--- while it runs nothing else is poison at the second such death: one may have another cause.
+-- inside. If the engine died with suspects inside, half as many run together next. A suspect is poison at the
+-- second death of an engine that ran nothing else; a single death may have another cause.
 local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   local died_suspects, groups = {}, {}
   for _, leased in ipairs(leases) do

@@ -1,7 +1,7 @@
 -- Reads Celery protocol-2 messages. A message may be megabytes, nearly all of it the body, which no script
 -- needs: only the part after the body is decoded.
 
--- Whether a text is UTF-8. A result must not contain any other: clients could not read it.
+-- Returns whether a text is UTF-8. Clients could not read a result with any other text.
 local CONTINUATION = '[\128-\191]'
 local function is_utf8(text)
   if not string.find(text, '[\128-\255]') then return true end
@@ -15,8 +15,8 @@ local function is_utf8(text)
   return not string.find(text, '[\128-\255]')
 end
 
--- Returns the position of the body's closing quote; nil if the body is not the message's first field, as
--- kombu and `producer` write it. A quote after an even number of backslashes is not escaped.
+-- Returns the position of the body's closing quote; nil if the body is not the message's first field. kombu and
+-- `producer` write it first. A quote after an even number of backslashes (byte 92) is not escaped.
 local function body_end(message)
   local at = select(2, string.find(message, '^{"body":%s?"'))
   while at do
@@ -92,9 +92,9 @@ local function read_written(message, stop)
            sequences = 1 }
 end
 
--- Returns nil, a reason and, if a client waits for an answer, a request with its id: for a message without a
--- usable id in its headers. Messages of Celery's task protocol 1 have their ids in the body and in
--- correlation_id.
+-- Returns what read_message returns for a message without a usable id in its headers: nil, a reason and, if a
+-- client waits for an answer, a request with the id that the client uses. Messages of Celery's task protocol 1
+-- have their ids in the body and in correlation_id.
 local LONGEST_ID = 65536 -- bytes of a correlation_id that is answered
 local function no_id(headers, properties)
   local id = headers['id']

@@ -2,6 +2,6 @@
 -- while a batch reads it.
 -- ARGV: file id, batch id, 1 if the batch reads the content, else 0
 -- Touches: warmq:gateway:readers:<file id>
--- Returns: 1 if that has changed, else 0
+-- Returns: 1 if this call has changed that, else 0
 allow_when_full()
 return redis.call(ARGV[3] == '1' and 'SADD' or 'SREM', 'warmq:gateway:readers:' .. ARGV[1], ARGV[2])

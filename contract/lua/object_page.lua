@@ -21,20 +21,20 @@ if not first then
     first = at + 1
   end
 end
-local page, gone, examined, at_once = { 0, 0 }, {}, 0, math.max(most, 50)
+local page, gone, examined, at_once = { 0, 0 }, {}, 0, math.max(most, 50) -- page begins with answer and place
 while page[1] == 0 do
   local ids = redis.call(range, list, first, first + at_once)
   for _, id in ipairs(ids) do
     first = first + 1
-    local found = redis.call('HMGET', prefix .. id, 'version', 'document')
+    local version, document = unpack(redis.call('HMGET', prefix .. id, 'version', 'document'))
     local n = #page
-    if not found[1] then
+    if not version then
       gone[#gone + 1] = id
     elseif n >= most * 3 + 2 then
       page[1] = 1
       break
     else
-      page[n + 1], page[n + 2], page[n + 3] = id, found[1], found[2]
+      page[n + 1], page[n + 2], page[n + 3] = id, version, document
     end
   end
   examined = examined + #ids

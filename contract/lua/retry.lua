@@ -10,7 +10,7 @@ local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return -1 end
 if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
-local count, moved, now, undone = 0, 0, now_ms(), {}
+local count, moved_bytes, now, undone = 0, 0, now_ms(), {}
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
   local noted, home = noted_ending(batch, id)
@@ -18,13 +18,13 @@ for i = 3, #ARGV, 2 do
   -- Another retry may have undone this outcome meanwhile.
   if noted == outcome then
     if home ~= '' then
-      -- To the end of the list: the request waits like a new one.
+      -- The message goes to the end of the list: the request waits like a new one.
       local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
       gone = not message
       local changed = message and without_past_deadline(message, now)
       if changed ~= message then redis.call('LSET', home, 0, changed) end
       if message then note_pushed(home, 1) end
-      moved = moved + #(message or '')
+      moved_bytes = moved_bytes + #(message or '')
     end
   end
   -- A request without a message keeps its ending: otherwise the batch would never finish.
@@ -43,5 +43,5 @@ for i = 3, #ARGV, 2 do
 end
 if #undone > 0 then change_failures(key, undone) end
 if count > 0 then reopen_batch(batch, count, now) end
-if moved > 1024 * 1024 then collectgarbage() end -- else LMOVE's replies stay in Lua's memory
+if moved_bytes > 1024 * 1024 then collectgarbage() end -- else LMOVE's replies stay in Lua's memory
 return count

@@ -7,10 +7,11 @@
 local batch, key = ARGV[1], batch_key(ARGV[1])
 allow_when_full()
 if not batch_alive(batch, ARGV[2]) then return { 'gone' } end
-local state = redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'planned', 'announced')
-if state[1] then return { 'sealed', state[2], state[3] } end
-if state[2] ~= ARGV[3] or state[3] ~= ARGV[4] then return { 'moved', state[2], state[3] } end
-if tonumber(state[4] or 0) < tonumber(state[5] or 0) then return { 'at', state[4] } end
+local sealed, cursor, digest, planned, announced =
+  unpack(redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'planned', 'announced'))
+if sealed then return { 'sealed', cursor, digest } end
+if cursor ~= ARGV[3] or digest ~= ARGV[4] then return { 'moved', cursor, digest } end
+if tonumber(planned or 0) < tonumber(announced or 0) then return { 'at', planned } end
 redis.call('HSET', key, 'sealed', 1)
 if ARGV[5] ~= '' then redis.call('HSET', key, 'reason', ARGV[5]) end
 if (ARGV[6] or '') ~= '' then redis.call('HSET', key, 'expected', ARGV[6]) end

@@ -73,7 +73,7 @@ local function tenant_list(queue, suffix, tenant)
   return queue .. (suffix == '' and '\6\0220' or suffix) .. '\6' .. tenant .. '\6'
 end
 
--- Returns weight and cap of a tenant; nil if it has no cap.
+-- Returns weight and cap of a tenant; the cap is nil if the tenant has none.
 local any_tenants
 local known_tenants = {}
 local function weight_and_cap_of(tenant)
@@ -93,29 +93,31 @@ local function in_flight_of(queue, tenant)
   return tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
 end
 
+-- Returns how many more sequences a tenant may have in flight; math.huge without a cap.
 local function cap_left_of(queue, tenant)
   local _, cap = weight_and_cap_of(tenant)
   return cap and cap - in_flight_of(queue, tenant) or math.huge
 end
 
+-- Returns the smallest counter of a ZSET; nil if it is empty.
 local function least_of(ring)
   return tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2])
 end
 
--- Adds a tenant to a ring, without credit or penalty for its absence: its counter is the smallest of the
--- ring, or the one with which it left if that is higher and recent.
+-- Adds a tenant to a ring, without credit or penalty for its absence. Its counter is the smallest of the ring;
+-- or, if that is higher and recent, the counter with which the tenant left.
 local function enter(ring, tenant)
   if redis.call('ZSCORE', ring, tenant) then return end
   local left = ring .. ':left'
   local least = least_of(ring)
-  local given = least or least_of(left) or 0
-  local score = math.max(given, tonumber(redis.call('ZSCORE', left, tenant) or given))
+  local start = least or least_of(left) or 0
+  local score = math.max(start, tonumber(redis.call('ZSCORE', left, tenant) or start))
   redis.call('ZREM', left, tenant)
   redis.call('ZADD', ring, string.format('%.17g', score), tenant)
   if least then
-    redis.call('ZADD', left, 'GT', string.format('%.17g', given), '')
-  else -- nobody with a higher counter waits any more
-    redis.call('ZADD', left, string.format('%.17g', given), '')
+    redis.call('ZADD', left, 'GT', string.format('%.17g', start), '')
+  else -- no tenant with a higher counter waits any more
+    redis.call('ZADD', left, string.format('%.17g', start), '')
   end
   redis.call('PEXPIRE', left, LEFT_MS)
 end
@@ -183,8 +185,8 @@ local function remove_list(batch, list, queues)
 end
 
 -- Returns the reason why no more may be queued, or nil: Redis uses more than `fraction` of its maxmemory; or,
--- without maxmemory, `most` messages wait in the queue of one of the lists (joined by newlines). One of kombu's
--- lists counts its own messages only.
+-- without maxmemory, `most` messages wait in the queue of one of the lists (joined by newlines). Of a queue with
+-- one of kombu's lists, only the messages in that list count.
 local function why_full(lists, most, fraction)
   local memory = redis.call('INFO', 'memory')
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
@@ -208,20 +210,20 @@ local function note_pushed(list, pushed)
 end
 
 -- Appends messages, joined by newlines, to a list of the batch with this key; returns their number. Several
--- lists are joined by newlines, and an empty line ends the messages of each. `queues` is the batch's field: if
--- it has one, the lists' queues are added. It joins first: if Redis's ACL forbids writes to the turns, the
--- script ends before it pushes.
+-- lists are joined by newlines, and an empty line ends the messages of each. `queues` is the batch's field of
+-- this name; if the batch has the field, the lists' queues are added to it. The lists join the turns before
+-- messages are pushed: if Redis's ACL forbids writes to the turns, the script ends without a push.
 local function push_lines(lists, text, key, queues)
   if text == '' then return 0 end
-  local found = queues
+  local all_queues = queues
   for list in string.gmatch(lists, '[^\n]+') do
     join(list)
     local queue = place_of(list)
-    if queues and not string.find('\n' .. found .. '\n', '\n' .. queue .. '\n', 1, true) then
-      found = (found == '' and '' or found .. '\n') .. queue
+    if queues and not string.find('\n' .. all_queues .. '\n', '\n' .. queue .. '\n', 1, true) then
+      all_queues = (all_queues == '' and '' or all_queues .. '\n') .. queue
     end
   end
-  if found ~= queues then redis.call('HSET', key, 'queues', found) end
+  if all_queues ~= queues then redis.call('HSET', key, 'queues', all_queues) end
   local total, at = 0, 1
   for list in string.gmatch(lists, '[^\n]+') do
     local pushed, lines = 0, {}
@@ -275,14 +277,14 @@ end
 -- Adds `share` to the counter of a member of a ZSET; returns nil if there is no such member. A newcomer's
 -- counter begins with charges that are estimates and may be refunded. So a refund lowers a counter to no less
 -- than one turn (LONGEST_TURN requests that cost `each`) below the highest counter that a newcomer began with
--- (`floor()`); else newcomers would wait until all that was refunded is used.
+-- (`floor()`). Without this limit, newcomers would wait until all that was refunded is used.
 local function add_share(key, member, share, floor, each)
   local score = redis.call('ZADD', key, 'XX', 'INCR', string.format('%.17g', share), member)
   if not score or share >= 0 then return score end
   score = tonumber(score)
-  local given = tonumber(floor() or nil)
-  if not given or score >= given then return score end
-  local lowest = math.min(score - share, given - LONGEST_TURN * each)
+  local start = tonumber(floor() or nil)
+  if not start or score >= start then return score end
+  local lowest = math.min(score - share, start - LONGEST_TURN * each)
   if score < lowest then redis.call('ZADD', key, 'XX', string.format('%.17g', lowest), member) end
   return score
 end

@@ -37,7 +37,8 @@ MAX_TRANSFER = 1_048_576
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 #: Types of values with parts; a tuple, because isinstance() takes four times as long with a union.
 _COMPOUND = (list, dict)
-#: Most messages, and most fields of each, that are not counted if all their values are scalars.
+#: The parts of a conversation are not counted if it has at most so many messages, each with at most
+#: so many fields, and all values are scalars.
 _FEW = 32
 #: Fields with conversations, documents or queries.
 _CONVERSATIONS = frozenset((
@@ -58,18 +59,18 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
 
     `where` precedes field names in errors.
     """
-    several = "n" in body
+    may_be_many = "n" in body
     for name, value in body.items():
         if isinstance(value, _COMPOUND) and not (name == "messages" and _is_short(value)):
-            _refuse_one(name, value, where)
-            several = True
-    if several and (count := sequences_of(body)) > MAX_PROMPTS:
+            _refuse_field(name, value, where)
+            may_be_many = True
+    if may_be_many and (count := sequences_of(body)) > MAX_PROMPTS:
         remedy = f"ask for at most {MAX_PROMPTS} in one request"
         raise bad_field(where + "n", f"times the prompts is {count} answers; {remedy}")
 
 
 def _is_short(messages: Any) -> bool:
-    """Whether there are few messages, each with few scalar values; most chats are like this."""
+    """Return whether there are few messages, each with few scalar values; most chats are so."""
     if len(messages) > _FEW:
         return False
     for message in messages:
@@ -80,7 +81,7 @@ def _is_short(messages: Any) -> bool:
     return True
 
 
-def _refuse_one(name: str, value: Any, where: str) -> None:
+def _refuse_field(name: str, value: Any, where: str) -> None:
     if name in PROMPTS and (count := prompts_of(value)) > MAX_PROMPTS:
         raise bad_field(where + name, f"has {count} prompts; give at most {MAX_PROMPTS}")
     if name in _CONVERSATIONS:
@@ -92,9 +93,9 @@ def _refuse_one(name: str, value: Any, where: str) -> None:
 def _refuse_parts(field: str, value: Any) -> None:
     """Raise RequestRejected if a value has too many parts; token ids are not counted."""
     objects = values = 0
-    left = [value]
-    while left:
-        each = left.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, dict):
             objects += 1
             inside = list(each.values())
@@ -106,7 +107,7 @@ def _refuse_parts(field: str, value: Any) -> None:
             raise bad_field(field, f"has more than {MAX_OBJECTS} {what}; send fewer")
         if values > MAX_VALUES:
             raise bad_field(field, f"has more than {MAX_VALUES} values; send fewer")
-        left += (one for one in inside if isinstance(one, dict | list))
+        pending += (one for one in inside if isinstance(one, dict | list))
 
 
 def _refuse_option(field: str, value: Any, most: int) -> None:
@@ -154,15 +155,15 @@ def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in ("n", *counted) if name in known)
 
 
-def prompts_of(found: Any) -> int:
+def prompts_of(value: Any) -> int:
     """Return the number of prompts in a field."""
-    if isinstance(found, str):
+    if isinstance(value, str):
         return 1
-    if isinstance(found, dict):  # a score's texts and pictures
-        found = found.get("content")
-    if not isinstance(found, list) or not found:
-        return 0 if found is None else 1
-    first = found[0]
+    if isinstance(value, dict):  # a score's texts and pictures
+        value = value.get("content")
+    if not isinstance(value, list) or not value:
+        return 0 if value is None else 1
+    first = value[0]
     if isinstance(first, int) or (isinstance(first, dict) and ("role" in first or "type" in first)):
         return 1  # token ids, or Responses' conversation, whose items have a role or a type
-    return len(found)
+    return len(value)

@@ -139,7 +139,7 @@ class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
     prompt_embeds: str | Annotated[list[str], Meta(max_length=MAX_PROMPTS)] | None = None
 
 
-class AnyMessage(Struct, kw_only=True):
+class AnthropicMessage(Struct, kw_only=True):
     """One message of Anthropic's API."""
 
     role: Literal["user", "assistant", "system"]
@@ -149,7 +149,7 @@ class AnyMessage(Struct, kw_only=True):
 class CountTokensBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `/v1/messages/count_tokens`."""
 
-    messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Text | None = None
     system: str | list[JsonObject] | None = None
     tools: Tools | None = None
@@ -230,6 +230,7 @@ MESSAGES_URL = "/v1/messages"
 COUNT_TOKENS_URL = "/v1/messages/count_tokens"
 RESPONSES_URL = "/v1/responses"
 TOKENIZE_URL = "/tokenize"
+#: Urls whose answers have OpenAI's `choices`.
 GENERATING = (CHAT_URL, COMPLETION_URL)
 #: Url whose answers are generated -> its fields that limit the tokens of an answer.
 LIMITS = {
@@ -267,7 +268,7 @@ def min_body(url: str) -> dict[str, Any]:
 
 
 def limits_tokens(url: str, body: Mapping[str, Any]) -> bool:
-    """Whether a body limits the tokens of its answer, or its answer has none."""
+    """Return whether a body limits the tokens of its answer, or its answer has none."""
     return url not in LIMITS or any(body.get(name) is not None for name in LIMITS[url])
 
 
@@ -276,8 +277,8 @@ def field_names(url: str) -> set[str]:
     return {field.name for field in msgspec.structs.fields(BODY_TYPES[url])}
 
 
-#: Fields that ask for more than the text, unless they are null, false or an empty list. `logprobs`
-#: 0 does: it asks for the logprobs of the chosen tokens.
+#: Fields that ask for more than the text, unless they are null, false or an empty list. The value 0
+#: of `logprobs` also asks for more: for the logprobs of the chosen tokens.
 MORE = frozenset((
     "logprobs", "echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids",
     "return_token_offsets", "suffix", "top_logprobs",
@@ -302,10 +303,10 @@ def prompt_beginning(body: dict[str, Any]) -> str:
 
 
 def text_is_answer(url: str, body: Mapping[str, Any]) -> bool:
-    """Whether the answer is exactly the model's text, without regard to reasoning parsers."""
+    """Return whether the answer is exactly the model's text; ignores reasoning parsers."""
     if url not in LIMITS:
         return False
     if body.get("tools") and body.get("tool_choice") not in ("none", {"type": "none"}):
         return False
-    asked = MORE.intersection(body)
-    return all(body[name] is None or body[name] is False or body[name] == [] for name in asked)
+    names = MORE.intersection(body)
+    return all(body[name] is None or body[name] is False or body[name] == [] for name in names)

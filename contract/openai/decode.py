@@ -27,7 +27,11 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 def decode(raw: bytes) -> Any:
     """Decode a JSON text; raise RequestRejected if it is invalid or has over MAX_VALUES values."""
-    if len(raw) > MAX_VALUES and _marks(raw, 0, len(raw)) > MAX_VALUES and _too_many(raw):
+    if (
+        len(raw) > MAX_VALUES
+        and _count_separators(raw, 0, len(raw)) > MAX_VALUES
+        and _has_too_many_values(raw)
+    ):
         raise RequestRejected(f"more than {MAX_VALUES} JSON values in one request; split it")
     try:
         return orjson.loads(raw)
@@ -49,20 +53,20 @@ def encode(value: Any) -> bytes:
         ) from None
 
 
-def _marks(raw: bytes, start: int, end: int) -> int:
-    # Each value except the first follows one of these; `{` and `[` are values themselves.
+def _count_separators(raw: bytes, start: int, end: int) -> int:
+    """Count commas and opening brackets: each value except the first follows one of them."""
     return raw.count(b",", start, end) + raw.count(b"[", start, end) + raw.count(b"{", start, end)
 
 
-def _too_many(raw: bytes) -> bool:
-    """Whether a text has too many values; the content of strings is not counted."""
-    marks = at = 0
+def _has_too_many_values(raw: bytes) -> bool:
+    """Return whether a text has too many values; the content of strings is not counted."""
+    separators = at = 0
     for strings, found in enumerate(_STRING.finditer(raw)):
-        marks += _marks(raw, at, found.start())
-        if marks > MAX_VALUES or strings > 2 * MAX_VALUES:  # keys are strings too
+        separators += _count_separators(raw, at, found.start())
+        if separators > MAX_VALUES or strings > 2 * MAX_VALUES:  # keys are strings too
             return True
         at = found.end()
-    return marks + _marks(raw, at, len(raw)) > MAX_VALUES
+    return separators + _count_separators(raw, at, len(raw)) > MAX_VALUES
 
 
 def printable(text: str, limit: int = 80) -> str:
@@ -83,8 +87,8 @@ def int_if_whole(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        found = [int_if_whole(one) for one in value]
-        return value if all(map(is_, found, value)) else found
+        entries = [int_if_whole(one) for one in value]
+        return value if all(map(is_, entries, value)) else entries
     return value
 
 

@@ -2,7 +2,7 @@
 
 Most fields that only OpenAI and Anthropic have are about storage, caches and prices. They are
 accepted, left out, and reported to the submitter. Fields that would change the answer are refused,
-unless they are null.
+unless their value has no effect.
 tests/unit/contract/openai/test_openai_fields.py compares the names with OpenAI's own client.
 """
 
@@ -39,11 +39,12 @@ _BOUND = re.compile(
 _CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-#: Type in msgspec's errors -> its name in ours, as the type that is expected.
+#: Type in msgspec's errors -> its name in warmq's errors, where the type is expected.
 _WANT = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text",
     "array": "a list", "object": "an object", "null": "null",
 }  # fmt: skip
+#: The same where a value of the type was given.
 _GOT = _WANT | {"int": "a number", "float": "a number with a fraction"}
 #: Sign of a number's bound -> problem, and beginning of the remedy.
 _BEYOND = {
@@ -91,14 +92,15 @@ def explain(text: str, url: str, where: str, body: Mapping[str, Any]) -> Request
         return _unknown(unknown["name"], url, where, body)
     if missing := _MISSING.search(text):
         path = f"{path}.{missing['name']}" if path else missing["name"]
-        problem, give = "is missing", ""
+        problem, remedy = "is missing", ""
     else:
-        problem, give = _in_words(text, path, url)
+        problem, remedy = _in_words(text, path, url)
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
+    # The remedy for a length above a bound names the bound; no other remedy may replace it.
     if "length that is above" not in problem:
-        give = _REMEDIES_OF.get(url, {}).get(name) or REMEDIES.get(name, give)
+        remedy = _REMEDIES_OF.get(url, {}).get(name) or REMEDIES.get(name, remedy)
     return bad_field(
-        where + printable(path), printable(problem, 200) + (f"; {give}" if give else "")
+        where + printable(path), printable(problem, 200) + (f"; {remedy}" if remedy else "")
     )
 
 
@@ -131,13 +133,13 @@ def _in_words(text: str, path: str, url: str) -> tuple[str, str]:
 
 def _beyond(bound: re.Match[str]) -> tuple[str, str]:
     sign, number = bound["sign"], bound["n"].removesuffix(".0")
-    problem, give = _BEYOND[sign]
+    problem, allowed = _BEYOND[sign]
     if not bound["length"]:
-        return f"{problem} {number}", f"give {give} {number}"
+        return f"{problem} {number}", f"give {allowed} {number}"
     unit = "characters" if bound["want"] == "str" else "entries"
     if (sign, number) == (">=", "1"):
         return "is empty", f"give {'a text' if unit == 'characters' else 'at least one entry'}"
-    return f"has a length that {problem} {number}", f"give {give} {number} {unit}"
+    return f"has a length that {problem} {number}", f"give {allowed} {number} {unit}"
 
 
 def _choices(path: str, url: str) -> list[str]:
@@ -166,7 +168,7 @@ IGNORED: dict[str, frozenset[str]] = {
         "cache_control", "context_management", "output_config", "speed", "thinking",
     )),
 }  # fmt: skip
-_FORGETS = "no conversation is kept here; give all of it in `input`"
+_NOTHING_KEPT = "no conversation is kept here; give all of it in `input`"
 #: Url -> fields that are refused unless they have a value without effect: that value, the remedy.
 REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
     CHAT_URL: {
@@ -189,9 +191,9 @@ REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
     },
     RESPONSES_URL: {
         "background": (False, "a queued request is answered once; remove it"),
-        "conversation": (None, _FORGETS),
+        "conversation": (None, _NOTHING_KEPT),
         "moderation": (None, "nothing is moderated here; remove it"),
-        "previous_response_id": (None, _FORGETS),
+        "previous_response_id": (None, _NOTHING_KEPT),
         "prompt": (None, "no prompts are kept here; write it into `input` and `instructions`"),
         "store": (False, "no response is kept here after it was collected; give false"),
     },
@@ -200,24 +202,25 @@ REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
         "mcp_servers": (None, "no server is asked here; give `tools`, or remove it"),
     },
 }
-_ONLY_OPENAI = {
+#: Url -> all fields that vLLM does not have.
+_NOT_IN_VLLM = {
     url: IGNORED.get(url, frozenset()) | REFUSED.get(url, {}).keys() for url in BODY_TYPES
 }
 
 
 def known_names(url: str) -> set[str]:
     """Return the field names of a body for `url`, with those of IGNORED and REFUSED."""
-    return field_names(url) | _ONLY_OPENAI[url]
+    return field_names(url) | _NOT_IN_VLLM[url]
 
 
 def drop_ignored(url: str, body: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the body without fields that vLLM does not have; refuse those in REFUSED."""
-    theirs = _ONLY_OPENAI[url]
-    if theirs.isdisjoint(body):
+    unsupported = _NOT_IN_VLLM[url]
+    if unsupported.isdisjoint(body):
         return body
     refused = REFUSED.get(url, {})
     for name in refused.keys() & body.keys():
         harmless, remedy = refused[name]
         if body[name] is not None and body[name] != harmless:
             raise bad_field(where + name, remedy)
-    return {name: value for name, value in body.items() if name not in theirs}
+    return {name: value for name, value in body.items() if name not in unsupported}

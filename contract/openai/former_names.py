@@ -1,4 +1,4 @@
-"""Names of fields in earlier releases of vLLM, in other servers and clients, and today's form."""
+"""Gives the remedy for a field name of earlier releases of vLLM, or of other servers."""
 
 import json
 from typing import Any

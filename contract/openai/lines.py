@@ -37,7 +37,7 @@ _BATCH_FIELDS = frozenset(("method", "url", "body"))
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
 #: Fields with the request's content, which a value for all lines must not replace.
 _CONTENT = frozenset(
-    ("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one))
+    ("prompt", "messages", *(n for forms in FORMS.values() for form in forms for n in form))
 )
 _CONSTRAINTS = frozenset(FIELDS)
 #: Fields that constrain an answer's form. If a body has both, vLLM silently ignores the second.
@@ -72,7 +72,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
         raise _unknown_url(url)
     kept = drop_ignored(url, body, where)
     if not kept.keys().isdisjoint(_STREAM_FIELDS):
-        kept = _not_streaming(kept, where)
+        kept = _without_stream_fields(kept, where)
     checked = {name: kept[name] for name in kept if name != "stream"} if "stream" in kept else kept
     try:
         msgspec.convert(checked, BODY_TYPES[url])
@@ -85,7 +85,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
                 return check_body(url, kept | {name: fixed}, where)
         raise explain(message, url, where, checked) from None
     for name in () if _CONSTRAINTS.isdisjoint(checked) else _CONSTRAINTS.intersection(checked):
-        bounded = _constraint(name, checked[name], where)
+        bounded = _checked_constraint(name, checked[name], where)
         kept = kept if bounded is checked[name] else kept | {name: bounded}
     refuse_many(checked, where)
     return kept
@@ -96,7 +96,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
 _last_constraint: dict[str, tuple[Any, Any]] = {}
 
 
-def _constraint(name: str, value: Any, where: str) -> Any:
+def _checked_constraint(name: str, value: Any, where: str) -> Any:
     """Return a constraint in which bounds such as 16.0 are ints.
 
     Raises RequestRejected if the constraint is too large.
@@ -108,7 +108,7 @@ def _constraint(name: str, value: Any, where: str) -> Any:
     return last[1]
 
 
-def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
+def _without_stream_fields(body: dict[str, Any], where: str) -> dict[str, Any]:
     """Refuse a body that asks for a stream; return it without null fields about streams."""
     for name in _STREAM_FIELDS:
         value = body.get(name)
@@ -118,12 +118,12 @@ def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in nulls}
 
 
-def _custom_id(value: object) -> str | None:
+def _checked_custom_id(value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
         return value
-    problem = f"is {_kind(value)}"
+    problem = f"is {_type_in_words(value)}"
     if isinstance(value, str):
         problem = f"has {len(value)} characters"
         problem = f"{printable(value, 60)!r} {problem}" if value else problem
@@ -159,8 +159,8 @@ _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_T
 _limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
 
 
-class _Rare:
-    """Fields of a url's bodies whose content must be checked, because few bodies have them.
+class _RareFields:
+    """Fields of a url's bodies that few bodies have, and whose content must then be checked.
 
     `constraints` are checked by structured.py; `counted` determine the number of sequences.
     `usual_field` is the counted field that most bodies of the url have, `prompt` or `input`; '' if
@@ -184,7 +184,7 @@ class _Rare:
         )
 
 
-_rare_of = {url: _Rare(url) for url in BODY_TYPES}
+_rare_of = {url: _RareFields(url) for url in BODY_TYPES}
 #: Most bytes of a line that `_plain_line` decodes. A longer one may have too many JSON values;
 #: `_any_line` counts these before it decodes.
 _SHORT = 65_536
@@ -219,7 +219,7 @@ def _plain_line(raw: bytes) -> Request | None:
     return Request(line.custom_id, line.url, text, limited, (), sequences, body.model or "")
 
 
-def _check_rare(body: Any, rare: _Rare) -> int:
+def _check_rare(body: Any, rare: _RareFields) -> int:
     """Return the number of sequences of a decoded body; 0 if its constraints must be rewritten.
 
     Raises RequestRejected for a constraint that is too large.
@@ -245,7 +245,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     value = decode(raw)
     if not isinstance(value, dict):
         raise RequestRejected("not a JSON object; write {...} on each line", code="invalid_json")
-    custom_id = _custom_id(value.pop("custom_id", None))
+    custom_id = _checked_custom_id(value.pop("custom_id", None))
     try:
         url, body, where = _split_form(value)
         refuse_second_content(body, overrides, where)
@@ -281,7 +281,7 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
         raise bad_field(name, problem, code="unknown_field")
     method = value.get("method", "POST")
     if method != "POST":
-        text = printable(repr(method)) if isinstance(method, str) else _kind(method)
+        text = printable(repr(method)) if isinstance(method, str) else _type_in_words(method)
         problem = f"{text} is not served; write POST, or leave it out"
         raise bad_field("method", problem, code="unknown_url")
     if "url" not in value:
@@ -294,14 +294,14 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
     if not isinstance(url, str) or url not in BODY_TYPES:
         raise _unknown_url(url)
     if not isinstance(body, dict):
-        problem = f"is {_kind(body)}" if "body" in value else "is missing"
+        problem = f"is {_type_in_words(body)}" if "body" in value else "is missing"
         example = encode(min_body(url)).decode()
         problem += f"; give the request's fields as a JSON object, such as {example}"
         raise bad_field("body", problem)
     return url, body, "body."
 
 
-def _kind(value: object) -> str:
+def _type_in_words(value: object) -> str:
     """Return a JSON value's type in words; the value may be too large or deep to print."""
     kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number",
              str: "a text", list: "a list", dict: "an object"}  # fmt: skip
@@ -310,5 +310,9 @@ def _kind(value: object) -> str:
 
 def _unknown_url(url: object) -> RequestRejected:
     # repr() of a deep list would exceed Python's recursion limit.
-    text = f"{printable(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
+    text = (
+        f"{printable(repr(url))} is not served"
+        if isinstance(url, str)
+        else f"is {_type_in_words(url)}"
+    )
     return bad_field("url", f"{text}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")

@@ -60,7 +60,7 @@ def answer_schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def constrains(name: str, value: Any) -> bool:
-    """Whether a value of `response_format` or `structured_outputs` constrains the answer."""
+    """Return whether a value of `response_format` or `structured_outputs` constrains the answer."""
     if name == "response_format" and isinstance(value, dict):
         return value.get("type") != "text"
     return value is not None
@@ -75,11 +75,11 @@ def refuse_large(name: str, value: Any, where: str) -> None:
         return
     try:
         if name != "tools":
-            _refuse_one(value, MAX_BYTES)
+            _refuse_large_constraint(value, MAX_BYTES)
             return
         _refuse_length(value, 4 * MAX_BYTES)
         for tool in value:
-            _refuse_one(tool, MAX_BYTES)
+            _refuse_large_constraint(tool, MAX_BYTES)
     except _TooLarge as problem:
         raise bad_field(where + name, str(problem)) from None
 
@@ -97,18 +97,19 @@ def _refuse_length(value: Any, limit: int) -> None:
         raise _TooLarge(f"has {length} bytes as JSON; give at most {limit}")
 
 
-def _refuse_one(value: Any, limit: int) -> None:
+def _refuse_large_constraint(value: Any, limit: int) -> None:
     _refuse_length(value, limit)
-    found = {"properties": 0, "values": 0, "branches": 0, "repetitions": 0}
+    counts = {"properties": 0, "values": 0, "branches": 0, "repetitions": 0}
     for level, key, each in _walk(value):
         if level > MAX_LEVELS:
             raise _TooLarge(f"is nested too deep; give at most {MAX_LEVELS} levels")
-        _count(key, each, found)
-    for kind, (most, name) in _MOST.items():
-        if found[kind] > most:
-            raise _TooLarge(f"has {found[kind]} {name} altogether; give at most {most}")
+        _count(key, each, counts)
+    for counted, (most, name) in _MOST.items():
+        if counts[counted] > most:
+            raise _TooLarge(f"has {counts[counted]} {name} altogether; give at most {most}")
 
 
+#: What is counted -> the most of it, and its name in errors.
 _MOST = {
     "properties": (MAX_PROPERTIES, "properties"),
     "values": (MAX_VALUES, "values in its enums and choices"),
@@ -119,17 +120,17 @@ _MOST = {
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
     """Yield level, key and value of all fields, including those of JSON in texts."""
-    left = [(0, value)]
-    while left:
-        level, each = left.pop()
+    pending = [(0, value)]
+    while pending:
+        level, each = pending.pop()
         if isinstance(each, list):
-            left += ((level + 1, one) for one in each if isinstance(one, dict | list))
+            pending += ((level + 1, one) for one in each if isinstance(one, dict | list))
         elif isinstance(each, dict):
             for key, one in each.items():
                 inner = _decoded(one) if key in _AS_TEXT and isinstance(one, str) else one
                 yield level, key, inner
                 if isinstance(inner, dict | list):
-                    left.append((level + 1, inner))
+                    pending.append((level + 1, inner))
 
 
 def _decoded(text: str) -> Any:
@@ -139,20 +140,21 @@ def _decoded(text: str) -> Any:
         return None
 
 
-def _count(key: str, value: Any, found: dict[str, int]) -> None:
+def _count(key: str, value: Any, counts: dict[str, int]) -> None:
+    """Add what a field has of each entry of _MOST to `counts`."""
     if isinstance(value, str):
         if key in ("pattern", "regex", "grammar"):
-            found["repetitions"] += _repetitions(key, value)
+            counts["repetitions"] += _repetitions(key, value)
     elif isinstance(value, Mapping):
         if key in _PROPERTIES:
-            found["properties"] += len(value)
+            counts["properties"] += len(value)
         if key == "patternProperties":
-            found["repetitions"] += sum(_repetitions("pattern", name) for name in value)
+            counts["repetitions"] += sum(_repetitions("pattern", name) for name in value)
     elif isinstance(value, list):
         if key in ("enum", "choice"):
-            found["values"] += len(value)
+            counts["values"] += len(value)
         elif key in _BRANCHES:
-            found["branches"] += len(value)
+            counts["branches"] += len(value)
 
 
 def _repetitions(key: str, pattern: str) -> int:

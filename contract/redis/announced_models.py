@@ -1,6 +1,6 @@
 """Reads what workers of several models announce: loaded models, swaps, models that fail to load.
 
-A worker of one model announces none of this. Fields that cannot be read are passed over.
+A worker of one model announces no such fields. Fields that cannot be read are passed over.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _MOST = 1e13
 
 
 class Swap(NamedTuple):
-    """A worker loaded `model`; `before` was loaded until then, '' if none was.
+    """A load of `model` by a worker that had `before` loaded until then, '' for none.
 
-    `at_s` is in seconds since 1970; `failed`: the model could not be loaded.
+    `at_s` is in seconds since 1970, `seconds` the load's duration; `failed`: the model could not be
+    loaded.
     """
 
     before: str
@@ -28,7 +29,7 @@ class Swap(NamedTuple):
 
 
 class Unloadable(NamedTuple):
-    """A worker could not load the model of `queue` in its last of `tries`."""
+    """A worker's failed tries to load the model of `queue`; `why` is the reason of the last."""
 
     queue: str
     why: str
@@ -36,7 +37,7 @@ class Unloadable(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """How often a worker has loaded a model, in how many seconds in all, and how often not."""
+    """The numbers of successful and failed loads of a model, and all successful loads' seconds."""
 
     loaded: int
     seconds: float
@@ -67,7 +68,7 @@ def unloadable(worker: Worker) -> dict[str, Unloadable]:
 
 
 def sleep_failed(worker: Worker) -> dict[str, str]:
-    """Return, by model, why its engine does not sleep between stays any more."""
+    """Return by model why its engine no longer sleeps while another model is loaded."""
     found, models = _dict(worker.get("sleep_failed")), models_of(worker)
     return {model: str(why) for model, why in found.items() if model in models}
 

@@ -19,12 +19,12 @@ WORKER_SILENT_S = 15.0
 WAITS_FOR = "waits for "
 #: Model name of a worker of the default queue that announces no model.
 UNNAMED = "default"
-#: Numbers that each front end announces for itself only; a worker's are their sums.
+#: Numbers that each front end announces for itself only; the worker's numbers are their sums.
 SUMMED = ("in_flight", "limit", "slots")
 
 
 def queues_of(worker: Mapping[str, Any]) -> list[str]:
-    """Return the queues that a worker serves: that of the loaded model, then those of all."""
+    """Return the queues that a worker serves, that of the loaded model first."""
     return list(dict.fromkeys([worker["queue"], *models_of(worker).values()]))
 
 
@@ -91,10 +91,10 @@ def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[st
             continue
         if isinstance(worker.get("queue"), str):
             found.append(worker)
-    return _whole(found)
+    return _with_front_ends(found)
 
 
-def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_front_ends(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add the front ends of each worker to its own announcement."""
     front_ends: dict[str, list[dict[str, Any]]] = {}
     for each in found:
@@ -107,11 +107,11 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for name in SUMMED:
                 numbers = (each.get(name) for each in parts)
                 worker[name] = sum(number for number in numbers if isinstance(number, int))
-            worker.update(_counted(parts))
+            worker.update(_sums_of_counts(parts))
     return whole
 
 
-def _counted(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sums_of_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the sums of `done`, and the `deaths` of the shared engine, if announced."""
     found: dict[str, Any] = {}
     if done := [done for part in parts if isinstance(done := part.get("done"), dict)]:

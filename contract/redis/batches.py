@@ -28,8 +28,8 @@ from contract.redis.enqueued import Enqueued, by_list
 from contract.redis.reads import Reads
 from contract.results import failure_meta
 
-#: Answers of scripts: RETIRE has set times to live, which HOLD must remove; the batch is being
-#: cancelled.
+#: Answers of scripts. NOT_HELD: RETIRE has set times to live, which HOLD must remove. CANCELLING:
+#: the batch is being cancelled.
 NOT_HELD, CANCELLING = -2, -3
 #: Seconds before each further try to reach Redis, since the first connection may have been reset.
 _WAITS_S = (0.05, 0.1, 0.4)
@@ -62,14 +62,14 @@ class BatchStore(DeadLetters):
             StoreUnavailable: Redis does not answer; the message has the URL without password.
         """
         try:
-            once = cls(connect(url, name, retries=0, timeout_s=timeout_s), ttl_ms=ttl_ms)
+            unretried = cls(connect(url, name, retries=0, timeout_s=timeout_s), ttl_ms=ttl_ms)
             try:
-                _find(once, () if timeout_s is not None else _WAITS_S)
+                _reach(unretried, () if timeout_s is not None else _WAITS_S)
             except StoreUnreachable as error:
                 if retry is None or not isinstance(error.__cause__, BusyLoadingError):
                     raise
             if timeout_s is not None:
-                return once
+                return unretried
             return cls(connect(url, name, retry=retry), ttl_ms=ttl_ms)
         except StoreUnavailable as error:
             raise type(error)(f"{masked(url)}: {error.message}") from None
@@ -93,7 +93,7 @@ class BatchStore(DeadLetters):
             start += 8
 
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
-        """Return entries of finished requests in order; index.read_ending reads followers'."""
+        """Return entries of the list of finished requests, which index.read_ending reads."""
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 
@@ -103,9 +103,9 @@ class BatchStore(DeadLetters):
         """Yield the index entries of followers, by leader and numbers; None for a missing one."""
         key = keys.batch_key(batch_id, "identical")
         wanted = ((leader, f"{leader}\0{n}") for leader, numbers in of for n in numbers)
-        while page := list(islice(wanted, CHUNK)):
-            raws = self._client.hmget(key, [field for _, field in page])
-            for (leader, _), raw in zip(page, raws, strict=True):
+        while group := list(islice(wanted, CHUNK)):
+            raws = self._client.hmget(key, [field for _, field in group])
+            for (leader, _), raw in zip(group, raws, strict=True):
                 yield (*orjson.loads(raw), leader) if raw else None
 
     def columns(self, batch_id: str, line: int) -> Iterator[bytes]:
@@ -126,13 +126,13 @@ class BatchStore(DeadLetters):
                 self._results_at_once = max(1, len(part) // 2)
         return found
 
-    def collected(self, batch: Batch) -> None:
+    def note_collected(self, batch: Batch) -> None:
         """Note that a finished batch's results were collected; no expiry warning is needed."""
         self._run("collected", batch.id, batch.life)
 
-    def written(self, batch: Batch, marks: Sequence[str]) -> None:
-        """Note fingerprints (`marks`) of the files into which a batch's results were written."""
-        self._run("collected", batch.id, batch.life, *marks)
+    def note_written(self, batch: Batch, fingerprints: Sequence[str]) -> None:
+        """Note the fingerprints of the files into which a batch's results were written."""
+        self._run("collected", batch.id, batch.life, *fingerprints)
 
     def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
         """Return index entry and request id of a custom_id, the first if it is not unique.
@@ -220,7 +220,7 @@ class BatchStore(DeadLetters):
         high_water_requests: int,
         queues: Sequence[str] = (),
     ) -> Enqueued:
-        """Append messages from `position` of a batch's `plan`; all its chunks must be there."""
+        """Append messages from `position` of a batch's `plan`; its index must have all lines."""
         lists, sent = by_list(list_key, messages, queues)
         return Enqueued.of(self._run(
             "enqueue_planned", batch.id, batch.life, lists, *end, plan, position,
@@ -314,13 +314,13 @@ class BatchStore(DeadLetters):
         for request_id, note in self._client.hscan_iter(key, count=1000):
             yield request_id.decode(), read_note(note)
 
-    def run_again(self, batch: Batch, given: Sequence[tuple[str, str, str, bytes]]) -> int:
+    def run_again(self, batch: Batch, requests: Sequence[tuple[str, str, str, bytes]]) -> int:
         """Queue new messages of answered requests, and drop their answers; return their number.
 
-        `given` has request id, SHA-1 of the stored result (hex), queue and message; no more than a
-        chunk.
+        `requests` has id, SHA-1 of the stored result (hex), queue and message of each, for at most
+        one chunk of lines.
         """
-        args = [part for each in given for part in each]
+        args = [part for each in requests for part in each]
         while (done := self._run("run_again", batch.id, batch.life, *args)) == NOT_HELD:
             self.hold(batch.id)
         if done == CANCELLING:
@@ -338,11 +338,11 @@ class BatchStore(DeadLetters):
     def retry_dead(self, letter_ids: Iterable[str] | None = None) -> int:
         """Queue dead letters again, by default all; return the number of those queued."""
         letters, held, count = self.dead_letters(letter_ids), set[str](), 0
-        while page := list(islice(letters, CHUNK)):
-            for batch_id in {letter["batch_id"] or "" for letter in page} - held - {""}:
+        while group := list(islice(letters, CHUNK)):
+            for batch_id in {letter["batch_id"] or "" for letter in group} - held - {""}:
                 self.hold(batch_id)
                 held.add(batch_id)
-            sizes = ((letter["id"], letter["bytes"]) for letter in page)
+            sizes = ((letter["id"], letter["bytes"]) for letter in group)
             count += sum(int(self._run("dead_retry", *ids)) for ids in groups(sizes))
         return count
 
@@ -371,7 +371,8 @@ def read_note(note: bytes) -> tuple[str, int]:
     return outcome.decode(), int(size)
 
 
-def _find(store: Reads, waits_s: Iterable[float]) -> None:
+def _reach(store: Reads, waits_s: Iterable[float]) -> None:
+    """Send PING until Redis answers, at most once more after each wait."""
     for wait_s in waits_s:
         try:
             store.ping()

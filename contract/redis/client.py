@@ -78,6 +78,8 @@ def _raise_unless_unknown(error: StoreUnavailable) -> None:
 
 
 def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that raises warmq's errors where `method` raises redis-py's."""
+
     def call(*args: Any, **options: Any) -> Any:
         try:
             return method(*args, **options)
@@ -88,6 +90,8 @@ def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _async_translates(method: _AsyncMethod) -> _AsyncMethod:
+    """Return a coroutine method that raises warmq's errors where `method` raises redis-py's."""
+
     async def call(self: Any, *args: Any, **options: Any) -> Any:
         try:
             return await method(self, *args, **options)

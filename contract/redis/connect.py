@@ -27,7 +27,7 @@ SOCKET_TIMEOUT_S = 20.0
 #: Most connections of a client. Threads share it, and each uses a connection during a call. With
 #: redis-py's default, 100, further calls would fail while Redis answers slowly.
 _MAX_CONNECTIONS = 10_000
-#: The names of options of redis-py's connections, which a URL may have, too.
+#: The names of the options of redis-py's connections; a URL may set them after its ?.
 OPTIONS = frozenset(signature(AbstractConnection.__init__).parameters)
 #: The characters that CLIENT SETNAME accepts: printable ASCII without the space.
 _IN_CLIENT_NAMES = "".join(map(chr, range(ord("!"), ord("~") + 1)))
@@ -77,9 +77,9 @@ def connect(
     timeout_s: float | None = None,
     retry: Retry | None = None,
 ) -> redis.Redis:
-    """Return a sync client that retries for eight seconds, as its scripts may run twice.
+    """Return a sync client whose calls are retried, for eight seconds by default.
 
-    `retry` replaces `retries`.
+    Its scripts may run twice without harm. `retry` replaces `retries`.
     """
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
@@ -89,10 +89,10 @@ def connect(
         "max_connections": _MAX_CONNECTIONS,
     }
     if url.startswith("sentinel://"):
-        where = SentinelUrl.parse(url)
+        parts = SentinelUrl.parse(url)
         wait_s = timeout_s or CONNECT_TIMEOUT_S
-        watch: Any = redis.Sentinel(where.addresses, socket_timeout=wait_s)  # type: ignore[no-untyped-call]
-        return cast(redis.Redis, watch.master_for(where.master, **options, **where.options))
+        sentinel: Any = redis.Sentinel(parts.addresses, socket_timeout=wait_s)  # type: ignore[no-untyped-call]
+        return cast(redis.Redis, sentinel.master_for(parts.master, **options, **parts.options))
     return redis.Redis.from_url(url, **options)
 
 
@@ -101,7 +101,7 @@ def _client_name(name: str) -> str:
     return quote(name, _IN_CLIENT_NAMES, errors="backslashreplace")
 
 
-def _closed(error: RuntimeError | AttributeError) -> bool:
+def _is_of_closed_socket(error: RuntimeError | AttributeError) -> bool:
     """Return whether an error comes from a socket that was reset, or closed by another task."""
     if isinstance(error, AttributeError):  # the connection's writer became None before the write
         return error.obj is None and error.name == "writelines"
@@ -128,12 +128,13 @@ class Cancellable(AbstractConnection):
         return await self._cancellable(super().read_response(*args, **kwargs))
 
     async def _cancellable(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await `work`; raise CancelledError if the task was cancelled meanwhile."""
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
         try:
             return await work
         except (RuntimeError, AttributeError) as error:
-            if not _closed(error):
+            if not _is_of_closed_socket(error):
                 raise
             raise ConnectionError(f"connection lost: {error}") from error
         finally:
@@ -159,21 +160,23 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
         "client_name": _client_name(name),
     }
     if url.startswith("sentinel://"):
-        where = SentinelUrl.parse(url)
-        watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
-        return _cancellable(watch.master_for(where.master, AsyncClient, **options, **where.options))
+        parts = SentinelUrl.parse(url)
+        sentinel: Any = redis.asyncio.Sentinel(parts.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
+        client = sentinel.master_for(parts.master, AsyncClient, **options, **parts.options)
+        return _with_cancellable_connections(client)
     # With maintenance notifications, redis-py does not check whether an idle connection was closed,
     # for example by a restart of Redis, and the next command on it fails.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     # rediss:// and unix:// URLs choose their own connection class.
-    return _cancellable(AsyncClient.from_url(url, connection_class=PackedConnection, **options))
+    client = AsyncClient.from_url(url, connection_class=PackedConnection, **options)
+    return _with_cancellable_connections(client)
 
 
-def _cancellable(client: Any) -> AsyncClient:
+def _with_cancellable_connections(client: Any) -> AsyncClient:
     """Make a client use a Cancellable subclass of its connection class."""
-    found = client.connection_pool.connection_class
-    if not issubclass(found, Cancellable):
-        client.connection_pool.connection_class = type(found.__name__, (Cancellable, found), {})
+    used = client.connection_pool.connection_class
+    if not issubclass(used, Cancellable):
+        client.connection_pool.connection_class = type(used.__name__, (Cancellable, used), {})
     return cast(AsyncClient, client)
 
 

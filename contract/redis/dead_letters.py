@@ -41,10 +41,10 @@ class DeadLetters(Tenants):
     def dead_letters(self, letter_ids: Iterable[str] | None = None) -> Iterator[DeadLetter]:
         """Yield the dead letters, or those of `letter_ids` that exist, oldest first."""
         ids = iter(self._dead_ids(letter_ids))
-        while page := list(islice(ids, CHUNK)):
-            records = self._client.hmget(keys.DEAD, page)
+        while group := list(islice(ids, CHUNK)):
+            records = self._client.hmget(keys.DEAD, group)
             yield from (
-                _letter(i, record) for i, record in zip(page, records, strict=True) if record
+                _letter(i, record) for i, record in zip(group, records, strict=True) if record
             )
 
     def _dead_ids(self, named: Iterable[str] | None) -> list[str]:

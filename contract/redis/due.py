@@ -1,4 +1,4 @@
-"""Schedules the gateways' work; the gateway that claims it has a lease on it."""
+"""Schedules the gateways' work; a gateway that claims work has a lease on it."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Converts what the scripts that queue messages take and answer."""
+"""Converts the arguments and replies of the scripts that queue messages."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def _option(name: str, queue: str) -> str:
         return ""
     own = ("", *(f"{naming.PRIORITY_SEPARATOR}{step}" for step in range(10)))
     if before:
-        taken = before.startswith(("warmq:", "_kombu", naming.RESULT_PREFIX))
-        return "global_keyprefix" if after in own and not taken else ""
+        is_no_queue = before.startswith(("warmq:", "_kombu", naming.RESULT_PREFIX))
+        return "global_keyprefix" if after in own and not is_no_queue else ""
     if after in own:
         return "priority_steps"
     return "sep" if re.fullmatch(r"[^A-Za-z0-9.\x06]{1,8}[0-9]", after) else ""

@@ -14,7 +14,8 @@ DAY, HOUR = 1440, 60
 class Minute(NamedTuple):
     """The sums of one minute: requests, tokens, and slot-seconds.
 
-    `minute` counts from 1970. `busy_s` are the slot-seconds in use, `slots_s` all slot-seconds.
+    `minute` counts from 1970. `other` counts the requests with any other outcome. `busy_s`
+    are the slot-seconds in use, `slots_s` all slot-seconds.
     """
 
     minute: int

@@ -11,7 +11,8 @@ import orjson
 
 from contract.redis.reads import Reads
 
-#: The key that has the name of the mark in the gateways' store, the folder or bucket of files.
+#: The key that has the name of the mark in the gateways' store: an empty file by which a gateway
+#: checks that its folder or bucket is that of this Redis.
 _STORE = "warmq:gateway:store"
 #: The statuses of batches that have ended.
 ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
@@ -108,18 +109,18 @@ class Objects(Reads):
         self._run("note_reader", file_id, batch_id, 0)
 
     def is_read(self, file_id: str) -> bool:
-        """Return whether a batch that has not ended reads a file; remove readers that have."""
+        """Return whether an unfinished batch reads a file; remove readers that have ended."""
         names = sorted(name.decode() for name in self._client.smembers(_readers_key(file_id)))
-        reads = False
+        is_read = False
         for name, stored in zip(names, self.get_many("batch", names), strict=True):
             if stored is not None and orjson.loads(stored.document).get("status") not in ENDED:
-                reads = True
+                is_read = True
             else:
                 self.forget_reader(file_id, name)
-        return reads
+        return is_read
 
     def has_reader(self, file_id: str) -> bool:
-        """Return whether any batch is noted as a reader, also one that has ended."""
+        """Return whether any batch is noted as a reader of a file, even one that has ended."""
         return bool(self._client.exists(_readers_key(file_id)))
 
     def delete(self, kind: Kind, owner: str, object_id: str) -> bool:

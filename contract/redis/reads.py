@@ -1,4 +1,4 @@
-"""Reads batches, queues and workers, in one or two round trips whatever a batch's size."""
+"""Reads batches, queues and workers, in a few round trips that do not grow with a batch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Reads:
         for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
             pipe.hgetall(keys.worker_key(worker.decode()))
         records = (raw.split(b"\0", 7) for leased in pipe.execute() for raw in leased.values())
-        ours = [batch.id.encode(), batch.life.encode()]
+        ours = [batch.id.encode(), batch.life.encode()]  # the last two fields of a lease's record
         return sum(record[6:] == ours for record in records)
 
     # -- requests and the server --------------------------------------------------
@@ -158,8 +158,8 @@ class Reads:
         """Return the lists of waiting messages, sorted, as (priority step, tenant, list key).
 
         A list has turns if it has messages; one of kombu's only after a worker has found it. `most`
-        limits the tenants of a priority that are below their cap, the most requests that they may
-        have in flight. Of each tenant up to `most` + 1 lists are returned.
+        limits the tenants of a priority that have not reached their cap (most sequences in flight).
+        Of each tenant up to `most` + 1 lists are returned.
         """
         rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
         last, last_list = (-1, -1) if most is None else (most - 1, most)
@@ -204,7 +204,7 @@ class Reads:
     def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
         """Return the last announcement of each worker of a queue, or of all queues.
 
-        A worker of several models is one of each of their queues.
+        A worker of several models is returned for the queue of each of them.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()

@@ -16,8 +16,8 @@ from contract.redis.reads import PAGE, Reads
 _SUMS = "warmq:gateway:records"
 #: Most bytes of a tenant's records: 40,000 batches of 6 kB, or 160,000 small ones.
 MOST_BYTES = 256 * 2**20
-#: The divisor of maxmemory that gives the other limit: a tenant's records may take 1/MOST_PART of
-#: it, since other tenants and the queued requests share Redis's memory.
+#: The second limit: a tenant's records may take at most 1/MOST_PART of maxmemory, since other
+#: tenants and the queued requests share Redis's memory.
 MOST_PART = 8
 
 

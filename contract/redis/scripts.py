@@ -28,10 +28,10 @@ def source(name: str) -> str:
     """Return the full text of one script, for example `source("pop")`."""
     folder = files("contract") / "lua"
     parts = [folder / f"{part}.lua" for part in SHARED]
-    return "\n".join(part.read_text() for part in (*parts, _own(name)))
+    return "\n".join(part.read_text() for part in (*parts, _own_file(name)))
 
 
-def _own(name: str) -> Traversable:
+def _own_file(name: str) -> Traversable:
     for package in PACKAGES:
         spec = find_spec(package)  # an image may lack a package
         if spec is not None and spec.origin is not None:

@@ -12,7 +12,7 @@ from contract.redis.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's weight in the share of tokens, and its cap: most requests in flight a queue."""
+    """A tenant's weight in the share of tokens, and its cap: sequences in flight per queue."""
 
     name: str
     weight: float = 1.0
@@ -20,7 +20,7 @@ class Tenant:
 
 
 class TenantLoad(NamedTuple):
-    """The number of a tenant's requests in one queue."""
+    """The number of a tenant's waiting requests, and of its sequences in flight, in one queue."""
 
     waiting: int = 0
     in_flight: int = 0
@@ -45,7 +45,7 @@ class Tenants(Reads):
         self._run("terms_put", keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
 
     def delete_tenant(self, name: str) -> bool:
-        """Remove a tenant's weight and cap, so that the defaults apply; return if it had any."""
+        """Remove a tenant's weight and cap: the defaults apply; return whether it had any."""
         return bool(self._client.hdel(keys.TENANTS, name))
 
     def tenant_loads(self, queue: str) -> dict[str, TenantLoad]:
@@ -60,7 +60,7 @@ class Tenants(Reads):
         return {name: TenantLoad(waiting[name], in_flight.get(name, 0)) for name in names}
 
     def in_flight_by(self, queue: str) -> dict[str, int]:
-        """Return the number of each tenant's requests in flight in a queue's workers."""
+        """Return the number of each tenant's sequences in flight in a queue's workers."""
         return {
             field.decode().removeprefix("in_flight:"): int(count)
             for field, count in self._client.hgetall(naming.turns_key(queue)).items()
@@ -74,8 +74,8 @@ class Tenants(Reads):
         """
         names = list(queues)
         hour, past_ms = divmod(self.now_ms(), 3_600_000)
-        left = 1 - past_ms / 3_600_000
-        hours = [(hour, 1.0), (hour - 1, left)]
+        overlap = 1 - past_ms / 3_600_000
+        hours = [(hour, 1.0), (hour - 1, overlap)]
         raws = self._each("hgetall", [keys.used_key(q, h) for h, _ in hours for q in names])
         sums: dict[str, float] = {}
         for raw, part in zip(raws, (part for _, part in hours for _ in names), strict=True):

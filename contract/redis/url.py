@@ -12,8 +12,8 @@ from contract.redis.connect import OPTIONS, connect, connect_async
 LONGEST_S = 10 * 365 * 86_400
 #: Most digits of a database's number, which is an int in Redis.
 LONGEST_DATABASE = 9
-#: The options of redis-py's connections that a URL may have after its ?, in addition to ssl_*. The
-#: rest changes the types of replies, or is set by warmq.
+#: The options of redis-py's connections that a URL may have after its ?, in addition to ssl_*. Any
+#: other option changes the types of replies, or is set by warmq.
 _OPTIONS = {
     "db", "health_check_interval", "password", "retry_on_timeout", "socket_connect_timeout",
     "socket_keepalive", "socket_read_size", "socket_timeout", "username",
@@ -48,7 +48,7 @@ def redis_url(secret: SecretStr) -> SecretStr:
         )
     if option := next((name for name in names if name in _REFUSED), ""):
         raise ValueError(f"remove the option {option} behind the ?: warmq sets it, or needs none")
-    if not (_has_parts(url, parts) and _connects(url)):
+    if not (_has_parts(url, parts) and _is_accepted(url)):
         raise ValueError(_NOT_A_URL)
     return secret
 
@@ -86,7 +86,7 @@ def is_address(address: str, with_port: bool = False) -> bool:
     return port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 2**16
 
 
-def _connects(url: str) -> bool:
+def _is_accepted(url: str) -> bool:
     """Return whether redis-py accepts the URL and its options; make no connection."""
     try:
         for client in (connect(url, "check"), connect_async(url, "check")):

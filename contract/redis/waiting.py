@@ -69,18 +69,18 @@ class WaitingReads(Reads):
         """Return the waiting requests by priority and tenant, in the lists of `turns`."""
         lists = self.waiting_lists(queue, most)
         created = self._each("hget", [keys.batch_key(one.batch_id) for one in lists], "created_at")
-        by: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
-        for one, made in zip(lists, created, strict=True):
-            at_ms = int(made) if made else None
-            by.setdefault((one.step, one.tenant), []).append((one.requests, at_ms))
+        groups: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
+        for one, created_at in zip(lists, created, strict=True):
+            at_ms = int(created_at) if created_at else None
+            groups.setdefault((one.step, one.tenant), []).append((one.requests, at_ms))
         return [
             Waiting(
                 queue,
                 step,
                 tenant,
-                sum(length for length, _ in found),
-                min((made for _, made in found if made is not None), default=None),
-                more=most is not None and len(found) > most,
+                sum(length for length, _ in counted),
+                min((at_ms for _, at_ms in counted if at_ms is not None), default=None),
+                more=most is not None and len(counted) > most,
             )
-            for (step, tenant), found in by.items()
+            for (step, tenant), counted in groups.items()
         ]

@@ -3,8 +3,8 @@
 OpenTelemetry's packages are imported only by `tracing` (contract/traces/otlp.py).
 
 A span is created when it has ended, with ids that were made before. By then it is known whether the
-span failed, and failed spans are exported whatever the sampling ratio. A span takes 6 us of CPU
-time; one by OpenTelemetry's start_span takes 20. A request that is not sampled takes 0.2.
+span failed, and failed spans are exported whatever the sampling ratio. A span takes 6 µs of CPU
+time; one by OpenTelemetry's start_span takes 20 µs. A request that is not sampled takes 0.2 µs.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def collect(
             check_replaced(output, errors, batch.id, current.written)
         if marks:
             with suppress(StoreUnavailable):  # Redis is full, or its user may not write
-                store.written(batch, marks)
+                store.note_written(batch, marks)
 
     with Meter(batch.id, batch.number("total")) as meter:
         progress = _Progress(meter, BatchWorkers(store))

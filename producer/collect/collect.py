@@ -54,7 +54,7 @@ def mark_collected(store: BatchStore, batch: Batch) -> None:
     Does nothing if Redis refuses the write or is unreachable: the results are read already.
     """
     with suppress(StoreUnavailable):
-        store.collected(batch)
+        store.note_collected(batch)
 
 
 class Collector:

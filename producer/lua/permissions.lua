@@ -1,5 +1,5 @@
--- PERMISSIONS: try commands and return Redis's errors. A write fails because of the scratch key's type, or is
--- deleted at the end: no other client sees a change.
+-- PERMISSIONS: try commands and return Redis's errors. No other client sees a change: a write to the scratch key
+-- fails because of the key's type, or the key is deleted at the end.
 -- ARGV: commands (JSON: a list of lists of words)
 -- Touches: warmq:{leases,scratch}
 -- Returns: {the error of each command, '' if it has none, ...}

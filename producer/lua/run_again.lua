@@ -1,4 +1,5 @@
--- RUN_AGAIN: queue requests of a batch again whose answers were cut off at their max_tokens, and remove the answers.
+-- RUN_AGAIN: queue again the requests of a batch whose answers were cut off at their max_tokens, and remove these
+-- answers.
 -- ARGV: batch, life, then four values a request: id, SHA-1 of the stored result in hex, queue, message
 -- Touches: warmq:batch:<id>, celery-task-meta-<id>, the batch's lists, warmq:{returns,deaths,retiring,revoked}, turns
 -- Returns: how many lines will have another answer (a result that has changed meanwhile stays); -1 if the
@@ -27,7 +28,7 @@ for list, count in pairs(pushed) do note_pushed(list, count) end
 if cut > 0 then
   redis.call('HINCRBY', key, 'completed', -lines)
   local left = tonumber(redis.call('HGET', key, 'cut') or 0) - cut
-  redis.call('HSET', key, 'cut', math.max(0, left)) -- a worker of 0.2.0 does not count them
+  redis.call('HSET', key, 'cut', math.max(0, left)) -- a worker of 0.2.0 counts no cut answers
   reopen_batch(batch, lines, now_ms())
 end
 return lines

@@ -36,7 +36,7 @@ def check_regular(path: Path) -> None:
 
 
 class AppendFile:
-    """A file for appending, locked by one process; closing it undoes writes since `sync`."""
+    """A file for appending, locked by one process; closing undoes writes since the last `sync`."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class AppendFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0)
         try:
             self._fd = os.open(path, flags, 0o666)
-        except FileExistsError:  # by a machine that locks may not reach
+        except FileExistsError:  # created by another machine, whose locks may have no effect here
             raise BatchConflict(f"another run is writing {path}") from None
         except OSError as error:
             raise unwritable(path, error) from None
@@ -62,8 +62,8 @@ class AppendFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # the next run removes it
-            if self._written > self._synced and not self._changed():
+        with contextlib.suppress(OSError):  # else the next run truncates the file
+            if self._written > self._synced and not self._is_changed():
                 os.ftruncate(self._fd, self._synced)
         os.close(self._fd)
 
@@ -99,14 +99,17 @@ class AppendFile:
             self._flush()
 
     def sync(self) -> int:
-        """Flush to disk; return the file's bytes. BatchConflict if another program changed it."""
+        """Flush to disk; return the file's size in bytes.
+
+        Raises BatchConflict if another program changed the file.
+        """
         self._flush()
         try:
             os.fsync(self._fd)
-            changed = self._changed()
+            is_changed = self._is_changed()
         except OSError as error:
             raise write_failed(self.path, error) from None
-        if changed:
+        if is_changed:
             raise BatchConflict(
                 f"{self.path} was changed or removed while the run wrote it; put it back as "
                 "it was, or remove it"
@@ -123,8 +126,8 @@ class AppendFile:
         except OSError as error:
             raise write_failed(self.path, error) from None
 
-    def _changed(self) -> bool:
-        """Whether another file has the path now, or the file's size is not what was written."""
+    def _is_changed(self) -> bool:
+        """Return whether another program has replaced the file or changed its size."""
         state = os.fstat(self._fd)
         return not (
             state.st_size == self._written
@@ -136,7 +139,7 @@ class AppendFile:
 def sort_by_line(path: Path) -> None:
     """Sort a file of output lines by the numbers of their input lines.
 
-    It takes 24 bytes of memory for each line, and temporary disk space of the file's size.
+    Sorting takes 24 bytes of memory for each line, and temporary disk space of the file's size.
     """
     numbers, starts = array("q"), array("q", [0])
     try:

@@ -25,7 +25,7 @@ from producer.run.journal import Journal, RunProgress
 
 
 def needs_export(output: str, errors: str | None) -> bool:
-    """Whether a run cannot append to one of these files."""
+    """Return whether a run cannot append to one of these files."""
     return any(is_url(name) or bool(table_of(name)) for name in (output, errors) if name)
 
 
@@ -113,7 +113,7 @@ class Export:
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()
-            output.sync()  # both files are on disk before the first one, the errors, appears
+            output.sync()  # both files are on disk before either gets its final name
         place = output.fingerprint or place_of(self.output).fingerprint()
         self.journal.write(replace(done, delivered=seed, place=place))
         self._remove_line_files()

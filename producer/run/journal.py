@@ -163,7 +163,7 @@ class RunFiles:
             for file, size in ((self._out, done.output), (self._bad, done.errors)):
                 file.continue_at(size, self._is_next)
         except BatchConflict as error:
-            raise self._refused(f"{error.message}; put it back as it was") from None
+            raise self._conflict(f"{error.message}; put it back as it was") from None
 
     def _check_same(self, earlier: RunProgress) -> None:
         """Raise BatchConflict if input or error file differ, or results are missing."""
@@ -176,21 +176,21 @@ class RunFiles:
                 start_anew=self.journal.start_anew,
             )
         if earlier.fingerprint != self._begin.fingerprint:
-            raise self._refused(
+            raise self._conflict(
                 f"{self._output} is of a run of another input, or its input ({earlier.input}) has "
                 "changed: give the same one"
             )
         for path, size in ((self._output, earlier.output), (self._errors, earlier.errors)):
             if size and not path.exists():
-                raise self._refused(
+                raise self._conflict(
                     f"results are missing: there is no {path} any more; put it back as it was"
                 )
 
-    def _refused(self, problem: str) -> BatchConflict:
+    def _conflict(self, problem: str) -> BatchConflict:
         return BatchConflict(f"{problem}, or {self.journal.start_anew}")
 
     def _is_next(self, line: bytes) -> bool:
-        """Whether a line is a result of the first window that is not in the journal."""
+        """Return whether a line is a result of the first window that is not in the journal."""
         return _is_result_of(line, window_id(self.done.name, self.done.windows))
 
     def add(self, line: ResultLine) -> None:
@@ -221,10 +221,10 @@ class RunFiles:
             self.journal.write(replace(self.done, complete=True))
 
 
-def _refuse_existing(path: Path, kind: str, *, may_be_empty: bool) -> None:
+def _refuse_existing(path: Path, what: str, *, may_be_empty: bool) -> None:
     """Raise BatchConflict for a file that no run has written."""
     if path.exists() and not (may_be_empty and path.stat().st_size == 0):
-        raise BatchConflict(f"{path} exists; remove it, or name another{kind}")
+        raise BatchConflict(f"{path} exists; remove it, or name another{what}")
 
 
 def _text(name: str) -> str:
@@ -235,7 +235,7 @@ _RESULT_START = b'{"id":"batch_req_'
 
 
 def _is_result_of(line: bytes, batch_id: str) -> bool:
-    """Whether a line is a result of the batch, or the beginning of an incomplete result."""
+    """Return whether a line is a result of the batch, or the beginning of an incomplete result."""
     if not line.endswith(b"\n"):
         return line[: len(_RESULT_START)] == _RESULT_START[: len(line)]
     try:

@@ -63,7 +63,7 @@ def run_of(batch_id: str) -> str:
     return found[1] if found else ""
 
 
-def listed(batches: Iterable[Batch]) -> Iterator[Listed]:
+def join_windows(batches: Iterable[Batch]) -> Iterator[Listed]:
     """Yield the batches in their order, those of one run together at the place of the first."""
     together: dict[str, list[Batch]] = {}
     for batch in batches:

@@ -114,15 +114,15 @@ def local_services(model: str, queue: str, tell: Callable[[str], None]) -> Itera
         config.write_text(
             f'port 0\nunixsocket "{socket}"\ndir "{folder}"\nsave ""\nappendonly no\n'
         )
-        named = {"WARMQ_MODEL": model} if model else {}
+        model_variable = {"WARMQ_MODEL": model} if model else {}
         try:
             start("Redis", [redis, str(config)])
             _wait_for(socket, parts[0])
-            # What a stopping worker would finish is done again by the next run.
+            # The worker finishes nothing when it stops: the next run repeats what was running.
             start("worker", [worker], WARMQ_REDIS_URL=url, WARMQ_QUEUE=queue,
-                  WARMQ_DRAIN_TIMEOUT_S="0", **named)  # fmt: skip
+                  WARMQ_DRAIN_TIMEOUT_S="0", **model_variable)  # fmt: skip
             tell(f"a worker starts, which takes seconds to minutes; its log is {parts[1].log}")
-            with _watched(parts):  # left before the parts are ended, which then is no error
+            with _watched(parts):  # ends before the parts are ended: their end is no error then
                 yield url
         except LocalPartEnded:
             logs.pop_all()  # the logs are kept

@@ -1,4 +1,4 @@
-"""Estimates the time left of a run: of its windows in Redis, and of the lines that are not read."""
+"""Estimates the time left of a run: of its windows in Redis, and of the lines not yet read."""
 
 from __future__ import annotations
 
@@ -47,11 +47,14 @@ class RunTimeLeft:
         return outlook.seconds_left(works[0]._replace(left=left, done=done, tokens=tokens))
 
     def _of_several(self, batch: Batch, queued: int, unread: int) -> float | None:
-        """Return the seconds of lines in several queues; the windows share a list in each."""
+        """Return the seconds of lines in several queues; the windows share a list in each queue."""
         left_s = self._reads.batch_seconds_left(batch)
         return left_s * (queued + unread) / queued if left_s and queued else None
 
 
 def unread_lines(read: int, queued: int, position: int, size: int | None) -> float | None:
-    """Return the lines after the `queued` ones, from the part of the input that was read."""
-    return None if not (size and position) else max(0.0, read * size / position - queued)
+    """Return about how many lines follow the `queued` ones; None if unknown.
+
+    The `read` lines are the input up to byte `position` of `size`.
+    """
+    return max(0.0, read * size / position - queued) if size and position else None

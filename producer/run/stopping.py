@@ -7,7 +7,7 @@ from contract.errors import WarmqError
 from contract.redis.batches import BatchStore
 from producer.run.journal import RunProgress
 
-#: Fewest ended requests of which a share of failures is judged.
+#: Fewest ended requests of which a share of failures can reach the limit.
 FEWEST_JUDGED = 100
 
 
@@ -19,10 +19,11 @@ class RunStopped(WarmqError):
 
 @dataclass(frozen=True, slots=True)
 class FailureLimit:
-    """The limit of a run's failures since this command began (`begun`); '' for none.
+    """The limit `stop_after` of a run's failures, '' for none.
 
-    Redis judges each window while it runs (contract/lua/failures.lua), and counts the requests of
-    earlier windows, too.
+    Failures from before this command do not count; `begun` is the progress at its start. Redis
+    checks each window while it runs, with the counts of the earlier windows
+    (contract/lua/failures.lua).
     """
 
     store: BatchStore
@@ -36,6 +37,7 @@ class FailureLimit:
 
     def judged_from(self, done: RunProgress) -> dict[str, str]:
         """Return the field of a window's batch that counts the windows before it."""
+        # Counts (total, rejected, ended, failed) that the script subtracts from the batch's.
         ended, failed = self._since(done)
         return {"judged_from": f"-{ended} 0 -{ended} -{failed}"} if ended else {}
 
@@ -55,10 +57,10 @@ class FailureLimit:
         """Raise RunStopped if the requests of all windows together reach the limit."""
         ended, failed = self._since(done)
         limit = float(self.stop_after.rstrip("%") or "inf")
-        share = self.stop_after.endswith("%")
-        if share and ended < FEWEST_JUDGED:
+        is_share = self.stop_after.endswith("%")
+        if is_share and ended < FEWEST_JUDGED:
             return
-        if (100 * failed / ended if share else failed) >= limit:
+        if (100 * failed / ended if is_share else failed) >= limit:
             raise RunStopped(
                 f"stopped: {failed} of {ended} requests failed (stop after failures: "
                 f"{self.stop_after})"

@@ -83,7 +83,10 @@ def _random() -> Random:
 
 
 def _one_of_each(lines: list[_Line], groups: int, random: Random) -> list[_Line]:
-    """Return a random line of each of as many groups of neighbours, of the first its first."""
+    """Divide lines into groups of neighbours; return one line of each.
+
+    It is the first line of the first group, and a random line of any other group.
+    """
     bounds = [n * len(lines) // max(1, groups) for n in range(groups + 1)]
     return [lines[random.randrange(a, b) if a else 0] for a, b in pairwise(bounds)]
 
@@ -103,8 +106,9 @@ class Spread:
     #: The explanation of errors of rows; None for lines.
     explain: ExplainError | None = None
     _step: int = 1
-    _seen: int = 0
-    #: Value of `_seen` at the next line that is kept.
+    #: Number of lines read.
+    _read: int = 0
+    #: Value of `_read` at the next line that is kept.
     _next: int = 0
     _random: Random = field(default_factory=_random)
 
@@ -113,10 +117,10 @@ class Spread:
         for chunk in chunks:
             self.explain = chunk.explain
             for number, line in chunk.lines:
-                if self._seen == self._next:
+                if self._read == self._next:
                     request, _ = split_kept(line)
                     self._keep(number, request, chunk.too_long.get(number))
-                self._seen += 1
+                self._read += 1
             yield chunk
 
     def _keep(self, number: int, line: bytes, too_long: int | None) -> None:
@@ -175,7 +179,10 @@ class Trial:
             keep=(),
         )  # fmt: skip
         overrides, of_table = submission.overrides, spread.explain is not None
-        self._asked = {n: _asked(line, overrides, of_table) for n, line, _ in spread.chosen}
+        self._prompts = {
+            number: _prompt_and_tokens(line, overrides, of_table)
+            for number, line, _ in spread.chosen
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -184,7 +191,7 @@ class Trial:
         self.drop()
 
     def begin(self, input_name: str) -> None:
-        """Queue the rows. Raises BatchConflict for a file without lines, StoreUnavailable."""
+        """Queue the rows. Raises BatchConflict for a file without lines, or StoreUnavailable."""
         chunk = self._spread.chunk()
         batch = self._submission.create(self._store, input_name)
         Submitter(self._store, self._settings, self._submission, batch).run(iter([chunk]))
@@ -194,7 +201,10 @@ class Trial:
         return self._store.batch(self.id)
 
     def rows(self) -> list[TriedRow]:
-        """Return the rows that have ended, in the file's order. Raises BatchConflict if gone."""
+        """Return the rows that have ended, in the file's order.
+
+        Raises BatchConflict if the batch is gone.
+        """
         return list(self._rows(follow=False))
 
     def follow(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[TriedRow]:
@@ -206,15 +216,15 @@ class Trial:
     ) -> Iterator[TriedRow]:
         if (batch := self.state()) is None:
             raise BatchConflict(f"the trial {self.id} is gone; try again")
-        found = Collector(self._store, batch, follow=follow, partial=not follow, sleep=sleep)
-        for line in found.lines("input"):
+        collector = Collector(self._store, batch, follow=follow, partial=not follow, sleep=sleep)
+        for line in collector.lines("input"):
             yield self._row(line)
 
     def _row(self, result: ResultLine) -> TriedRow:
         value = orjson.loads(result.json)
         error, response = value["error"], value["response"]
         line = (error or value["warmq"])["line"]
-        prompt, estimated = self._asked.get(line, ("", 0))
+        prompt, estimated = self._prompts.get(line, ("", 0))
         row = TriedRow(line, value["custom_id"], prompt, estimated_tokens=estimated)
         if error:
             return replace(row, error_code=error["code"], error_message=error["message"])
@@ -236,7 +246,9 @@ class Trial:
             self._store.delete(self.id, force=True)
 
 
-def _asked(line: bytes, overrides: dict[str, object], of_table: bool) -> tuple[str, int]:
+def _prompt_and_tokens(
+    line: bytes, overrides: dict[str, object], of_table: bool
+) -> tuple[str, int]:
     """Return a line's prompt as text, and its estimated tokens; of a bad line its beginning."""
     try:
         request = parse_line(line, overrides)
@@ -254,7 +266,7 @@ def failures(rows: Iterable[TriedRow]) -> Counter[str]:
     return Counter(row.error_code for row in rows if row.error_code is not None)
 
 
-def measured_plan(found: Plan, rows: Iterable[TriedRow]) -> Plan:
+def measured_plan(plan: Plan, rows: Iterable[TriedRow]) -> Plan:
     """Return the plan of the whole file with the tokens that the trial's answers report.
 
     Prompt tokens are the estimate times the trial's ratio of measured to estimated tokens. The plan
@@ -262,8 +274,8 @@ def measured_plan(found: Plan, rows: Iterable[TriedRow]) -> Plan:
     """
     answered = [row for row in rows if row.ok and row.prompt_tokens and row.estimated_tokens]
     if not answered:
-        return found
-    content = found.content
+        return plan
+    content = plan.content
     ratio = sum(row.prompt_tokens or 0 for row in answered) / sum(
         r.estimated_tokens for r in answered
     )
@@ -273,4 +285,4 @@ def measured_plan(found: Plan, rows: Iterable[TriedRow]) -> Plan:
         prompt_tokens=round(content.prompt_tokens * ratio),
         expected=mean * content.requests,
     )
-    return replace(found, content=measured, mean_answer=mean)
+    return replace(plan, content=measured, mean_answer=mean)

@@ -147,9 +147,9 @@ class Run:
             return files.done
 
     def _in_order(self, read: Iterator[RawChunk], files: RunFiles) -> Generator[RawChunk]:
-        """Yield the input's chunks in the submission's order; another order reads all first."""
-        wish, earlier = self.submission.order, files.done.plan
-        if wish == "input":
+        """Yield the chunks in the submission's order; any order but `input` reads all first."""
+        order, earlier = self.submission.order, files.done.plan
+        if order == "input":
             yield from read
             return
         from producer.submit.order.prefix import cache_tokens  # noqa: PLC0415 - loads numpy
@@ -157,7 +157,7 @@ class Run:
 
         lines = PlannedLines(read, self.submission.seed, self.submission.overrides)
         with closing(lines):
-            choice = lines.choose(wish, cache_tokens(self.store, self.submission.queue), earlier)
+            choice = lines.choose(order, cache_tokens(self.store, self.submission.queue), earlier)
             if earlier and choice.name != earlier:
                 raise BatchConflict(
                     "the input has changed, or this version of warmq plans another order for it; "
@@ -208,7 +208,7 @@ class Run:
                     window = self._begin(submission, digest, source, limit)
                     if window is None:
                         break
-                    summary = window.submitter.run(self._take(window, raws))
+                    summary = window.submitter.run(self._window_chunks(window, raws))
                 except BatchConflict as error:
                     raise BatchConflict(
                         f"{error.message}; use the same input and options, or "
@@ -247,7 +247,7 @@ class Run:
         try:
             batch = submission.create(self.store, source.name, kept_columns=source.output_columns)
         except StoreFull:
-            return None  # results have filled it since the check
+            return None  # results have filled Redis since the check
         unbounded = self.settings.model_copy(update=_NO_HIGH_WATER)
         submitter = Submitter(self.store, unbounded, submission, batch)
         return _Window(submitter, digest, stored, sealed)
@@ -260,10 +260,10 @@ class Run:
             high_water_requests=self.settings.high_water_requests,
         )
 
-    def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
+    def _window_chunks(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
         """Yield a window's chunks, numbered from 0."""
         for ordinal in count():
-            if ordinal and self._ends(window, raws.peek()):
+            if ordinal and self._ends_before(window, raws.peek()):
                 return
             raw = raws.take()
             if raw is None:
@@ -273,7 +273,8 @@ class Run:
             window.pending.append(raw.size)
             yield raw
 
-    def _ends(self, window: _Window, following: RawChunk | None) -> bool:
+    def _ends_before(self, window: _Window, following: RawChunk | None) -> bool:
+        """Return whether a window ends before the next chunk."""
         if window.line < window.stored:
             return False
         if window.sealed or following is None or window.lines + len(following.lines) > self.window:

@@ -1,8 +1,8 @@
 """Exports the spans of a batch's trace: submission, ordering, writing of results.
 
 The batch's hash in Redis has the context of the first span, so that other processes can add spans
-to the trace and link the spans of requests to it. The trace is exported unless the caller's trace
-is not sampled.
+to the trace and link the spans of requests to it. The trace is not exported if the caller's
+trace is not sampled.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contract.batch import Batch
 from contract.traces import Span, SpanContext, Value, now, read_context, root_context, tracer
 
+#: The field of a batch's hash that has this context.
 FIELD = "traceparent"
 
 
@@ -29,7 +30,7 @@ def _context(batch: Batch | None) -> SpanContext | None:
     return read_context(batch.fields.get(FIELD)) if batch is not None else None
 
 
-def submitted(batch: Batch, queue: str, parent_traceparent: str) -> None:
+def export_submission(batch: Batch, queue: str, parent_traceparent: str) -> None:
     """Export the first span: from the batch's creation until now."""
     tracing, context = tracer(), _context(batch)
     if tracing is None or context is None:
@@ -46,7 +47,7 @@ def submitted(batch: Batch, queue: str, parent_traceparent: str) -> None:
 
 
 @contextmanager
-def step(name: str, batch: Batch | None, queue: str) -> Iterator[None]:
+def export_step(name: str, batch: Batch | None, queue: str) -> Iterator[None]:
     """Export a span for the block; the span fails with the block."""
     tracing, context = tracer(), _context(batch)
     if tracing is None or context is None or batch is None:

@@ -20,18 +20,21 @@ REQUEST_BYTES, RESULT_BYTES, TOKEN_BYTES = 16, 1180, 4
 LIST_FACTOR = 1.03
 #: Bytes in Redis of a batch's own keys.
 BATCH_BYTES = 4096
-#: The estimate counts all requests until it has read so many bytes of bodies, then one of EVERY.
+#: The estimate counts all requests until it has read so many bytes of bodies, then one in EVERY.
 WHOLE_BYTES, EVERY = 2**17, 64
 
 Worker = dict[str, Any]
 
 
 def ignore(_url: str, _body: bytes) -> None:
-    """Count nothing: a file without a sample."""
+    """Count nothing, where no sample is taken."""
 
 
 class Answer(NamedTuple):
-    """The limit of tokens of a request's choices, 0 for none; `fixed`: each has so many."""
+    """The number of a request's choices, and the most tokens of each, 0 for no limit.
+
+    `fixed`: each choice has exactly `limit` tokens.
+    """
 
     choices: int
     limit: int
@@ -46,8 +49,8 @@ class Answer(NamedTuple):
 
     def tokens(self, mean: float | None) -> float:
         """Return the expected tokens, if answers have `mean` tokens on average."""
-        usual = self.limit if self.fixed or mean is None else min(mean, self.limit or mean)
-        return self.choices * usual
+        each = self.limit if self.fixed or mean is None else min(mean, self.limit or mean)
+        return self.choices * each
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ class Sample:
 
     requests: int = 0
     _bytes: int = 0
-    #: Number of requests for which the counted ones stand, their prompt tokens and their answers.
+    #: Number of requests for which the counted ones stand; their prompt tokens; their answers.
     _weight: int = 0
     _prompt: int = 0
     _answers: Counter[Answer] = field(default_factory=Counter)

@@ -62,11 +62,11 @@ class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
     `seen` remembers custom_ids as requests of this batch, or, if this batch is a window of a run,
-    as requests of the run `whole`; None if the caller knows that none is repeated. With `leaders`,
-    a repeated body gets no message. `check` may raise RequestRejected for a valid request. With
-    `keep_columns` the kept cells of each line are behind it (producer/input/tables/kept.py).
-    `sample` gets the url and body of each valid request. With `routes` each line's model chooses
-    its queue.
+    as requests of the run `run_name`; None if the caller knows that none is repeated. With
+    `leaders`, a repeated body gets no message. `check` may raise RequestRejected for a valid
+    request. With `keep_columns` the kept cells of each line are behind it
+    (producer/input/tables/kept.py). `sample` gets the url and body of each valid request. With
+    `routes` each line's model chooses its queue.
     """
 
     batch_id: str
@@ -74,7 +74,7 @@ class LinesToMessages:
     overrides: dict[str, Any]
     max_line_bytes: int
     seen: SeenIds | None
-    whole: str = ""
+    run_name: str = ""
     leaders: Leaders | None = None
     keep_bodies: bool = False
     check: Callable[[Request], None] | None = None
@@ -82,12 +82,12 @@ class LinesToMessages:
     sample: Callable[[str, bytes], None] = ignore
     routes: Routes = NO_ROUTES
 
-    def first_use(self, custom_id: str, request_id: str) -> bool:
-        """Add a custom_id; return whether it is new."""
+    def add_custom_id(self, custom_id: str, request_id: str) -> bool:
+        """Remember a custom_id; return whether it is new."""
         if self.seen is None:
             return True
-        whole = self.whole
-        return self.seen.add(naming.request_id(whole, custom_id) if whole else request_id)
+        name = self.run_name
+        return self.seen.add(naming.request_id(name, custom_id) if name else request_id)
 
     def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
         """Check a chunk's lines and write their messages. Empties `raw.lines`."""
@@ -96,7 +96,7 @@ class LinesToMessages:
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
         write = None if self.routes.queues else self.writer.write
-        first_use, leaders = self.first_use, self.leaders
+        add_custom_id, leaders = self.add_custom_id, self.leaders
         check, sample = self.check, self.sample
         chunk.columns = take_columns(raw) if self.keep_columns else b""
         raw.lines.reverse()
@@ -115,7 +115,7 @@ class LinesToMessages:
                     custom_id = f"line-{number}"
                 else:
                     request_id, by_line = naming.request_id(batch_id, custom_id), False
-                    if not first_use(custom_id, request_id):
+                    if not add_custom_id(custom_id, request_id):
                         raise _duplicate(custom_id)
             except RequestRejected as error:
                 error.custom_id = error.custom_id or custom_id
@@ -150,7 +150,7 @@ class LinesToMessages:
         for (_, line), entry, request_id in lines:
             _, custom_id, by_line = entry[:3]
             if not by_line:
-                self.first_use(custom_id, request_id)
+                self.add_custom_id(custom_id, request_id)
             if self.leaders and not leader_of(entry):
                 with suppress(RequestRejected):  # a bad line is not a leader
                     request = parse_line(split_kept(line)[0], self.overrides)
@@ -164,9 +164,9 @@ class LinesToMessages:
         if custom_id is None:
             custom_id = f"line-{number}"
         elif error.code != "duplicate_custom_id":
-            own = naming.request_id(batch_id, custom_id)
-            if self.first_use(custom_id, own):
-                by_line, request_id = False, own
+            own_id = naming.request_id(batch_id, custom_id)
+            if self.add_custom_id(custom_id, own_id):
+                by_line, request_id = False, own_id
         meta = failure_meta(request_id, error, batch=batch_id, custom_id=custom_id, line=number)
         chunk.index.entries.append((number, custom_id, by_line))
         chunk.rejects.append((request_id, meta))
@@ -210,7 +210,7 @@ _NOT_REPEATABLE = (
 
 
 def dedupe_key(url: str, text: bytes) -> bytes | None:
-    """Return a key that is equal for requests with the same answer; None if it may vary.
+    """Return a key that requests with the same answer have in common; None if answers may vary.
 
     `text` is a valid body's JSON. An answer is repeatable if it depends on nothing but the body:
 
@@ -241,14 +241,14 @@ def dedupe_key(url: str, text: bytes) -> bytes | None:
 
 
 def _has_media_by_address(body: dict[str, Any]) -> bool:
-    """Whether any part of a body has a medium with a URL other than `data:`."""
-    waiting: list[Any] = [body]
-    while waiting:
-        value = waiting.pop()
+    """Return whether any part of a body has a medium with a URL other than `data:`."""
+    pending: list[Any] = [body]
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            waiting += value
+            pending += value
         elif isinstance(value, dict):
-            waiting += value.values()
+            pending += value.values()
             for name in value:
                 medium = value[name] if name.endswith("_url") else "data:"
                 url = medium.get("url") if isinstance(medium, dict) else medium

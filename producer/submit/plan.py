@@ -107,7 +107,7 @@ class Plan:
     mean_answer: float | None  # mean tokens of the queue's answers
     kv_tokens: int | None  # tokens of the workers' smallest KV cache with prefix caching, if known
     saved_tokens: int  # prompt tokens that this cache saves
-    any_order: bool  # whether it saves them in any order of the lines
+    any_order: bool  # whether the cache saves them in any order of the lines
     memory: RedisBytes
     workers: int
     pace: Pace | None  # rate of the queue's workers in their last minutes with work
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds at `pace` until all that waits before the file and itself end, if known."""
+        """Seconds at `pace` until the file and all requests before it have ended, if known."""
         tokens = self.content.prompt_tokens + self.content.expected
         return self.pace.ends(tokens, self.content.requests, self.before) if self.pace else None
 
@@ -134,16 +134,17 @@ def plan(
     """Read a source to its end, close it, and return its plan.
 
     `counter` counts prompt tokens; `workers` are the announcements of the queue's workers (the
-    states that they write to Redis), `outlook` has their rate and what waits. `report` is called
-    after each chunk with the counts so far. `watch` gets the chunks and yields them on.
+    states that they write to Redis), `outlook` has their rate and the waiting lists. `report` is
+    called after each chunk with the counts so far. `watch` gets the chunks and yields them
+    unchanged.
     """
-    usual, cache = mean_answer(workers), kv_tokens(workers)
-    lookup = UNKNOWN_CACHE_TOKENS if cache is None else cache
+    mean, cache = mean_answer(workers), kv_tokens(workers)
+    assumed_cache = UNKNOWN_CACHE_TOKENS if cache is None else cache
     context = int(max((number(worker.get("max_model_len")) for worker in workers), default=0))
-    reader = _FileReader(settings, submission, counter, usual, context)
+    reader = _FileReader(settings, submission, counter, mean, context)
     try:
         content = reader.read(
-            watch(source.chunks(submission.seed, settings.max_line_bytes)), lookup, report
+            watch(source.chunks(submission.seed, settings.max_line_bytes)), assumed_cache, report
         )
     finally:
         source.close()
@@ -154,7 +155,7 @@ def plan(
     work = Work(None, submission.tenant, priority_step(submission.priority), content.requests)
     pace, lists = (outlook.pace, outlook.lists) if outlook else (None, ())
     return Plan(
-        content, submission.queue, counter.name, usual, cache, saved, any_order,
+        content, submission.queue, counter.name, mean, cache, saved, any_order,
         RedisBytes(own + waiting, own + results), len(workers), pace, requests_before(lists, work),
         context or None,
     )  # fmt: skip
@@ -176,10 +177,10 @@ def saved_tokens(content: FileContent, cache: int | None) -> tuple[int, bool]:
 
 
 class _FileReader:
-    """Reads one file.
+    """Reads one file, and counts its content.
 
-    `usual` is the mean of the queue's answers in tokens, if known; `context` is that of the
-    workers, 0 if unknown.
+    `mean_answer` is the mean of the queue's answers in tokens, if known. `context` is the workers'
+    longest context in tokens, 0 if unknown.
     """
 
     def __init__(
@@ -187,12 +188,12 @@ class _FileReader:
         settings: Settings,
         submission: Submission,
         counter: CharacterCounter,
-        usual: float | None,
+        mean_answer: float | None,
         context: int,
     ) -> None:
         self._content = FileContent()
         self._context = context
-        self._counter, self._usual = counter, usual
+        self._counter, self._mean_answer = counter, mean_answer
         self._ids, self._bodies = SeenIds(), SeenIds()
         self._records = Records()
         writer = MessageWriter("plan", _CREATED, _LIFE, submission.queue, _PRIORITY)
@@ -244,9 +245,9 @@ class _FileReader:
         prompts = [prompt_of(url, body, self._counter.chat) for url, body in bodies]
         counts = self._counter.count(prompts)
         for n, ((url, body), prompt, count) in enumerate(zip(bodies, prompts, counts, strict=True)):
-            same = orjson.dumps([url, body], option=orjson.OPT_SORT_KEYS)
+            canonical = orjson.dumps([url, body], option=orjson.OPT_SORT_KEYS)
             content.duplicates += not self._bodies.add(
-                hashlib.blake2b(same, digest_size=16).hexdigest()
+                hashlib.blake2b(canonical, digest_size=16).hexdigest()
             )
             content.prompt_tokens += count
             content.estimated += not (exact := self._counter.exact(prompt))
@@ -267,4 +268,4 @@ class _FileReader:
         content, answer = self._content, Answer.of(url, body)
         content.fixed += answer.fixed
         content.limits += answer.choices * answer.limit
-        content.expected += answer.tokens(self._usual)
+        content.expected += answer.tokens(self._mean_answer)

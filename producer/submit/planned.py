@@ -90,7 +90,7 @@ class PlannedMessages:
         choice = choose_order(self.option, self._records, cache, state.fields.get("plan", ""))
         position = confirmed = pushed = 0
         while position < len(self._spool):
-            numbers, messages = self._read(choice, position)
+            numbers, messages = self._next_messages(choice, position)
             answer = self._send(choice, end, position, messages, self._queues_of(numbers), report)
             if answer.answer == "ok":
                 position += len(messages)
@@ -114,23 +114,23 @@ class PlannedMessages:
         names = list(self._queue_names)
         return [names[self._queues[number]] for number in numbers] if names else []
 
-    def _read(self, choice: OrderChoice, position: int) -> tuple[list[int], list[bytes]]:
-        """Return messages at a position of the order, for one call of the script.
+    def _next_messages(self, choice: OrderChoice, position: int) -> tuple[list[int], list[bytes]]:
+        """Return the numbers in the file of the next messages in order, and these messages.
 
-        They come with their numbers in the file.
+        The first has this position in the order. One call of the script can take all of them.
         """
         end = min(position + CHUNK_LINES, len(self._spool))
         numbers = range(position, end) if choice.order is None else choice.order[position:end]
         taken: list[int] = []
-        found: list[bytes] = []
+        messages: list[bytes] = []
         size = 0
         for number in map(int, numbers):
             taken.append(number)
-            found.append(self._spool.read(number))
-            size += len(found[-1])
+            messages.append(self._spool.read(number))
+            size += len(messages[-1])
             if size >= CHUNK_BYTES:
                 break
-        return taken, found
+        return taken, messages
 
     def _send(
         self, choice: OrderChoice, end: tuple[int, str], position: int, messages: list[bytes],
@@ -199,7 +199,7 @@ class PlannedLines:
     def _keep(self, raw: RawChunk, seen: SeenIds) -> None:
         texts, models = [], []
         for position, (_, line) in enumerate(raw.lines, len(self)):
-            text, model = list[bytes](), ""  # a bad line has none
+            text, model = list[bytes](), ""  # a bad line has neither
             try:
                 request = parse_line(split_kept(line)[0], self._overrides)
                 custom_id, model = request.custom_id, model_of(request.body)
@@ -217,9 +217,11 @@ class PlannedLines:
         self._records.add(*keys_of(texts), models)
 
     def choose(self, option: OrderOption, cache: int, earlier: str) -> OrderChoice:
+        """Choose the order of the lines, as choose_order does."""
         return choose_order(option, self._records, cache, earlier)
 
     def chunks(self, choice: OrderChoice) -> Iterator[RawChunk]:
+        """Yield the lines in the chosen order, in chunks."""
         order = self._positions(choice)
         left = len(self)
         running = hashlib.sha256(bytes.fromhex(self._seed) + choice.name.encode())

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ class CharacterCounter:
         return None
 
     def exact(self, prompt: Prompt) -> bool:
-        """Whether `count` is exact."""
+        """Return whether `count` is exact for a prompt."""
         return not prompt.texts and prompt.exact
 
 
@@ -144,7 +145,7 @@ class Tokenizer(CharacterCounter):
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         try:
-            from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and may be missing
+            from transformers import AutoTokenizer  # noqa: PLC0415 - slow; may be missing
 
             self._tokenizer = AutoTokenizer.from_pretrained(model)
         except ImportError as error:
@@ -171,9 +172,9 @@ class Tokenizer(CharacterCounter):
     def _lengths(self, texts: list[str], special: bool) -> list[int]:
         if not texts:
             return []
-        rust = getattr(self._tokenizer, "backend_tokenizer", None)
-        if rust is not None:  # uses all cores, and returns no lists of ids
-            return list(map(len, rust.encode_batch_fast(texts, add_special_tokens=special)))
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is not None:  # uses all cores, and returns no lists of ids
+            return list(map(len, fast.encode_batch_fast(texts, add_special_tokens=special)))
         ids = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
         return list(map(len, ids))
 
@@ -221,17 +222,16 @@ class Tokenizer(CharacterCounter):
 def choose_counter(named: str, announced: Sequence[str]) -> CharacterCounter:
     """Return the named tokenizer, the announced model's, or a counter of characters.
 
-    `announced` has the model of each worker. Its tokenizer is used if all workers have the same
-    model and its folder is on this machine. Raises NoTokenizer if the named one cannot be used.
+    `announced` has the model of each worker. If all workers have the same model, and its folder is
+    on this machine, that model's tokenizer is used. Raises NoTokenizer if the named tokenizer
+    cannot be used.
     """
     if named:
         return Tokenizer(named)
     folders = {model for model in announced if Path(model).is_dir()}
     if len(set(announced)) == 1 and folders:
-        try:
+        with suppress(NoTokenizer):  # characters are counted instead
             return Tokenizer(folders.pop())
-        except NoTokenizer:
-            pass
     return CharacterCounter()
 
 

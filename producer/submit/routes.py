@@ -26,9 +26,10 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The queue of each model with a queue of its own; '' is for other models, if they have one.
+    """The queue of each model with a queue of its own, and of all other models under the name ''.
 
-    `base` is the queue of lines that name no model, `writers` write the messages for each queue.
+    Without the name '', other models have no queue. `base` is the queue of lines that name no
+    model, `writers` write the messages for each queue.
     """
 
     queues: Mapping[str, str]
@@ -61,12 +62,12 @@ class Routes:
         )
 
 
-#: Those of a batch whose lines all go to one queue.
+#: The routes of a batch whose lines all go to one queue.
 NO_ROUTES = Routes({}, "")
 
 
 def routed(submission: Submission, store: BatchStore, base: str) -> Submission:
-    """Return the submission with the routes of now, unless it has a model for all lines."""
+    """Return the submission with the current routes, unless it has a model for all lines."""
     if submission.model or "model" in submission.overrides:
         return submission
     return replace(submission, routes=find_routes(store.announcements(), base))
@@ -75,13 +76,14 @@ def routed(submission: Submission, store: BatchStore, base: str) -> Submission:
 def find_routes(announced: Iterable[Mapping[str, Any]], base: str) -> dict[str, str]:
     """Return the routes to announced workers; none if no model has a queue of its own.
 
-    `base` is the default queue. A model that its workers serve, too, has no route.
+    `base` is the default queue. A model that workers of the default queue also serve has no route.
     """
     workers = [each for each in announced if protocol_of(each) >= PROTOCOL]
-    ours = [each for each in workers if f"{each['queue']}.".startswith(f"{base}.")]
+    of_base = [each for each in workers if f"{each['queue']}.".startswith(f"{base}.")]
     found: dict[str, str] = {}
-    for name, queue in (pair for each in ours for pair in names_of(each, base)):
-        # The default queue's own models come first, then a model, then an adapter of this name.
+    for name, queue in (pair for each in of_base for pair in names_of(each, base)):
+        # The default queue is preferred, then the queue of the model with this name, then that of a
+        # model with an adapter of this name.
         if found.get(name) not in (base, queue_name(name, base)) or queue == base:
             found[name] = queue
     routes = {name: queue for name, queue in found.items() if queue != base}

@@ -1,4 +1,4 @@
-"""Runs requests again whose answers were cut off at their limit of tokens.
+"""Runs again the requests whose answers were cut off at their limit of tokens.
 
 Redis has no messages of answered requests. They are written anew from the batch's input, whose
 lines must be those that were submitted.
@@ -60,22 +60,26 @@ def run_cut_again(
     overrides: Mapping[str, Any],
     max_line_bytes: int,
 ) -> tuple[int, str]:
-    """Run requests with a cut answer again, with these body fields; return the number of lines.
+    """Run the requests with a cut answer again, with the fields `overrides` in their bodies.
 
-    The text is about the answers that stay: with temperature 0 and no higher limit they would be
-    cut in the same way; '' without any. A limit of tokens goes into the field that a line has for
-    it. The new answers replace the cut ones. Closes the source.
+    The new answers replace the cut ones. A limit of tokens goes into the field that a line has for
+    it. An answer stays if it would be cut in the same way: with temperature 0, and no higher limit.
+    Closes the source.
+
+    Returns:
+        The number of lines that get another answer, and a text about the answers that stay, ''
+        without any.
 
     Raises:
-        BatchConflict: the source has other lines than the batch, or it is being cancelled, or all
-            cut answers stay.
+        BatchConflict: the source has other lines than the batch, the batch is being cancelled, or
+            all cut answers stay.
         RequestRejected: a line is not valid with these fields.
         InputUnreadable, StoreUnavailable: some requests may be queued already; a repeated call
             queues the remaining ones.
     """
     options = batch.fields.get("options", "{}")
     fields = orjson.loads(options).get("set", {})
-    write, count, same = _Writers(store, batch, orjson.loads(options)), 0, 0
+    writers, count, unchanged = _Writers(store, batch, orjson.loads(options)), 0, 0
     with closing(source):
         raws = source.chunks(seed_of(options), max_line_bytes)
         stored = store.index(batch.id)
@@ -84,18 +88,19 @@ def run_cut_again(
             if raw is None or (raw.cursor, raw.digest) != (chunk.cursor, chunk.digest):
                 at = f"it differs within the lines up to {chunk.cursor}"
                 raise different_file(batch.id, at)
-            found = list(_new_messages(store, batch, raw, chunk, (fields, overrides), write))
-            requests = [each for each in found if each is not None]
-            same += len(found) - len(requests)
+            cut = list(_new_messages(store, batch, raw, chunk, (fields, overrides), writers))
+            requests = [each for each in cut if each is not None]
+            unchanged += len(cut) - len(requests)
             if requests:
                 count += store.run_again(batch, requests)
+    stays = "answer stays" if unchanged == 1 else "answers stay"
     text = (
-        f"{same:,} {'answer stays' if same == 1 else 'answers stay'} as cut: at temperature 0 and "
-        "with no higher limit the same text would come; give a higher max_tokens"
+        f"{unchanged:,} {stays} as cut: at temperature 0 and with no higher limit the same text "
+        "would come; give a higher max_tokens"
     )
-    if same and not count:
+    if unchanged and not count:
         raise BatchConflict(f"batch {batch.id}: {text}")
-    return count, text if same else ""
+    return count, text if unchanged else ""
 
 
 def _new_messages(
@@ -108,8 +113,8 @@ def _new_messages(
 ) -> Iterator[tuple[str, str, str, bytes] | None]:
     """Yield id, SHA-1 of the result, queue and new message of each request with a cut answer.
 
-    Yields None for a request that would get the same answer. By the SHA-1 Redis replaces only this
-    result, not one that came meanwhile.
+    Yields None for a request that would get the same answer. By the SHA-1 the script recognizes a
+    result that has changed meanwhile, and keeps it.
     """
     ids = chunk.request_ids(batch.id)
     found = zip(raw.lines, chunk.entries, ids, store.results(ids), strict=True)
@@ -121,7 +126,7 @@ def _new_messages(
             request = _parse(split_kept(line)[0], *fields)
         except RequestRejected as error:
             raise (raw.explain or in_line)(number, line, error) from None
-        if _is_same(request, line, fields):
+        if _would_be_cut_again(request, line, fields):
             yield None
             continue
         queue = writers.routes.queue_of(request)
@@ -132,10 +137,10 @@ def _new_messages(
         yield request_id, digest, queue, message
 
 
-def _is_same(
+def _would_be_cut_again(
     request: Request, line: bytes, fields: tuple[dict[str, Any], Mapping[str, Any]]
 ) -> bool:
-    """Return whether a request would be cut as before: greedy, and its limit is not higher."""
+    """Return whether a request would be cut as before: it is greedy and has no higher limit."""
     set_before, overrides = fields
     if overrides.keys() - {name for names in LIMITS.values() for name in names}:
         return False
@@ -156,13 +161,13 @@ def _parse(line: bytes, fields: dict[str, Any], overrides: Mapping[str, Any]) ->
     """Return a line's request with the batch's fields and those of the retry."""
     limits = {name for names in LIMITS.values() for name in names} & overrides.keys()
     if len(limits) == 1:
-        before, (given,) = parse_line(line, fields), limits
+        before, (limit,) = parse_line(line, fields), limits
         names, body = LIMITS.get(before.url, ()), orjson.loads(before.body)
         own = [name for name in names if body.get(name) is not None]
-        own = own or ([given] if given in names else [*names[:1]])
+        own = own or ([limit] if limit in names else [*names[:1]])
         if own:
-            rest = {name: value for name, value in overrides.items() if name != given}
-            overrides = rest | dict.fromkeys(own, overrides[given])
+            rest = {name: value for name, value in overrides.items() if name != limit}
+            overrides = rest | dict.fromkeys(own, overrides[limit])
     return parse_line(line, {**fields, **overrides})
 
 
@@ -175,13 +180,13 @@ class _Writers:
         applies = deadline > store.now_ms()
         self._batch, self._priority = batch, int(options.get("priority", 6))
         self._deadline = deadline / 1000 if applies else None
-        self._made: dict[str, MessageWriter] = {}
+        self._by_queue: dict[str, MessageWriter] = {}
 
     def of(self, queue: str) -> MessageWriter:
         """Return the writer for a queue."""
-        if queue not in self._made:
+        if queue not in self._by_queue:
             batch = self._batch
-            self._made[queue] = MessageWriter(
+            self._by_queue[queue] = MessageWriter(
                 batch.id,
                 int(batch.created),
                 batch.life,
@@ -190,4 +195,4 @@ class _Writers:
                 self._deadline,
                 batch.fields.get(batch_trace.FIELD, ""),
             )
-        return self._made[queue]
+        return self._by_queue[queue]

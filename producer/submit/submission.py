@@ -60,7 +60,7 @@ def seed_of(options: str) -> str:
 
 def _other_options(batch: Batch, now: str) -> BatchConflict:
     """Return the error that names the options that differ, with the beginnings of their values."""
-    old, new = _named(batch.fields.get("options", "")), _named(now)
+    old, new = _option_texts(batch.fields.get("options", "")), _option_texts(now)
     found = []
     for name in sorted(old.keys() | new.keys()):
         if (was := old.get(name, "")) != (given := new.get(name, "")):
@@ -73,7 +73,7 @@ def _other_options(batch: Batch, now: str) -> BatchConflict:
     return BatchConflict(text, remedy="same_options")
 
 
-def _named(options: str) -> dict[str, str]:
+def _option_texts(options: str) -> dict[str, str]:
     """Return the JSON of each option, and of each field that is set for all lines."""
     given = orjson.loads(options or "{}")
     fields = {f"set {name}": value for name, value in given.pop("set", {}).items()}
@@ -123,7 +123,7 @@ class Submission:
     stop_after: str = ""  # failures after which the batch is cancelled: "100", "5%"; '' for never
     keep_ms: int = 0  # how long results are kept after the batch's end; 0: WARMQ_RESULT_TTL_S
     keep: tuple[str, ...] = ()  # columns of the table for the output
-    routes: Mapping[str, str] = field(default_factory=dict)  # of a new batch (routes.py)
+    routes: Mapping[str, str] = field(default_factory=dict)  # queue by model (routes.py)
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -158,25 +158,25 @@ class Submission:
     @property
     def options(self) -> str:
         """The options as JSON. Submits with equal JSON write equal messages."""
-        shaping = {"queue": self.queue, "priority": self.priority, "set": self.overrides}
+        options = {"queue": self.queue, "priority": self.priority, "set": self.overrides}
         # Defaults are left out, so that digests of earlier versions stay valid.
         if self.deadline:
-            shaping["deadline"] = self.deadline
+            options["deadline"] = self.deadline
         if self.tenant != naming.DEFAULT_TENANT:
-            shaping["tenant"] = self.tenant
+            options["tenant"] = self.tenant
         if self.in_order:
-            shaping["turn"] = "fifo"
+            options["turn"] = "fifo"
         if self.dedupe:
-            shaping["once"] = True
+            options["once"] = True
         if self.order != "input":
-            shaping["order"] = self.order
+            options["order"] = self.order
         if self.stop_after:
-            shaping["stop_after"] = self.stop_after
+            options["stop_after"] = self.stop_after
         if self.notify:
-            shaping["notify"] = self.notify
+            options["notify"] = self.notify
         if self.keep:
-            shaping["keep"] = self.keep
-        return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
+            options["keep"] = self.keep
+        return orjson.dumps(options, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
     def seed(self) -> str:

@@ -128,11 +128,11 @@ class Submitter:
             with closing(self._planned) if self._planned else nullcontext():
                 self._read(raw_chunks)
                 if self._planned:
-                    with batch_trace.step("plan", summary.batch, self.submission.queue):
+                    with batch_trace.export_step("plan", summary.batch, self.submission.queue):
                         self._push(self._planned)
             self.report(summary)
             self.seal()
-        except BatchConflict:  # it may have been stopped because too many requests fail
+        except BatchConflict:  # warmq may have stopped the batch, because too many requests fail
             state = self.store.batch(self._id)
             if state is None or not state.stopped or state.life != summary.batch.life:
                 raise
@@ -140,7 +140,7 @@ class Submitter:
         if summary.batch.stopped:
             self.store.cancel(summary.batch, summary.batch.fields["reason"])
             summary.batch = self.store.batch(self._id) or summary.batch
-        batch_trace.submitted(
+        batch_trace.export_submission(
             summary.batch, self.submission.queue, self.submission.parent_traceparent
         )
         return summary
@@ -203,7 +203,7 @@ class Submitter:
         self._sending.append((sender.submit(self._send, prepared, waits), waits))
         del prepared
         if raw.size > CHUNK_BYTES:
-            self._settle(0)  # it has a huge line, and memory may hold only one of these
+            self._settle(0)  # memory may hold only one chunk with a huge line
 
     def _settle(self, most: int) -> None:
         """Wait until at most `most` chunks are in flight; count the results of the rest."""
@@ -317,7 +317,7 @@ class Submitter:
         if total == 0:
             return "the file has no request lines"
         first = self._summary.first_error or "see the batch's results"
-        if not self._summary.first_error:  # an earlier submit has found it
+        if not self._summary.first_error:  # an earlier submit has read the line
             first_id = next(self.store.index(self._id)).request_ids(self._id)[:1]
             for raw in filter(None, self.store.results(first_id)):
                 first = error_of(raw).message
@@ -343,7 +343,7 @@ class ResumableSubmit:
         """Queue the requests that are not queued yet, and seal the batch. Raises as Submitter."""
         while True:
             try:
-                return self._once()
+                return self._submit_once()
             except WritesLost as error:
                 self._read_again(error)
 
@@ -376,7 +376,7 @@ class ResumableSubmit:
     def _report(self, summary: Summary) -> None:
         """Show progress; user interfaces override this."""
 
-    def _once(self) -> Summary:
+    def _submit_once(self) -> Summary:
         source, submission = self.source, self.submission
         try:
             planned = submission.order != "input" and source.repeatable

@@ -275,7 +275,9 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
 
     try:
         lines = all_lines(services, record, parts, path, batch.check_lease)
-        with batch_trace.step("finalise", states[0] if states else None, record.parts[0].queue):
+        with batch_trace.export_step(
+            "finalise", states[0] if states else None, record.parts[0].queue
+        ):
             written = write_files(batch, lines, report)
     except BatchChanged as error:  # retried or deleted
         log.warning("batch %s: %s", record.id, error.message, extra=_CHANGED)

@@ -16,7 +16,7 @@ from producer.cli.progress import counted, tell
 from producer.model_states import model_states
 from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
-from producer.run.listed import listed
+from producer.run.listed import join_windows
 from producer.stalls import Stall, StallReads, model_of
 from producer.submit.run_again import open_again, program_input, run_cut_again
 from producer.time_left import OutlookReads
@@ -43,7 +43,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
     alive = [worker for worker in context.store.announcements() if is_alive(worker)]
     states = {one.queue: f"{one.model} ({one.text})" for one in model_states(alive, {})}
     rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED", *(["MODEL"] if states else []))]
-    for one in listed(batches):
+    for one in join_windows(batches):
         created = str(show.iso_time(one.batches[-1].created))[:19]
         done = f"{one.done}/{one.total}"
         queue = one.newest.fields.get("queue", "")

@@ -218,7 +218,7 @@ class MeteredSubmit(ResumableSubmit):
         self._meter.update(self.source.position, text, force=begins_to_wait)
         self._waited = bool(summary.waiting)
 
-    def _once(self) -> Summary:
+    def _submit_once(self) -> Summary:
         self._waited = False
         with Meter(self.submission.batch_id, self.source.size) as self._meter:
-            return super()._once()
+            return super()._submit_once()

@@ -1,11 +1,11 @@
 """Computes keys of the prefixes of request bodies.
 
 Each request is written as one text, in the order in which chat templates render it: the head
-(model, template, tools), the system message, the turns. A key stands for the text up to one
-position, its depth. A shared prefix may end anywhere, so there are many depths: 64 bytes apart at
-the start of each message, later as far apart as an eighth of the message so far. They begin again
-with each message, so that a short document after a long system message is found too. A depth
-depends only on the text before it: texts that share a prefix have its keys in common.
+(model, template, tools), the system message, the further messages. A key stands for the text up to
+one position, its depth. A shared prefix may end anywhere, so there are many depths. At the start of
+each message they are 64 bytes apart, later as far apart as an eighth of the message so far. They
+begin again with each message, so that a short document after a long system message is found too. A
+depth depends only on the text before it: texts that share a prefix have its keys in common.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _BLOCK = BLOCK_BYTES // _WORD
 _STEP_BYTES = 2**20
 
 
-def _ladder() -> np.ndarray:
+def _ladder_depths() -> np.ndarray:
     depths = [_BLOCK]
     while depths[-1] < MOST_BYTES // _WORD:
         depths.append(depths[-1] + max(_BLOCK, depths[-1] // 8))
@@ -53,7 +53,7 @@ def _multipliers() -> np.ndarray:
 
 
 #: Fixed depths within a section, in words; and the factor of each word's position in a hash.
-_LADDER, _MULTIPLIERS = _ladder(), _multipliers()
+_LADDER, _MULTIPLIERS = _ladder_depths(), _multipliers()
 
 
 class _Head(msgspec.Struct):
@@ -82,13 +82,13 @@ class _Named(msgspec.Struct):
     model: Any = None
 
 
-_named = msgspec.json.Decoder(_Named).decode
-_chat = msgspec.json.Decoder(_Chat).decode
-_completion = msgspec.json.Decoder(_Completion).decode
+_decode_model = msgspec.json.Decoder(_Named).decode
+_decode_chat = msgspec.json.Decoder(_Chat).decode
+_decode_completion = msgspec.json.Decoder(_Completion).decode
 _HEAD_FIELDS = _Head.__struct_fields__
 
 
-def _written(value: Any) -> bytes:
+def _json_or_repr(value: Any) -> bytes:
     """Return a value's JSON; its repr() if it has integers too large for orjson."""
     try:
         return orjson.dumps(value)
@@ -103,68 +103,69 @@ def text_of(url: str, body: bytes) -> list[bytes]:
     their requests.
     """
     if url == CHAT_URL:
-        return _sections(_chat_pieces(_chat(body)))
+        return _sections(_chat_pieces(_decode_chat(body)))
     if url == COMPLETION_URL:
-        return _sections(_completion_pieces(_completion(body)))
+        return _sections(_completion_pieces(_decode_completion(body)))
     return []
 
 
 def model_of(body: bytes) -> str:
     """Return the model that a body names, or ''."""
-    return str(_named(body).model or "")
+    return str(_decode_model(body).model or "")
 
 
 def _chat_pieces(body: _Chat) -> Iterator[bytes]:
     head = [value for name in _HEAD_FIELDS if (value := getattr(body, name)) is not None]
-    yield b"chat" + (_written(head) if head else b"")
+    yield b"chat" + (_json_or_repr(head) if head else b"")
     for message in body.messages:
         content = message.get("content")
         yield b"\n" + str(message.get("role")).encode() + b"\n"
         if isinstance(content, str):
             yield content.encode()
         elif isinstance(content, list):
-            yield from map(_part, content)
-        if len(message) > 2:  # tool calls of an earlier turn, a name
-            yield _written({k: v for k, v in message.items() if k not in ("role", "content")})
+            yield from map(_part_bytes, content)
+        if len(message) > 2:  # a name, or tool calls of an earlier answer
+            yield _json_or_repr({k: v for k, v in message.items() if k not in ("role", "content")})
 
 
-def _part(part: Any) -> bytes:
+def _part_bytes(part: Any) -> bytes:
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"]).encode()
-    digest = hashlib.blake2b(_written(part), digest_size=16).digest()
+    digest = hashlib.blake2b(_json_or_repr(part), digest_size=16).digest()
     return digest * (_MEDIA_BYTES // len(digest))
 
 
 def _completion_pieces(body: _Completion) -> Iterator[bytes]:
-    yield b"text" + _written([body.model, body.cache_salt])
+    yield b"text" + _json_or_repr([body.model, body.cache_salt])
     prompt = body.prompt
     if isinstance(prompt, str):
         yield prompt.encode()
     elif all(isinstance(token, int) for token in prompt):
         yield array("I", prompt).tobytes()  # four bytes a token
     else:  # several prompts in one request
-        yield _written(prompt)
+        yield _json_or_repr(prompt)
 
 
 def _sections(pieces: Iterable[bytes]) -> list[bytes]:
     """Join pieces into sections of at least a block, padded to whole words."""
-    found: list[bytes] = []
-    open_, left = b"", MOST_BYTES
+    sections: list[bytes] = []
+    unfinished, left = b"", MOST_BYTES
     for piece in pieces:
-        open_ = open_ + piece if open_ else piece
-        if len(open_) >= BLOCK_BYTES:
-            left -= _add(found, open_[:left])
-            open_ = b""
+        unfinished = unfinished + piece if unfinished else piece
+        if len(unfinished) >= BLOCK_BYTES:
+            left -= _add(sections, unfinished[:left])
+            unfinished = b""
             if left <= 0:
-                return found
-    if open_:
-        _add(found, open_[:left])
-    return found
+                return sections
+    if unfinished:
+        _add(sections, unfinished[:left])
+    return sections
 
 
-def _add(found: list[bytes], section: bytes) -> int:
+def _add(sections: list[bytes], section: bytes) -> int:
+    """Append a section, padded with zeros to whole words; return its bytes."""
     section += bytes(-len(section) % _WORD)
-    found.append(section)
+    sections.append(section)
     return len(section)
 
 
@@ -195,13 +196,13 @@ def _starts(lengths: np.ndarray) -> np.ndarray:
 
 def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
     rows = len(texts)
-    sections = [section for text in texts for section in text]
+    sections = [part for text in texts for part in text]
     words = np.frombuffer(b"".join(sections), dtype="<u8")
     length = np.fromiter(map(len, sections), np.int64, len(sections)) // _WORD
     owner = np.repeat(np.arange(rows), np.fromiter(map(len, texts), np.int64, rows))
     text_length = np.bincount(owner, weights=length, minlength=rows).astype(np.int64)
     text_start = _starts(text_length)
-    # The hash is the upper half of the sum of all words, each times the factor of its position.
+    # A hash is the upper half of the sum of the words up to a depth, each times its place's factor.
     place = np.arange(len(words)) - np.repeat(text_start, text_length)
     sums = np.zeros(len(words) + 1, dtype=np.uint64)
     np.cumsum(words * _MULTIPLIERS[place], out=sums[1:])
@@ -210,11 +211,12 @@ def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
     last = np.where(steps > 0, _LADDER[np.maximum(steps, 1) - 1], 0)
     count = steps + (length - last >= _BLOCK)
     base = _starts(length) - text_start[owner]
-    of = np.repeat(np.arange(len(sections)), count)
-    step = np.arange(len(of)) - np.repeat(_starts(count), count)
-    on_ladder = step < steps[of]
-    depth = base[of] + np.where(on_ladder, _LADDER[np.where(on_ladder, step, 0)], length[of])
-    row = owner[of]
+    section = np.repeat(np.arange(len(sections)), count)
+    step = np.arange(len(section)) - np.repeat(_starts(count), count)
+    on_ladder = step < steps[section]
+    in_section = np.where(on_ladder, _LADDER[np.where(on_ladder, step, 0)], length[section])
+    depth = base[section] + in_section
+    row = owner[section]
     in_row = np.bincount(row, minlength=rows)
     level = np.arange(len(row)) - np.repeat(_starts(in_row), in_row)
     table = np.zeros((rows, min(MOST_KEYS, int(in_row.max(initial=0)))), dtype=np.uint64)

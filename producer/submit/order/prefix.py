@@ -69,29 +69,29 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
     """Order the requests of a file; `cache_tokens` is the size of the prefix cache."""
     count, sizes = len(records), records.sizes()
     order = np.arange(count, dtype=_NUMBER)
-    now = _Groups(order.copy(), order.copy(), np.zeros(count, dtype=_NUMBER))
+    groups = _Groups(order.copy(), order.copy(), np.zeros(count, dtype=_NUMBER))
     saved, as_is = np.zeros(count, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
     # leaf[i] and leaf_depth[i]: first line and shared bytes of the smallest group of line i.
     leaf, leaf_depth = np.full(count, -1, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
-    written, distinct = _written(records, sizes), 0
+    written, distinct = _blocks_written(records, sizes), 0
     models = records.models()
-    now, _ = _split(now, models)
-    order[now.place] = now.line
+    groups, _ = _split(groups, models)
+    order[groups.place] = groups.line
     for level in range(records.levels):
-        keys = records.column(level)[now.line]
-        now, keys = _split(now, keys)
-        order[now.place] = now.line
-        now, keys = _shared(now, keys)
+        keys = records.column(level)[groups.line]
+        groups, keys = _split(groups, keys)
+        order[groups.place] = groups.line
+        groups, keys = _shared(groups, keys)
         if not len(keys):
             break
         depth = depth_bytes(keys).astype(_NUMBER)
-        later = now.group != np.arange(len(keys))
-        saved[now.line[later]] = depth[later]
-        distinct += int((depth - leaf_depth[now.line])[~later].sum(dtype=np.int64))
-        apart = np.diff(written[now.line], prepend=0)
+        later = groups.group != np.arange(len(keys))
+        saved[groups.line[later]] = depth[later]
+        distinct += int((depth - leaf_depth[groups.line])[~later].sum(dtype=np.int64))
+        apart = np.diff(written[groups.line], prepend=0)
         near = later & (apart <= cache_tokens * BYTES_PER_TOKEN // BLOCK_BYTES)
-        as_is[now.line[near]] = depth[near]
-        leaf[now.line], leaf_depth[now.line] = now.line[now.group], depth
+        as_is[groups.line[near]] = depth[near]
+        leaf[groups.line], leaf_depth[groups.line] = groups.line[groups.group], depth
     grouped = leaf >= 0
     leaves, at = np.unique(leaf[grouped], return_index=True)
     shared = leaf_depth[grouped][at]
@@ -108,7 +108,7 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
     )
 
 
-def _written(records: Records, sizes: np.ndarray) -> np.ndarray:
+def _blocks_written(records: Records, sizes: np.ndarray) -> np.ndarray:
     """Return the blocks written to the cache up to each request, in the file's order.
 
     Bytes that a request shares with the one before it are in the cache, and are not counted.
@@ -124,12 +124,12 @@ def _written(records: Records, sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(new // BLOCK_BYTES, dtype=_NUMBER)
 
 
-def _split(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
+def _split(groups: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
     """Split each group by key, in the order of the new groups' first lines."""
-    if not ((keys[1:] != keys[:-1]) & (now.group[1:] == now.group[:-1])).any():
-        return now, keys
-    by_key = np.lexsort((keys, now.group))  # stable: lines still rise among equal keys
-    line, keys, group = now.line[by_key], keys[by_key], now.group[by_key]
+    if not ((keys[1:] != keys[:-1]) & (groups.group[1:] == groups.group[:-1])).any():
+        return groups, keys
+    by_key = np.lexsort((keys, groups.group))  # stable: lines still rise among equal keys
+    line, keys, group = groups.line[by_key], keys[by_key], groups.group[by_key]
     del by_key  # memory peaks here
     begins = np.ones(len(keys), dtype=bool)
     begins[1:] = (keys[1:] != keys[:-1]) | (group[1:] != group[:-1])
@@ -139,22 +139,25 @@ def _split(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
     line, keys, begins = line[by_first], keys[by_first], begins[by_first]
     del by_first
     starts = np.flatnonzero(begins).astype(_NUMBER)
-    return _Groups(now.place, line, starts[np.cumsum(begins, dtype=_NUMBER) - 1]), keys
+    return _Groups(groups.place, line, starts[np.cumsum(begins, dtype=_NUMBER) - 1]), keys
 
 
-def _shared(now: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
+def _shared(groups: _Groups, keys: np.ndarray) -> tuple[_Groups, np.ndarray]:
     """Remove requests that are alone in their group, and those whose text has ended."""
-    size = np.bincount(now.group, minlength=len(keys))[now.group]
+    size = np.bincount(groups.group, minlength=len(keys))[groups.group]
     stays = (size > 1) & (keys != 0)
     if stays.all():
-        return now, keys
+        return groups, keys
     moved = np.cumsum(stays, dtype=_NUMBER) - 1
-    return _Groups(now.place[stays], now.line[stays], moved[now.group[stays]]), keys[stays]
+    return _Groups(groups.place[stays], groups.line[stays], moved[groups.group[stays]]), keys[stays]
 
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """The chosen order. `order` is None for the file's own; a resumed submit finds it by `name`."""
+    """The chosen order.
+
+    `order` is None for the file's own order. A resumed submit finds the order by `name`.
+    """
 
     name: str
     order: np.ndarray | None
@@ -185,15 +188,15 @@ def choose_order(
 ) -> OrderChoice:
     """Choose an order.
 
-    `cache` is the size of the workers' prefix cache in tokens; with 0, they have none and `auto`
-    keeps the file's order, unless models alternate there. `earlier` is the name of the order of a
-    submit that is resumed.
+    `cache` is the size of the workers' prefix cache in tokens. If it is 0, workers have none, and
+    `auto` changes the file's order only if its requests alternate between models. `earlier` is the
+    name of the order of a submit that is resumed.
     """
     found = prefix_order(records, cache)
     alternates = found.changes >= max(1, found.models)
-    wanted = option == _PREFIX or alternates or (cache > 0 and found.gain >= LEAST_GAIN)
+    by_prefix = option == _PREFIX or alternates or (cache > 0 and found.gain >= LEAST_GAIN)
     if earlier:
-        wanted = earlier != _INPUT
-    if not wanted:
+        by_prefix = earlier != _INPUT
+    if not by_prefix:
         return OrderChoice(_INPUT, None, found)
     return OrderChoice(f"{_PREFIX} {found.fingerprint}", found.order, found)

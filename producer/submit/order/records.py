@@ -41,7 +41,7 @@ class Records:
         return self._rows
 
     def add(self, keys: np.ndarray, sizes: np.ndarray, models: Iterable[str]) -> None:
-        """Add the result of `keys_of`, and the models, of the next requests.
+        """Add the next requests: the result of `keys_of` for them, and their models.
 
         May raise WriteFailed.
         """
@@ -83,17 +83,17 @@ class Records:
         """Return all requests' keys of one level (uint64), 0 where a text has none."""
         if self._rows_waiting:
             self._put_group()
-        found, at = np.zeros(self._rows, dtype=np.uint64), 0
+        keys, at = np.zeros(self._rows, dtype=np.uint64), 0
         for rows, first, width in self._on_disk:
             if level < width and self._spool is not None:
                 raw = self._spool.read(first + level)
-                found[at : at + rows] = np.frombuffer(raw, dtype=np.uint64)
+                keys[at : at + rows] = np.frombuffer(raw, dtype=np.uint64)
             at += rows
         for rows, columns in self._groups:
             if level < len(columns):
-                found[at : at + rows] = columns[level]
+                keys[at : at + rows] = columns[level]
             at += rows
-        return found
+        return keys
 
     def close(self) -> None:
         self._waiting, self._groups, self._sizes, self._models = [], [], [], []
@@ -108,7 +108,7 @@ class Spool:
         try:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - close() does
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._write_failed(error) from None
         self._ends = array("Q", [0])
 
     def __len__(self) -> int:
@@ -122,12 +122,13 @@ class Spool:
             while left:  # a nearly full disk writes only a part
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._write_failed(error) from None
         for piece in pieces:
             end += len(piece)
             self._ends.append(end)
 
     def read(self, number: int) -> bytes:
+        """Return the byte string with this number, counted from 0."""
         start = self._ends[number]
         return os.pread(self._file.fileno(), self._ends[number + 1] - start, start)
 
@@ -135,7 +136,7 @@ class Spool:
         self._file.close()
 
     @staticmethod
-    def _failed(error: OSError) -> WriteFailed:
+    def _write_failed(error: OSError) -> WriteFailed:
         try:
             folder = tempfile.gettempdir()
         except OSError:  # no temporary folder is writable

@@ -127,7 +127,7 @@ def test_a_batch_that_is_gone_is_not_noted_as_collected(
     batch = submit_batch(store, 1).batch
     lessee.done(*lessee.pop(1))
     assert store.delete("b1")
-    store.collected(batch)
+    store.note_collected(batch)
     assert redis_client.keys("warmq:batch*") == []
 
 

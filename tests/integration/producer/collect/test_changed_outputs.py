@@ -157,6 +157,6 @@ def test_only_the_latest_marks_are_kept(redis_url: str, store: BatchStore, tmp_p
     submit_batch(store, 1)
     batch = state(store, "b1")
     for number in range(40):
-        store.written(batch, [f"{number}-a", f"{number}-b"])
+        store.note_written(batch, [f"{number}-a", f"{number}-b"])
     assert len(state(store, "b1").written) == 16
     assert {"39-a", "39-b", "32-a"} <= state(store, "b1").written

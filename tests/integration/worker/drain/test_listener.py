@@ -48,7 +48,7 @@ async def test_who_comes_late_hears_the_text_from_its_start_and_all_hear_the_sam
             running.engine.writes("Once upon a time", "Twice")
             both = {0: "Once upon a time", 1: "Twice"}
             await soon(lambda: text_of(early, rid) == text_of(late, rid) == both)
-            early._announced.clear()  # as if nothing had been heard for SILENT_S
+            early._subscribed_at.clear()  # as if nothing had been heard for SILENT_S
             assert early.read(1.0) == []  # what it has already comes again, and is no news
             running.engine.go.set()
             await soon(lambda: not early.read(0) and early.transcripts[rid].ended)
@@ -81,7 +81,7 @@ async def test_a_piece_that_was_lost_is_told_again(
             listener.transcripts[rid].texts[0] = "On"
             running.engine.writes("Once upon")
             await soon(lambda: text_of(listener, rid) == {0: "Once upon"})
-            assert listener._due(rid) < time.monotonic() + LISTEN_S
+            assert listener._subscribe_at(rid) < time.monotonic() + LISTEN_S
 
 
 async def test_a_retry_is_told_anew_and_its_end_is_its_own(
