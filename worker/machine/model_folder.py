@@ -27,7 +27,7 @@ HUB_TIMEOUT_S = 10.0
 REMEDY = "Name the folder of a model in WARMQ_MODEL"
 
 
-def judge_model(
+def check_model(
     model: str, *, holds: Sequence[str] = CONFIGS, ask_hub: bool = False
 ) -> Iterator[Finding]:
     """Check a model's folder, or its name on the hub.
@@ -43,9 +43,9 @@ def judge_model(
     folder = Path(model)
     try:
         if folder.is_dir():
-            yield from _judge_folder(folder, holds)
+            yield from _check_folder(folder, holds)
         elif not folder.exists():
-            yield from _judge_name(model, ask_hub)
+            yield from _check_name(model, ask_hub)
         elif folder.suffix != SINGLE_FILE:
             is_model = any((folder.parent / name).exists() for name in CONFIGS)
             inside = f"Name the folder that the file is in: WARMQ_MODEL={folder.parent}"
@@ -55,7 +55,7 @@ def judge_model(
         yield Finding(f"WARMQ_MODEL: {model} cannot be read: {error.strerror}", REMEDY)
 
 
-def _judge_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
+def _check_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
     found = [folder / name for name in holds if (folder / name).exists()]
     if not found:
         adapter = (folder / "adapter_config.json").exists()
@@ -78,7 +78,7 @@ def _judge_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
             )
 
 
-def _judge_name(model: str, ask_hub: bool) -> Iterator[Finding]:
+def _check_name(model: str, ask_hub: bool) -> Iterator[Finding]:
     folder = Path(model)
     peers = [one.name for one in folder.parent.iterdir()] if folder.parent.is_dir() else []
     near = nearest(folder.name, peers, ALIKE)

@@ -1,7 +1,7 @@
 """`python -m worker.check`: shows what a worker would run, and problems with their remedies.
 
 It first checks settings, packages and model without importing the engine's library. If that finds
-nothing fatal, it runs the engine's `rehearse`: a start that loads no model.
+nothing fatal, it runs the engine's `dry_run`: a start that loads no model.
 """
 
 import logging
@@ -17,7 +17,7 @@ from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import SettingsError
-from worker.engine.catalogue import find_engine, load_settings, rehearse
+from worker.engine.catalogue import dry_run, find_engine, load_settings
 from worker.engine.spec import Preflight, answer_limit
 from worker.machine import devices
 from worker.machine.finding import Finding, Refused
@@ -43,7 +43,7 @@ def try_start(settings: WorkerSettings, seen: Preflight) -> None:
     if sys.stderr.isatty():
         click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
     try:
-        rehearse(settings, seen)
+        dry_run(settings, seen)
     except Refused as error:
         seen.findings += error.found
     except SettingsError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from worker.engine.rbln.rules import INSTALL, judge_packages
+from worker.engine.rbln.rules import INSTALL, check_packages
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding, warning
 from worker.machine.packages import Packages, installed
@@ -88,23 +88,23 @@ class Plan:
         return self.flash or self.partition_len is not None
 
 
-def judge_plan(
+def check_plan(
     plan: Plan, packages: Packages, model_config: Mapping[str, Any] | None
 ) -> Iterator[Finding]:
     """Check a plan. `model_config` is the model's config.json, if it is known."""
-    yield from judge_compiler(packages)
+    yield from check_compiler(packages)
     family = FAMILIES.get("RBLN-CA" if plan.npu is None else plan.npu[:7])
     if family is None:
         yield Finding(f"--npu {plan.npu} is not a known card", "Write RBLN-CA25, RBLN-CR03, …")
     else:
-        yield from _judge_lengths(plan, *family)
-    yield from _judge_batches(plan)
+        yield from _check_lengths(plan, *family)
+    yield from _check_batches(plan)
     if model_config is not None:
-        yield from _judge_model(plan, model_config)
-    yield from _judge_disk(plan)
+        yield from _check_model(plan, model_config)
+    yield from _check_disk(plan)
 
 
-def judge_compiler(packages: Packages) -> Iterator[Finding]:
+def check_compiler(packages: Packages) -> Iterator[Finding]:
     """Check that the compiler is installed, and that its packages' versions match."""
     optimum = packages.versions.get("optimum-rbln")
     if optimum is None:
@@ -114,14 +114,14 @@ def judge_compiler(packages: Packages) -> Iterator[Finding]:
     if not packages.rebel:
         yield Finding("rebel-compiler is not installed", INSTALL.format(minor))
         return
-    yield from judge_packages(packages)
+    yield from check_packages(packages)
     compiler = packages.versions.get("rebel-compiler")
     if compiler is not None and "vllm-rbln" not in packages.versions:
         pretend = Packages({"vllm-rbln": optimum, "rebel-compiler": compiler}, rebel=True)
-        yield from (f for f in judge_packages(pretend) if "different" in f.problem)
+        yield from (f for f in check_packages(pretend) if "different" in f.problem)
 
 
-def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
+def _check_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
     length = plan.max_seq_len
     if plan.uses_flash:
         part = plan.partition_len or most // 2
@@ -150,7 +150,7 @@ def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
         )
 
 
-def _judge_batches(plan: Plan) -> Iterator[Finding]:
+def _check_batches(plan: Plan) -> Iterator[Finding]:
     if plan.batch_size == 1:
         yield warning("--batch-size 1 serves one request at a time", "Use 4 or more")
     if plan.buckets and max(plan.buckets) != plan.batch_size:
@@ -161,7 +161,7 @@ def _judge_batches(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _judge_model(plan: Plan, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_model(plan: Plan, config: Mapping[str, Any]) -> Iterator[Finding]:
     names = config.get("architectures") or []
     if not ARCHITECTURES.intersection(names):
         yield Finding(
@@ -177,7 +177,7 @@ def _judge_model(plan: Plan, config: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _judge_disk(plan: Plan) -> Iterator[Finding]:
+def _check_disk(plan: Plan) -> Iterator[Finding]:
     if plan.output.exists() and not plan.overwrite:
         yield Finding(f"{plan.output} exists", "Name another folder, or add --overwrite")
     source = Path(plan.model)
@@ -256,9 +256,9 @@ main = partial(run, command)
 def compile_model(plan: Plan) -> int:
     """Check a plan, compile, and give the folder its final name; return the exit status."""
     packages = installed()
-    usable = not any(f.fatal for f in judge_compiler(packages))
+    usable = not any(f.fatal for f in check_compiler(packages))
     config = model_config(plan.model, usable)
-    found = list(judge_plan(plan, packages, config))
+    found = list(check_plan(plan, packages, config))
     for finding in found:
         show(f"{'refused' if finding.fatal else 'note'}: {finding}")
     if any(f.fatal for f in found):

@@ -15,8 +15,8 @@ from worker.engine.triton.rules import (
     CONFIG_FILE,
     CONFIG_PARAMETERS,
     HEALTH,
-    judge_model,
-    judge_repository,
+    check_model,
+    check_repository,
     parameter_line,
 )
 from worker.machine.finding import Finding
@@ -93,7 +93,7 @@ def command(
       2  the command line is wrong, or MODEL_DIR cannot be served
     """
     if check is not None and (model is None or output is None):
-        return report(list(judge_repository(check)))
+        return report(list(check_repository(check)))
     if check is not None or model is None or output is None:
         raise click.UsageError("name MODEL_DIR and -o REPO, or --check REPO")
     arguments, parameters = describe(model, model_path, limits, pairs)
@@ -102,7 +102,7 @@ def command(
         raise SettingsError(f"{folder} exists: choose another --name, or give --overwrite")
     _write(folder, arguments, parameters)
     click.echo(f"written: {folder}")
-    return report(list(judge_model(folder)))
+    return report(list(check_model(folder)))
 
 
 main = partial(run, command)

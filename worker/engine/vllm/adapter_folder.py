@@ -27,7 +27,7 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-def judge_adapter(folder: Path, most_rank: int) -> Finding | None:
+def check_adapter(folder: Path, most_rank: int) -> Finding | None:
     """Check an adapter's files, but not its weights, which vLLM checks when it loads them."""
     save_again = "Save the adapter again with PEFT's save_pretrained()"
     file = folder / CONFIG

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from contract.errors import EngineDead, RequestRejected, WarmqError
 from worker.engine.vllm import names
-from worker.engine.vllm.adapter_folder import AdapterFolder, Stamp, judge_adapter
+from worker.engine.vllm.adapter_folder import AdapterFolder, Stamp, check_adapter
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Adapters:
             await engine.remove_lora(number)
 
         most = config.max_cpu_loras
-        if names.current_platform.is_cpu():  # see _judge_adapters in options.py
+        if names.current_platform.is_cpu():  # see _check_adapters in options.py
             most = min(most, config.max_loras - 1)
         found = cls(
             AdapterFolder(folder), most - taken, config.max_lora_rank,
@@ -196,7 +196,7 @@ class Adapters:
     def _checked(self, name: str) -> tuple[Path, Stamp]:
         """Return an adapter's folder, and what changes with its files; may raise WarmqError."""
         path, stamp = self._folder.find(name, self.names), self._folder.stamp(name)
-        if found := judge_adapter(path, self._most_rank):
+        if found := check_adapter(path, self._most_rank):
             raise refused(name, found.problem, found.remedy)
         before, at, error = self._failed.pop(name, ((), 0.0, None))
         if error is not None and before == stamp and time.monotonic() < at + FAILED_S:

@@ -84,7 +84,7 @@ def read_config(model: str | None, name: str = "config.json") -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def number(options: Mapping[str, str], name: str, default: int = 1) -> int:
+def whole_number(options: Mapping[str, str], name: str, default: int = 1) -> int:
     """Return the whole number that an option has, or the default."""
     return int(options[name]) if options.get(name, "").isdecimal() else default
 
@@ -149,7 +149,7 @@ def _token_bytes(config: Mapping[str, Any], options: Mapping[str, str]) -> int:
     return layers * max(1, kv_heads // shards) * width * 2 * item_bytes
 
 
-def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
+def check_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Check that --kv-cache-memory-bytes is enough for one request of the full length."""
     size = size_of(options.get(SIZE_OPTION, ""))
     if not size or (on_cpu and os.environ.get(CPU_VARIABLE)):
@@ -229,7 +229,7 @@ class Budget:
         return f"{gib(self.free)} of {gib(self.total)} GiB are free on its NUMA node"
 
 
-def applies(packages: Packages) -> bool:
+def runs_on_cpu(packages: Packages) -> bool:
     """Whether the installed vLLM runs on the CPU, without the RBLN plugin."""
     return packages.on_cpu and not packages.rbln
 
@@ -243,7 +243,7 @@ def is_configured(options: Mapping[str, str]) -> bool:
 def budget_of(options: Mapping[str, str], model: str | None) -> Budget:
     """Measure this machine's memory. Processes on one node share its free memory."""
     kinds = ("tensor", "pipeline", "data")
-    ranks = math.prod(number(options, f"{kind}-parallel-size") for kind in kinds)
+    ranks = math.prod(whole_number(options, f"{kind}-parallel-size") for kind in kinds)
     nodes = devices.visible_nodes()
     apart = devices.vllm_binds_cores() and len(nodes) >= ranks
     nodes = nodes[:ranks] if apart else nodes
@@ -279,17 +279,17 @@ def fill_in(args: Namespace, packages: Packages) -> None:
     """Set vLLM's memory options on the CPU if the user has set none."""
     given = {name: getattr(args, name.replace("-", "_")) for name in OPTIONS}
     options = {name: str(value) for name, value in given.items() if value is not None}
-    if applies(packages) and not is_configured(options):
+    if runs_on_cpu(packages) and not is_configured(options):
         choice = choose(options, args.model)
         args.kv_cache_memory_bytes, args.gpu_memory_utilization = choice.size, choice.share
         log.warning("%s", choice.message, extra={"action": "memory_chosen"})
 
 
-def judge_memory(
+def check_memory(
     options: Mapping[str, str], model: str | None, packages: Packages
 ) -> Iterator[Finding]:
     """Check that the memory that vLLM will ask for on the CPU is free."""
-    if not applies(packages) or "config" in options:
+    if not runs_on_cpu(packages) or "config" in options:
         return  # only vLLM's parser reads the options in that file
     budget = budget_of(options, model)
     if not is_configured(options):

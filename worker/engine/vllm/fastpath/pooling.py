@@ -25,7 +25,7 @@ from worker.engine.vllm.fastpath.learning import (
     Replay,
     Tokens,
     as_key,
-    is_text,
+    is_short_text,
     observe_contexts,
     split_name,
 )
@@ -71,7 +71,7 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
     rest = dict(body)
     given = [rest.pop(name, None) for name in names]
     texts = [_single(value) for value in given]
-    if not texts or not rest.keys() <= fields or not all(map(is_text, texts)):
+    if not texts or not rest.keys() <= fields or not all(map(is_short_text, texts)):
         return None
     listed = [isinstance(value, list) for value in given]
     return as_key([url, names, listed, rest])

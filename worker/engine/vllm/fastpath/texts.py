@@ -20,7 +20,7 @@ from worker.engine.vllm.fastpath.learning import (
     Observation,
     Replay,
     as_key,
-    is_text,
+    is_short_text,
     observe_rendering,
     split_name,
 )
@@ -69,7 +69,7 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
         return None
     rest = dict(body)
     prompt = rest.pop(name, None)
-    if not rest.keys() <= SAMPLING or not (_is_chat if url == CHAT_URL else is_text)(prompt):
+    if not rest.keys() <= SAMPLING or not (_is_chat if url == CHAT_URL else is_short_text)(prompt):
         return None
     return as_key([url, rest])
 

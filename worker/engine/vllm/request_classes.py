@@ -19,10 +19,11 @@ Limit = Annotated[int, Field(ge=1)]
 
 
 class _Limited:
-    """Mixin with the limits; stands before vLLM's class in the list of base classes.
+    """Mixin with the limits; comes before vLLM's class in the list of base classes.
 
-    `make_forms` sets these class attributes, in tokens: `default` is the limit of answers without
-    one, `ceiling` the most that the server's options allow, `context` the model's context length.
+    `make_request_classes` sets these class attributes, in tokens: `default` is the limit of answers
+    without one, `ceiling` the most that the server's options allow, `context` the model's context
+    length.
     """
 
     default: ClassVar[int] = 1
@@ -107,7 +108,9 @@ class _Completion(_Limited, CompletionRequest):
         return params
 
 
-def make_forms(context: int, default: int, ceiling: int | None) -> tuple[type[Any], type[Any]]:
+def make_request_classes(
+    context: int, default: int, ceiling: int | None
+) -> tuple[type[Any], type[Any]]:
     """Return an engine's request classes for chats and completions. Arguments are in tokens."""
     shared = {"__module__": __name__, "context": context, "default": default, "ceiling": ceiling}
     return type("Chat", (_Chat,), shared), type("Completion", (_Completion,), shared)
