@@ -76,9 +76,9 @@ class _ThisProcess:
 def end_engine_with_parent(parent: int) -> None:
     """End this engine process, and its multiprocessing children, when its parent ends.
 
-    These processes get SIGKILL, or with ASK_FIRST_ENV first SIGTERM. EngineCore handles SIGTERM only
-    between two steps: an EngineCore that hangs, or is stopped, would outlive its parent without
-    SIGKILL.
+    These processes get SIGKILL, or with ASK_FIRST_ENV first SIGTERM. EngineCore handles SIGTERM
+    only between two steps: an EngineCore that hangs, or is stopped, would outlive its parent
+    without SIGKILL.
     """
     if _ThisProcess.tied == os.getpid():
         return

@@ -83,7 +83,7 @@ class VllmSettings(WorkerSettings):
     adapters: Text | None = Field(
         None,
         description="folder of LoRA adapters: a line whose `model` is the name of a folder in it "
-        "gets that adapter, loaded when a line first names it; needs --enable-lora",
+        "gets that adapter, loaded on demand; needs --enable-lora",
     )
     engine_log: Text | None = Field(
         None,

@@ -56,18 +56,18 @@ def check_model(
 
 
 def _check_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
-    found = [folder / name for name in holds if (folder / name).exists()]
-    if not found:
+    files = [folder / name for name in holds if (folder / name).exists()]
+    if not files:
         adapter = (folder / "adapter_config.json").exists()
-        within = sorted(one.parent for one in folder.glob(f"*/{holds[0]}"))
-        remedy = f"Name the folder inside: {within[0]}" if within else REMEDY
+        inner_folders = sorted(one.parent for one in folder.glob(f"*/{holds[0]}"))
+        remedy = f"Name the folder inside: {inner_folders[0]}" if inner_folders else REMEDY
         if adapter:
             remedy = "Add it with --lora-modules to the model that it adapts"
         yield Finding(
             f"WARMQ_MODEL: {folder} has no {holds[0]}{', only an adapter' if adapter else ''}",
             remedy,
         )
-    for file in found:
+    for file in files:
         try:
             if file.suffix == ".json" and not isinstance(json.loads(file.read_bytes()), dict):
                 raise ValueError("it does not contain a JSON object")
@@ -92,7 +92,7 @@ def _check_name(model: str, ask_hub: bool) -> Iterator[Finding]:
         yield Finding(f"{problem}{refusal[0]}", f"{remedy}{refusal[1]}")
 
 
-def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
+def _hub_refusal(name: str, ask_hub: bool) -> tuple[str, str] | None:
     """Return the problem and the remedy if the hub cannot give the model, else None."""
     try:
         from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -104,7 +104,7 @@ def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
     if constants.HF_HUB_OFFLINE:
         why = ", and no model of that name can be downloaded while HF_HUB_OFFLINE is set"
         return why, "; for a model's name on the hub set HF_HUB_OFFLINE=0"
-    if not ask:
+    if not ask_hub:
         return None
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)

@@ -149,8 +149,8 @@ def _check_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]
     compiled_by, present = artefact.optimum_version, packages.versions.get("optimum-rbln")
     if artefact.legacy:
         yield Finding(
-            f"{folder} was compiled by optimum-rbln {compiled_by or '0.7 or older'}, whose layout is "
-            "not read any more",
+            f"{folder} was compiled by optimum-rbln {compiled_by or '0.7 or older'}, whose layout "
+            "is not read any more",
             RECOMPILE,
         )
     elif compiled_by and present and not same_minor(compiled_by, present):

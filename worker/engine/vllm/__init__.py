@@ -58,7 +58,7 @@ def dry_run(settings: VllmSettings, _: Preflight) -> None:
     Takes several seconds, in which vLLM is imported.
 
     Raises:
-        SettingsError: the start would raise it.
+        SettingsError: the start would raise the same error.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_LOGS", ",".join(_UNUSED_LOGS))

@@ -81,17 +81,18 @@ def _removed(name: str, remedy: str) -> Finding:
 
 def _speculation(options: dict[str, str]) -> str:
     """Return the removed options as JSON for --speculative-config."""
-    now: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name, key in SPECULATION.items():
         if value := options.get(name):
-            now[key] = int(value) if value.isdecimal() else value
-    if now.get("model", NGRAM) == NGRAM:
-        now = {"method": "ngram"} | {k: v for k, v in now.items() if k != "model"}
-    return json.dumps(now)
+            config[key] = int(value) if value.isdecimal() else value
+    if config.get("model", NGRAM) == NGRAM:
+        config = {"method": "ngram"} | {k: v for k, v in config.items() if k != "model"}
+    return json.dumps(config)
 
 
 def _check_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
-    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):  # tests/options uses 0.29
+    # With 0.29 speculation works on the CPU; tests/options runs it.
+    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):
         yield Finding(
             "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
             'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
@@ -124,40 +125,40 @@ def _check_vocabularies(options: dict[str, str], model: str | None) -> Iterator[
 
 def _draft_of(speculative_config: str) -> str | None:
     try:
-        found = json.loads(speculative_config)
+        config = json.loads(speculative_config)
     except ValueError:
         return None  # vLLM's parser will refuse it
-    draft = found.get("model") if isinstance(found, dict) else None
+    draft = config.get("model") if isinstance(config, dict) else None
     return draft if isinstance(draft, str) else None
 
 
 def _check_adapters(args: EngineArgs, folder: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Check adapters before the start: vLLM loads them only after the model."""
-    wanted = len(args.adapters) + bool(folder)
+    needed = len(args.adapters) + bool(folder)
     at_once = whole_number(args.options, "max-loras")
-    if wanted and "enable-lora" not in args.options:
+    if needed and "enable-lora" not in args.options:
         name = "--lora-modules" if args.adapters else "WARMQ_ADAPTERS"
         yield Finding(f"WARMQ_ENGINE_ARGS: {name} without --enable-lora", "Add --enable-lora")
-    elif wanted and on_cpu and at_once <= wanted:
+    elif needed and on_cpu and at_once <= needed:
         yield Finding(
-            "WARMQ_ENGINE_ARGS: on the CPU vLLM gives lines without an adapter the one in the last "
-            f"of its --max-loras places, so that this place has to stay empty; there are {at_once}",
-            f"Write --max-loras {wanted + 1}",
+            "WARMQ_ENGINE_ARGS: on the CPU vLLM gives lines without an adapter the adapter in the "
+            f"last of its --max-loras places, so this place must stay empty; there are {at_once}",
+            f"Write --max-loras {needed + 1}",
         )
-    elif folder and max(at_once, whole_number(args.options, "max-cpu-loras")) < wanted:
+    elif folder and max(at_once, whole_number(args.options, "max-cpu-loras")) < needed:
         yield Finding(
             "WARMQ_ENGINE_ARGS: --lora-modules has as many adapters as may be loaded, so that none "
-            "of WARMQ_ADAPTERS could be",
-            f"Write --max-cpu-loras {wanted}, or move them all to WARMQ_ADAPTERS",
+            "of WARMQ_ADAPTERS could be loaded",
+            f"Write --max-cpu-loras {needed}, or move them all to WARMQ_ADAPTERS",
         )
     if folder and not Path(folder).is_dir():
         yield Finding(f"WARMQ_ADAPTERS: {folder} is no folder", "Name a folder of adapters")
-    most = whole_number(args.options, "max-lora-rank", MAX_RANK)
+    max_rank = whole_number(args.options, "max-lora-rank", MAX_RANK)
     for name, path in args.adapters.items():
-        local = Path(path).is_dir() or path.startswith(("/", ".", "~"))  # else a name on the hub
-        if local and (found := check_adapter(Path(path), most)):
-            problem = f"WARMQ_ENGINE_ARGS: the adapter {name}: {found.problem}"
-            yield Finding(problem, found.remedy)
+        is_local = Path(path).is_dir() or path.startswith(("/", ".", "~"))  # else a name on the hub
+        if is_local and (finding := check_adapter(Path(path), max_rank)):
+            problem = f"WARMQ_ENGINE_ARGS: the adapter {name}: {finding.problem}"
+            yield Finding(problem, finding.remedy)
 
 
 # -- devices -------------------------------------------------------------------------
@@ -192,19 +193,19 @@ def _local_replicas(options: Mapping[str, str], backend: str) -> int:
 
 
 def _check_gpus(shards: int, stages: int, replicas: int) -> Iterator[Finding]:
-    wanted, found = shards * stages * replicas, devices.visible_gpus()
-    if found is None or found.count == wanted:
+    needed, gpus = shards * stages * replicas, devices.visible_gpus()
+    if gpus is None or gpus.count == needed:
         return
-    product = f"tensor {shards} x pipeline {stages} x data parallel {replicas} = {wanted} devices"
-    if found.count < wanted:
+    product = f"tensor {shards} x pipeline {stages} x data parallel {replicas} = {needed} devices"
+    if gpus.count < needed:
         yield Finding(
-            f"WARMQ_ENGINE_ARGS: {product}, and {found.source}",
+            f"WARMQ_ENGINE_ARGS: {product}, and {gpus.source}",
             "Name more devices in CUDA_VISIBLE_DEVICES, or ask for smaller sizes",
         )
         return
     yield warning(
-        f"{found.count - wanted} of {found.count} GPUs stay idle: {product}",
-        f"Write --data-parallel-size {found.count // (shards * stages)}, or start another worker "
+        f"{gpus.count - needed} of {gpus.count} GPUs stay idle: {product}",
+        f"Write --data-parallel-size {gpus.count // (shards * stages)}, or start another worker "
         "with the other devices in CUDA_VISIBLE_DEVICES",
     )
 
@@ -241,6 +242,6 @@ def default_front_ends(settings: VllmSettings) -> int:
     too.
     """
     if settings.adapters:
-        return 1  # which adapters are loaded is counted in one process
+        return 1  # one process counts which adapters are loaded
     replicas = _local_replicas(settings.engine_args.options, "data-parallel-backend")
     return max(1, min(replicas, len(os.sched_getaffinity(0)) // CORES_EACH))

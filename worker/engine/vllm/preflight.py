@@ -32,7 +32,8 @@ OLDEST_DRIVER = {12: 525, 13: 580}
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 #: The oldest minor release of vLLM whose engine has been tested (tests/releases has the results).
 OLDEST: Release = (0, 29)
-#: The newest one. Of 0.33 only names and fields were tested, because it has no build for a CPU.
+#: The newest minor release that has been tested. Of 0.33 only names and fields were tested, because
+#: it has no build for a CPU.
 NEWEST: Release = (0, 32)
 #: The tested releases, for messages.
 TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
@@ -40,37 +41,37 @@ TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
 
 def check(settings: VllmSettings) -> Preflight:
     """Return the rows and problems that `python -m worker.check` shows."""
-    packages, seen, artefact = installed(), Preflight(), None
+    packages, result, artefact = installed(), Preflight(), None
     try:
         artefact = read_artefact(settings.model)
         missing = [*check_folder(settings)]
-        seen.findings += missing or _check_compiled(str(settings.model), artefact, packages)
+        result.findings += missing or _check_compiled(str(settings.model), artefact, packages)
     except SettingsError as error:
         artefact = None
-        seen.findings.append(Finding(str(error), "Recompile the model, or copy it again"))
-    seen.rows |= {
+        result.findings.append(Finding(str(error), "Recompile the model, or copy it again"))
+    result.rows |= {
         "platform": _platform(packages, artefact),
         "model": str(artefact or settings.model),
         "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
     }
-    seen.findings += check_installed(packages)
-    seen.findings += check_device(packages)
-    seen.findings += check_release(packages)
-    seen.findings += check_rbln(settings, artefact, packages)
+    result.findings += check_installed(packages)
+    result.findings += check_device(packages)
+    result.findings += check_release(packages)
+    result.findings += check_rbln(settings, artefact, packages)
     if artefact is not None:
-        check_cards(settings.rbln_devices, artefact, packages, seen)
+        check_cards(settings.rbln_devices, artefact, packages, result)
     else:
-        given = (settings.engine_args, settings.model, packages, settings.adapters)
-        seen.findings += check_options(*given)
+        arguments = (settings.engine_args, settings.model, packages, settings.adapters)
+        result.findings += check_options(*arguments)
         options = settings.engine_args.options
         slots = options.get("max-num-seqs", "vLLM decides how many")
         length = options.get("max-model-len", "the model’s")
-        seen.rows["capacity"] = f"{slots} at once of {length} tokens"
+        result.rows["capacity"] = f"{slots} at once of {length} tokens"
         if runs_on_cpu(packages):
-            seen.rows["KV cache"] = describe(options, settings.model)
-    seen.rows["answers"] = _answers(settings)
-    _check_memory(settings, seen)
-    return seen
+            result.rows["KV cache"] = describe(options, settings.model)
+    result.rows["answers"] = _answers(settings)
+    _check_memory(settings, result)
+    return result
 
 
 def check_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
@@ -113,12 +114,12 @@ def _answers(settings: VllmSettings) -> str:
     return answer_limit(settings.default_max_tokens)
 
 
-def _check_memory(settings: VllmSettings, seen: Preflight) -> None:
+def _check_memory(settings: VllmSettings, result: Preflight) -> None:
     free, folder = devices.machine().free, Path(settings.model or "")
     size = folder_size(folder) if folder.is_dir() else 0
-    seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
+    result.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
-        seen.findings.append(
+        result.findings.append(
             warning(
                 f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
                 "They pass through the machine's memory: free some, or use a larger machine",
@@ -136,8 +137,8 @@ def cuda_of(packages: Packages) -> int | None:
     suffix = packages.versions["vllm"].partition("+")[2]
     if not suffix:
         return 13
-    found = re.search(r"\bcu(1\d)\d\b", suffix)
-    return int(found[1]) if found else None
+    match = re.search(r"\bcu(1\d)\d\b", suffix)
+    return int(match[1]) if match else None
 
 
 def check_device(packages: Packages) -> Iterator[Finding]:
@@ -199,7 +200,7 @@ def check_release(packages: Packages) -> Iterator[Finding]:
     """Warn of a vLLM release that has not been tested; it may still work."""
     release = packages.release_of_vllm[:2]
     if not release or packages.rbln or OLDEST <= release <= NEWEST:
-        return  # the RBLN plugin's own check includes vLLM's release
+        return  # the check of the RBLN plugin's release includes vLLM's
     problem = f"vLLM {vllm_version(packages)} has not been tested with this worker; {TESTED} have"
     if release < OLDEST:  # older releases do not limit the size of downloads
         problem += "; it downloads images, audio and video of any size"

@@ -55,21 +55,21 @@ class _Limited:
             )
         return params
 
-    def to_sampling_params(self, max_tokens: int, *more: Any, **named: Any) -> Any:
+    def to_sampling_params(self, max_tokens: int, *args: Any, **kwargs: Any) -> Any:
         self._refuse_less(max_tokens)
-        return super().to_sampling_params(max_tokens, *more, **named)  # type: ignore[misc]
+        return super().to_sampling_params(max_tokens, *args, **kwargs)  # type: ignore[misc]
 
-    def to_beam_search_params(self, max_tokens: int, *more: Any, **named: Any) -> Any:
+    def to_beam_search_params(self, max_tokens: int, *args: Any, **kwargs: Any) -> Any:
         self._refuse_less(max_tokens)
-        return super().to_beam_search_params(max_tokens, *more, **named)  # type: ignore[misc]
+        return super().to_beam_search_params(max_tokens, *args, **kwargs)  # type: ignore[misc]
 
     def _refuse_less(self, granted: int) -> None:
         """Refuse a request that would get fewer output tokens than it asks for."""
         name, limit = self.limit()
-        wanted = limit or 1
+        needed = limit or 1
         if self.ceiling is not None:
-            wanted = min(wanted, self.ceiling)
-        if granted < wanted:
+            needed = min(needed, self.ceiling)
+        if granted < needed:
             raise VLLMValidationError(
                 f"the prompt has {self.context - granted} tokens, which with "
                 f"{name}={limit} is more than the model's context length of {self.context} tokens; "
@@ -116,13 +116,13 @@ def make_request_classes(
     return type("Chat", (_Chat,), shared), type("Completion", (_Completion,), shared)
 
 
-def unknown_fields(url: str, form: Any) -> frozenset[str]:
+def unknown_fields(url: str, request_class: Any) -> frozenset[str]:
     """Return the fields that requests may have and vLLM's request class lacks."""
-    return frozenset(field_names(url) - fields_of(form))
+    return frozenset(field_names(url) - fields_of(request_class))
 
 
-def fields_of(form: Any) -> set[str]:
+def fields_of(request_class: Any) -> set[str]:
     """Return the fields of a class, or of all classes in a union."""
-    if hasattr(form, "model_fields"):
-        return set(form.model_fields)
-    return {name for part in get_args(form) for name in fields_of(part)}
+    if hasattr(request_class, "model_fields"):
+        return set(request_class.model_fields)
+    return {name for member in get_args(request_class) for name in fields_of(member)}
