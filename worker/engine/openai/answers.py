@@ -89,13 +89,13 @@ def check_choices(
     would cost money again.
     """
     _check_ends(choices)
-    wanted = wanted_choices(url, request)
-    if len(choices) >= wanted:
-        dialect.short *= wanted == 1  # a request for one choice does not reset the count
+    requested = requested_choices(url, request)
+    if len(choices) >= requested:
+        dialect.short *= requested == 1  # a request for one choice does not reset the count
         return
     if not (choices or finished):
         raise lost_error()
-    message = f"the answer has {len(choices)} of {wanted} choices"
+    message = f"the answer has {len(choices)} of {requested} choices"
     if finished and choices:
         dialect.short += 1
         if dialect.short > 1:
@@ -118,7 +118,7 @@ def _check_ends(choices: Sequence[Json]) -> None:
         raise lost_error()
 
 
-def wanted_choices(url: str, request: Json) -> int:
+def requested_choices(url: str, request: Json) -> int:
     """Return the requested number of choices."""
     each = request.get("n") or 1
     return each if url == CHAT_URL else each * _prompt_count(request.get("prompt"))

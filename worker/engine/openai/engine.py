@@ -220,9 +220,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 def _token_counts(usage: Json) -> tuple[int, int]:
     """Return the tokens of prompt and answer. Anthropic counts cached tokens separately."""
     cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
-    asked = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
-    written = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
-    return asked, written
+    prompt = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
+    output = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
+    return prompt, output
 
 
 #: Used by `python -m worker.check`: connects to each server once, without waiting.

@@ -16,8 +16,8 @@ from worker.engine.openai.answers import (
     lost_error,
     raise_error,
     read_whole,
+    requested_choices,
     tidied,
-    wanted_choices,
 )
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, read_error
@@ -86,7 +86,7 @@ async def exchange(
             continue
         if left_out != dialect.refused:
             dialect.learn(left_out)
-        upstream.finished += wanted_choices(url, body) if url in GENERATING else 1
+        upstream.finished += requested_choices(url, body) if url in GENERATING else 1
         return answer
 
 
@@ -242,8 +242,8 @@ async def prompt_tokens(upstream: Upstream, body: Json) -> int | None:
     counts = [len(p) for p in prompts if isinstance(p, list)]
     try:
         for text in (p for p in prompts if isinstance(p, str)):
-            asked = {"model": body["model"], "prompt": text}
-            async with asyncio.timeout(ASK_S), _post(upstream, "/tokenize", asked) as response:
+            question = {"model": body["model"], "prompt": text}
+            async with asyncio.timeout(ASK_S), _post(upstream, "/tokenize", question) as response:
                 counts.append(int(orjson.loads(await response.read())["count"]))
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, LookupError) as error:
         log.debug("cannot count a prompt's tokens: %s", error)

@@ -63,10 +63,10 @@ def read_metrics(answer: bytes) -> Metrics | None:
 def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
     """Return the limit for the next second. `peak` is the most requests that ran recently.
 
-    Requests that begin at the same time end at the same time. If no more requests wait at the
-    server then, its slots are empty for a round trip. `peak` stands for the number
-    of slots, because the running requests do not show it: just after many requests have ended, few
-    run and many wait. Without metrics the limit grows slowly, and only a rest lowers it.
+    Requests that begin at the same time end at the same time. If no further requests wait at the
+    server at that moment, its slots are empty for a round trip. `peak` stands for the number of
+    slots, because the running requests do not show it: just after many requests have ended, few run
+    and many wait. Without metrics the limit grows slowly, and only a rest lowers it.
     """
     if in_flight < FILLED * limit:
         return limit  # a higher limit would not send more
@@ -90,7 +90,7 @@ def allowed_to_wait(peak: float) -> int:
 #: Seconds for which metrics are not used after a counter has gone back: the server has started
 #: again, or several servers behind one address answer in turn.
 DISTRUST_S = 60
-#: Seconds in which the counters stand still although answers come; the metrics are stale then.
+#: Seconds after which metrics count as stale, if counters stand still although answers come.
 FROZEN_S = 3
 #: Seconds by which the server's count of finished requests may be ahead of the worker's.
 AHEAD_S = 5
@@ -106,7 +106,7 @@ class Second:
 
 
 class Seconds:
-    """Compares metrics with those a second before. Metrics that cannot be true show nothing."""
+    """Compares metrics with those of a second before. Metrics that cannot be true show nothing."""
 
     def __init__(self) -> None:
         self._before: Metrics | None = None

@@ -53,8 +53,10 @@ Json = dict[str, Any]
 
 def streamable(body: Json) -> bool:
     """Whether a stream of this request contains its whole answer."""
-    asked = (body[name] for name in body.keys() & UNSTREAMED)
-    if any(not (value is None or value is False or value == []) for value in asked):  # 0 is a value
+    values = (body[name] for name in body.keys() & UNSTREAMED)
+    if any(
+        not (value is None or value is False or value == []) for value in values
+    ):  # 0 is a value
         return False
     # In this case vLLM's streams have no logprobs, but its whole answers have them.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)

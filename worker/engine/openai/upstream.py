@@ -77,7 +77,7 @@ class _Answer:
 class Upstream(Server):
     """One server. `base` is its base URL; /health and /metrics are below `root`.
 
-    `models` are those that the server lists, and `model` is the one for requests. `vllm`: the
+    `models` has the listed models by name, `model` is the name that requests get. `vllm`: the
     server is vLLM's own. `breaker` decides when the server gets no requests for a time (rests).
     """
 

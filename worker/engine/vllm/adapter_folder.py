@@ -72,8 +72,8 @@ class AdapterFolder:
         )  # fmt: skip
         return list(islice(usable, MOST_NAMES))
 
-    def find(self, name: str, known: Sequence[str] = ()) -> Path:
-        """Return the folder of an adapter; an error names `known` adapters.
+    def find(self, name: str, names: Sequence[str] = ()) -> Path:
+        """Return the folder of an adapter; an error lists `names`, the known adapters.
 
         Raises:
             RequestRejected: no folder has this name, or it leads out of this one.
@@ -81,8 +81,8 @@ class AdapterFolder:
         if rule := _broken_rule(name):
             raise _not_found(name, f"the name of an adapter {rule}")
         if not os.path.isdir(os.path.join(self.path, name)):  # noqa: PTH112, PTH118 - no errors
-            shown = ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-            raise _not_found(name, f"there are: {shown or 'none'}{did_you_mean(name, known)}")
+            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise _not_found(name, f"there are: {shown or 'none'}{did_you_mean(name, names)}")
         if outside := self._outside(name):
             raise _not_found(
                 name, f"{outside} leads out of WARMQ_ADAPTERS; copy it there instead of a link"

@@ -131,7 +131,7 @@ class Folders:
         """Return a text with its folders replaced."""
         if self._known is None or "/" not in text:
             return text
-        return self._known.sub(lambda found: self._names[found[0]], text)
+        return self._known.sub(lambda match: self._names[match[0]], text)
 
 
 # -- which of pydantic's errors to report --------------------------------------------

@@ -114,7 +114,7 @@ class Warnings:
 
 
 def _records(lines: bytes) -> Iterator[tuple[int, str]]:
-    """Yield level and text of each line, without those that a full disk has cut."""
+    """Yield level and text of each line, except lines that a full disk has cut."""
     for line in lines.splitlines():
         try:
             level, text = orjson.loads(line)

@@ -2,7 +2,7 @@
 
 Up to 0.31 vLLM reserves `max_tokens` in the context. Since 0.32 it silently generates fewer tokens
 than requested if the context is full. Here, a prompt that leaves too few tokens is refused for
-every release. This happens at the latest when vLLM makes the sampling parameters: only then is the
+every release. The refusal happens at the latest when vLLM makes the sampling parameters: only then is the
 length of every prompt known.
 """
 

@@ -4,7 +4,7 @@ vLLM has one thread for all tokenizing, and sends it all prompts of a request at
 that comes after one with 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a
 request in one iteration of the event loop, and checks all of them again whenever one has ended.
 Here, a request of many prompts has at most one prompt in that thread, long prompts of all requests
-go one after the other, and a request starts only as many prompts as it can get slots.
+go one after the other, and a request starts a prompt only while it can get a slot for it.
 
 vLLM's scheduler runs sequences in the order in which they come. So the sequences of a request with
 `n` answers, or with a list of prompts, could delay other requests for minutes. Here each of them
