@@ -54,9 +54,8 @@ Json = dict[str, Any]
 def streamable(body: Json) -> bool:
     """Whether a stream of this request contains its whole answer."""
     values = (body[name] for name in body.keys() & UNSTREAMED)
-    if any(
-        not (value is None or value is False or value == []) for value in values
-    ):  # 0 is a value
+    # 0 is a value: `in (None, False)` would count it as unset.
+    if any(not (value is None or value is False or value == []) for value in values):
         return False
     # In this case vLLM's streams have no logprobs, but its whole answers have them.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)

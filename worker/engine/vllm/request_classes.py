@@ -2,8 +2,8 @@
 
 Up to 0.31 vLLM reserves `max_tokens` in the context. Since 0.32 it silently generates fewer tokens
 than requested if the context is full. Here, a prompt that leaves too few tokens is refused for
-every release. The refusal happens at the latest when vLLM makes the sampling parameters: only then is the
-length of every prompt known.
+every release. The refusal happens at the latest when vLLM makes the sampling parameters: only then
+is the length of every prompt known.
 """
 
 from dataclasses import replace
