@@ -32,7 +32,7 @@ GROUPS = {
     "drift": (
         "tests/unit/worker/engine/vllm/test_drift.py",
         "tests/unit/worker/engine/openai/test_openai_drift.py",
-        "tests/unit/worker/engine/vllm/test_vllm_forms.py",
+        "tests/unit/worker/engine/vllm/test_request_classes.py",
         "tests/integration/worker/engine/test_media.py",
     ),
     # Not the pages: their `make setup` would put the locked vLLM into the environment.

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from demo.stack import ROOT
-from worker.engine.vllm.preflight import OLDEST_DRIVER, SAMPLER, judge_device
+from worker.engine.vllm.preflight import OLDEST_DRIVER, SAMPLER, check_device
 from worker.machine import devices
 from worker.machine.packages import Packages
 
@@ -41,7 +41,7 @@ def test_its_wheel_and_extras_are_the_projects() -> None:
 
 def test_it_says_what_a_worker_says_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "nvidia_driver", lambda: None)
-    (finding,) = judge_device(Packages({"vllm": "0.30.0"}, rebel=False))
+    (finding,) = check_device(Packages({"vllm": "0.30.0"}, rebel=False))
     assert str(finding) in " ".join(PAGE.split())
     assert SAMPLER in PAGE
     for oldest in OLDEST_DRIVER.values():

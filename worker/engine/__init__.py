@@ -15,10 +15,10 @@ class Capacity:
 
     `max_num_seqs` is the number of sequences that run at once, in all data-parallel replicas.
     `max_model_len` and `kv_tokens` (the size of the KV cache) are in tokens. `adapters` are names
-    that the `model` of a request may have in addition to `model`; `on_demand` returns those of
-    adapters that are loaded when a request names one. `inspect stats` shows `details`.
+    that the `model` of a request may have in addition to `model`; `on_demand` returns the
+    names of adapters that are loaded when a request names them. `inspect stats` shows `details`.
     `prefix_caching`: prompts share the KV cache of equal prefixes (None: unknown). `parses_chats`:
-    a parser removes the reasoning from a chat's answer, which so differs from `text_so_far`.
+    a parser removes the reasoning from a chat's answer, but not from `text_so_far`.
     `one_step`: each request takes one step of the engine, for example an embedding, so that all
     slots become free at the same time.
     """
@@ -47,8 +47,8 @@ def multi_sequence_slots(slots: int) -> int:
 class EngineRequest:
     """A checked request: `url` is the endpoint's path, `body` its JSON object.
 
-    `trace` has the HTTP headers that continue the request's trace, if the trace is sampled. The
-    engine prepares some requests one after the other; the tenants then take turns, by `tenant`.
+    `trace` has the HTTP headers that continue the request's trace, if the trace is sampled. Where
+    the engine prepares requests one after the other, the tenants take turns, by `tenant`.
     """
 
     url: str
@@ -121,7 +121,7 @@ class Attachable(Protocol):
     """An engine to which other processes can attach, to run requests in it."""
 
     def new_client(self) -> dict[str, Any] | None:
-        """Return the JSON that one more process needs to attach; None if no more can.
+        """Return the JSON that one more process needs to attach; None if no further one can.
 
         Called after `start`. Each call returns the JSON of a new client.
         """
@@ -150,7 +150,7 @@ class CanSleep(Protocol):
         """Return the bytes of the device's memory that are in use; None if it cannot be read."""
 
     async def answer_fixed_question(self) -> str:
-        """Run a short request, always the same, and return what answers of it have in common."""
+        """Run a fixed short request, and return the part of its answer that never varies."""
 
 
 @runtime_checkable
@@ -163,7 +163,7 @@ class CountsCachedTokens(Protocol):
 
 @runtime_checkable
 class NotifiesText(Protocol):
-    """An engine that reports new text. The drain polls engines that do not."""
+    """An engine that reports new text. The drain polls engines without this method."""
 
     def on_text(self, call: Callable[[], None]) -> None:
         """Set the function to call on the drain's loop when `text_so_far` may return more.

@@ -23,6 +23,8 @@ BUILT_IN = {
 
 
 class _Choice(SourcedSettings):
+    """WARMQ_ENGINE alone, which is read before the chosen engine's settings."""
+
     checks_names: ClassVar[bool] = False  # the chosen engine may define more settings
 
     engine: str = ENGINE_FIELD
@@ -44,28 +46,28 @@ def find_engine(name: str) -> EngineSpec:
     else:
         entry = next(iter(entry_points(group=ENGINE_GROUP, name=name)))
     try:
-        found = entry.load()
+        spec = entry.load()
     except (ImportError, AttributeError) as error:
         raise SettingsError(
             f"WARMQ_ENGINE: {name} is {entry.value}, which cannot be imported: {error}"
         ) from error
-    if not isinstance(found, EngineSpec):
-        raise SettingsError(f"WARMQ_ENGINE: {name} is not an EngineSpec but {found!r}")
-    return found
+    if not isinstance(spec, EngineSpec):
+        raise SettingsError(f"WARMQ_ENGINE: {name} is not an EngineSpec but {spec!r}")
+    return spec
 
 
 def load_settings(**overrides: Any) -> WorkerSettings:
     """Read a worker's settings, including those of the engine that WARMQ_ENGINE names.
 
     Raises:
-        SettingsError: names every wrong variable, the problem and the default.
+        SettingsError: a variable is wrong; the error names each, its problem and its default.
     """
     name = load(_Choice, **overrides).engine
     if name in names():
         return load(find_engine(name).settings, **overrides)
     # An unknown engine: pydantic reports it, with all other problems of the settings.
-    known: Any = (Literal[names()], ENGINE_FIELD)
-    return load(create_model("KnownEngine", __base__=WorkerSettings, engine=known), **overrides)
+    allowed: Any = (Literal[names()], ENGINE_FIELD)
+    return load(create_model("KnownEngine", __base__=WorkerSettings, engine=allowed), **overrides)
 
 
 def make_engine(settings: WorkerSettings) -> Engine:
@@ -75,7 +77,7 @@ def make_engine(settings: WorkerSettings) -> Engine:
 
 
 def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
-    """Return an engine that runs requests in the client's engine. The caller has to build it."""
+    """Return an engine that runs requests in a running one. The caller has to build it."""
     attach = find_engine(settings.engine).attach
     assert attach is not None  # noqa: S101 - front_ends_of has refused other engines
     engine: Engine = _resolved(attach)(settings, client)
@@ -89,27 +91,27 @@ def front_ends_of(settings: WorkerSettings) -> int:
         SettingsError: WARMQ_FRONT_ENDS is above 1, and the engine accepts only one process.
     """
     spec = find_engine(settings.engine)
-    wanted = settings.front_ends or (spec.front_ends(settings) if spec.attach else 1)
-    if wanted > 1 and spec.attach is None:
+    count = settings.front_ends or (spec.front_ends(settings) if spec.attach else 1)
+    if count > 1 and spec.attach is None:
         raise SettingsError(
             f"WARMQ_FRONT_ENDS: the engine {settings.engine} takes requests from one process; "
             "leave the variable out, and start more workers on the same queue instead"
         )
-    return wanted
+    return count
 
 
-def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
-    """Check a start without loading a model or waiting; add the problems to `seen`.
+def dry_run(settings: WorkerSettings, preflight: Preflight) -> None:
+    """Check a start without loading a model or waiting; add the problems to `preflight`.
 
     Raises:
-        SettingsError: the start would raise it.
+        SettingsError: the start would raise the same error.
     """
     front_ends_of(settings)
-    own = find_engine(settings.engine).rehearse
-    if own is None:
+    engine_dry_run = find_engine(settings.engine).dry_run
+    if engine_dry_run is None:
         make_engine(settings).shutdown()
     else:
-        _resolved(own)(settings, seen)
+        _resolved(engine_dry_run)(settings, preflight)
 
 
 def _resolved(call: Callable[..., Any] | str) -> Callable[..., Any]:

@@ -17,12 +17,12 @@ from worker.engine.parent_death import ENGINE_LOG
 
 #: The value of the setting that leaves vLLM's log in the worker's own.
 IN_WORKERS_LOG = "-"
-#: vLLM's variable for the stream of its log. `ext://` names an object to import.
-_STREAM, _OURS = "VLLM_LOGGING_STREAM", f"ext://{__name__}.STREAM"
+#: vLLM's variable for the stream of its log, and our value: `ext://` names an object to import.
+_STREAM, _OUR_STREAM = "VLLM_LOGGING_STREAM", f"ext://{__name__}.STREAM"
 
 
 def choose(setting: str | None, log_format: str, workers_log: str | None) -> str:
-    """Return the absolute path of the file, or `-`; create the file.
+    """Return the absolute path of the engine's log, or `-`; create the file.
 
     Without a setting the file is next to the worker's log: the file `workers_log`, or the file to
     which stderr goes. If neither is a file, or the folder cannot be written, the file is in the
@@ -65,22 +65,22 @@ def _file_of_stderr() -> str | None:
     """Return the path of the file to which this process's stderr goes; None if it is no file."""
     try:
         path = os.readlink("/proc/self/fd/2")  # noqa: PTH115 - the link's text, without a check
-        found = os.fstat(2)
-        same = stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.stat(path))  # noqa: PTH116
+        stderr = os.fstat(2)
+        is_file = stat.S_ISREG(stderr.st_mode) and os.path.samestat(stderr, os.stat(path))  # noqa: PTH116
     except OSError:
         return None
-    return path if same else None
+    return path if is_file else None
 
 
 def use(path: str) -> None:
     """Send the log of vLLM, which is not imported yet, and of its processes to this file."""
     os.environ[ENGINE_LOG] = path
-    os.environ.setdefault(_STREAM, _OURS)
+    os.environ.setdefault(_STREAM, _OUR_STREAM)
 
 
 def in_file() -> bool:
-    """Whether vLLM's log in this process goes to the file."""
-    return ENGINE_LOG in os.environ and os.environ.get(_STREAM) == _OURS
+    """Whether vLLM's log in this process goes to the file of `use`."""
+    return ENGINE_LOG in os.environ and os.environ.get(_STREAM) == _OUR_STREAM
 
 
 @cache
@@ -90,7 +90,7 @@ def _file() -> TextIO:
 
 
 def __getattr__(name: str) -> TextIO:
-    """Return STREAM; vLLM puts its process's name before lines of an engine process's stdout."""
+    """Return STREAM: the file; in an engine process its stdout, to which vLLM adds prefixes."""
     if name != "STREAM":
         raise AttributeError(name)
     return _file() if multiprocessing.parent_process() is None else sys.stdout

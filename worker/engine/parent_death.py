@@ -33,14 +33,14 @@ _PR_SET_PDEATHSIG = 1
 _ROOT = str(Path(__file__).absolute().parents[2])
 
 
-def end_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
+def end_with_parent(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
     """Make the kernel send this process a signal when its parent ends, or has ended.
 
-    `parent` is the pid of the process that started this one; the present parent may be another.
+    `parent` is the pid of the process that started this one. After its end, os.getppid() differs.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # the parent ended before the call: no signal comes
-        os.kill(os.getpid(), how)
+        os.kill(os.getpid(), signum)
 
 
 def outlive_parent() -> None:
@@ -62,10 +62,11 @@ def startup_code(name: str) -> str:
 # -- engine processes ----------------------------------------------------------------
 
 
-class _Engine:
-    """Whether this process ends with its parent (`tied`: its pid), and whether its children will.
+class _ThisProcess:
+    """How this process is set up: `tied` is its pid if it ends with its parent.
 
-    A forked child inherits these values; its own pid shows that it has not been set up.
+    `ties_children`: the children that it starts end with it. A forked child inherits both values,
+    and is not set up itself while `tied` differs from its pid.
     """
 
     tied = 0
@@ -75,12 +76,13 @@ class _Engine:
 def end_engine_with_parent(parent: int) -> None:
     """End this engine process, and its multiprocessing children, when its parent ends.
 
-    They get SIGKILL, or with ASK_FIRST_ENV first SIGTERM. EngineCore handles SIGTERM only between
-    two steps: an EngineCore that hangs, or is stopped, would outlive its parent without SIGKILL.
+    These processes get SIGKILL, or with ASK_FIRST_ENV first SIGTERM. EngineCore handles SIGTERM
+    only between two steps: an EngineCore that hangs, or is stopped, would outlive its parent
+    without SIGKILL.
     """
-    if _Engine.tied == os.getpid():
+    if _ThisProcess.tied == os.getpid():
         return
-    _Engine.tied = os.getpid()
+    _ThisProcess.tied = os.getpid()
     _redirect_output()
     grace = os.environ.get(ASK_FIRST_ENV)
     if grace is not None:
@@ -116,24 +118,24 @@ def children_end_with_thread() -> Iterator[None]:
     try:
         yield
     finally:
-        _Engine.ties_children = False
+        _ThisProcess.ties_children = False
 
 
 def _tie_children() -> None:
-    _Engine.ties_children = True
+    _ThisProcess.ties_children = True
     if spawn.get_command_line is not _command_line:
         spawn.get_command_line = _command_line
-        util.register_after_fork(_Engine, _forked)
+        util.register_after_fork(_ThisProcess, _forked)
 
 
 #: multiprocessing's function that `_command_line` replaces.
 _plain_command_line = spawn.get_command_line
 
 
-def _command_line(**given: Any) -> list[str]:
+def _command_line(**options: Any) -> list[str]:
     """Return the command line of a spawned process, with our startup code first."""
-    words = _plain_command_line(**given)
-    if _Engine.ties_children and "-c" in words:
+    words = _plain_command_line(**options)
+    if _ThisProcess.ties_children and "-c" in words:
         code = words.index("-c") + 1
         words[code] = startup_code("end_engine_with_parent") + words[code]
     return words
@@ -142,5 +144,5 @@ def _command_line(**given: Any) -> list[str]:
 def _forked(_: Any) -> None:
     """Set up a process that multiprocessing has just forked."""
     parent = multiprocessing.parent_process()
-    if _Engine.ties_children and parent is not None and parent.pid is not None:
+    if _ThisProcess.ties_children and parent is not None and parent.pid is not None:
         end_engine_with_parent(parent.pid)

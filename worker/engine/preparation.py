@@ -35,7 +35,7 @@ class PreparingRequests:
 
 
 class Preparation:
-    """A context of one request: the request counts as waiting while any of its tasks is in it."""
+    """A context of one request: the request waits while any of its tasks is inside the context."""
 
     __slots__ = ("_depth", "_requests", "_tenant")
 

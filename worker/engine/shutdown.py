@@ -39,7 +39,7 @@ def children_shielded() -> Iterator[None]:
     """Child processes started in this context do not get Ctrl-C, and end with this thread.
 
     Only the worker handles Ctrl-C: it ends the engine when the engine runs no more requests. The
-    signals are blocked, which children inherit, and not ignored: engine processes set their own
+    signals are blocked, not ignored: children inherit the block, and engine processes set their own
     handlers.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())

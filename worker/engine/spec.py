@@ -13,7 +13,7 @@ from worker.settings import WorkerSettings
 class Preflight:
     """The rows and problems of an engine that `python -m worker.check` shows.
 
-    `rows` are shown in this order, followed by the tool's own rows (answers, memory, Redis).
+    `rows` are shown in the dict's order, followed by the tool's own rows (answers, memory, Redis).
     """
 
     rows: dict[str, str] = field(default_factory=dict)
@@ -22,10 +22,10 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """How an engine can sleep between the stays of its model (worker.engine.CanSleep).
+    """How an engine can sleep while another model has the device (worker.engine.CanSleep).
 
-    `settings` are those with which it can. Asleep it has about `host_bytes` of the machine's memory
-    and at most `device_bytes` of its devices'. `why` describes both for the log.
+    The engine must be made with `settings`. Asleep it has about `host_bytes` of the machine's
+    memory and at most `device_bytes` of its devices'. `why` describes both for the log.
     """
 
     settings: WorkerSettings
@@ -45,7 +45,7 @@ class EngineSpec:
     with which the engine cannot work.
 
     `python -m worker.check` calls `check`, which imports no library and starts nothing. If `check`
-    finds nothing fatal, the tool calls `rehearse`: it runs the code of a start, but loads no model,
+    finds nothing fatal, the tool calls `dry_run`: it runs the code of a start, but loads no model,
     waits for no server and ends within seconds. It raises the same SettingsError as the start, may
     add to the findings, and leaves nothing behind. By default the tool calls `make`, and then the
     engine's `shutdown`.
@@ -65,7 +65,7 @@ class EngineSpec:
     settings: type[WorkerSettings]
     make: Callable[[Any], Engine] | str
     check: Callable[[Any], Preflight] = lambda settings: Preflight()
-    rehearse: Callable[[Any, Preflight], None] | str | None = None
+    dry_run: Callable[[Any, Preflight], None] | str | None = None
     attach: Callable[[Any, dict[str, Any]], Engine] | str | None = None
     front_ends: Callable[[Any], int] = lambda settings: 1
     together: Callable[[Sequence[Any]], tuple[bool, str]] = lambda settings: (

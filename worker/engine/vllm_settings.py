@@ -16,7 +16,7 @@ from worker.settings import WorkerSettings
 #: vLLM's variable for the seconds between two log lines of statistics (`vllm serve`: 10).
 STATISTICS = "VLLM_LOG_STATS_INTERVAL"
 #: Long names of vLLM's short options.
-SHORT = {
+LONG_NAMES = {
     "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
     "dpl": "data-parallel-size-local", "sc": "speculative-config",
 }  # fmt: skip
@@ -48,7 +48,7 @@ class EngineArgs(str):
             if word.startswith("-") and not word[1:2].isdigit():
                 name, _, value = word.lstrip("-").partition("=")
                 name = name.replace("_", "-")
-                name = SHORT.get(name, name)
+                name = LONG_NAMES.get(name, name)
                 self.options[name] = value
             elif name:
                 self.options[name] = word
@@ -66,8 +66,8 @@ def _adapter(module: str) -> dict[str, str]:
         name, _, path = module.partition("=")
         return {name: path} if path and name else {}
     try:
-        found = json.loads(module)
-        return {str(found["name"]): str(found["path"])}
+        fields = json.loads(module)
+        return {str(fields["name"]): str(fields["path"])}
     except (ValueError, KeyError, TypeError):
         return {}
 
@@ -83,7 +83,7 @@ class VllmSettings(WorkerSettings):
     adapters: Text | None = Field(
         None,
         description="folder of LoRA adapters: a line whose `model` is the name of a folder in it "
-        "gets that adapter, which is loaded then; needs --enable-lora",
+        "gets that adapter, loaded on demand; needs --enable-lora",
     )
     engine_log: Text | None = Field(
         None,
@@ -111,7 +111,8 @@ class VllmSettings(WorkerSettings):
     def _one_process_loads_adapters(self) -> Self:
         if self.adapters and (self.front_ends or 1) > 1:
             raise ValueError(
-                "WARMQ_FRONT_ENDS: with WARMQ_ADAPTERS one process feeds the engine; unset it"
+                "WARMQ_FRONT_ENDS: with WARMQ_ADAPTERS one process feeds the engine; unset "
+                "WARMQ_FRONT_ENDS"
             )
         return self
 

@@ -55,7 +55,7 @@ def visible_cards(devices: str | None) -> Cards:
 
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
     """Return the pids that have an NPU open, by the NPU's number, where readable."""
-    found: dict[int, set[int]] = {}
+    pids: dict[int, set[int]] = {}
     for link in proc.glob("[0-9]*/fd/*"):
         try:
             target = str(link.readlink())
@@ -63,8 +63,8 @@ def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
             continue  # the process has ended, or is another user's
         number = target.removeprefix("/dev/rbln")
         if number != target and number.isdigit():
-            found.setdefault(int(number), set()).add(int(link.parts[-3]))
-    return found
+            pids.setdefault(int(number), set()).add(int(link.parts[-3]))
+    return pids
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class Gpus:
 
 
 def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
-    """Count NVIDIA GPUs without their driver's library; None if nothing is known of them."""
+    """Count NVIDIA GPUs without their driver's library; None if nothing shows any."""
     shown = len(list(dev.glob("nvidia[0-9]*")))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return Gpus(shown, f"this machine shows {shown}") if shown else None
     names = [name.strip() for name in chosen.split(",")]
     # The driver ignores the first entry that does not name a GPU, and all entries after it.
-    count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
+    count = next((index for index, name in enumerate(names) if name in ("", "-1")), len(names))
     source = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
     if 0 < shown < count and not chosen.startswith("MIG"):
         return Gpus(shown, f"{source} of which this machine shows {shown}")
@@ -99,15 +99,15 @@ def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int 
         ctypes.CDLL(library)
     except OSError:
         return None
-    found = re.search(r"\s(\d+)\.\d+", _read(root / "proc/driver/nvidia/version"))
-    return int(found[1]) if found else 0
+    match = re.search(r"\s(\d+)\.\d+", _read(root / "proc/driver/nvidia/version"))
+    return int(match[1]) if match else 0
 
 
 def cuda_compiler() -> Path | None:
     """Return the nvcc with which FlashInfer and other libraries compile at run time, or None."""
-    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    found = None if named else shutil.which("nvcc")
-    nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    in_path = None if home else shutil.which("nvcc")
+    nvcc = Path(in_path) if in_path else Path(home or "/usr/local/cuda") / "bin" / "nvcc"
     return nvcc if nvcc.exists() else None
 
 
@@ -153,8 +153,8 @@ def visible_nodes(root: Path = ROOT) -> list[Memory]:
     """Return the memory of the NUMA nodes that vLLM's CPU engine uses, in vLLM's order."""
     numbers = _allowed(root)
     if chosen := os.environ.get("CPU_VISIBLE_MEMORY_NODES"):
-        wanted = [int(word) for word in chosen.split(",") if word.strip().isdecimal()]
-        numbers = [number for number in wanted if number in numbers] or numbers
+        chosen_numbers = [int(word) for word in chosen.split(",") if word.strip().isdecimal()]
+        numbers = [number for number in chosen_numbers if number in numbers] or numbers
     nodes = []
     for number in numbers:
         sizes = _sizes(root / f"sys/devices/system/node/node{number}/meminfo")
@@ -188,9 +188,9 @@ def own_limit(root: Path = ROOT) -> int | None:
 
 def _allowed(root: Path) -> list[int]:
     """Return the numbers of the NUMA nodes that this process may use."""
-    found = re.search(r"^Mems_allowed_list:(.*)$", _read(root / "proc/self/status"), re.MULTILINE)
+    match = re.search(r"^Mems_allowed_list:(.*)$", _read(root / "proc/self/status"), re.MULTILINE)
     numbers: list[int] = []
-    for part in (found[1] if found else "").strip().split(","):
+    for part in (match[1] if match else "").strip().split(","):
         first, _, last = part.partition("-")
         if first.isdecimal():
             numbers += range(int(first), int(last or first) + 1)
@@ -199,8 +199,8 @@ def _allowed(root: Path) -> list[int]:
 
 def _sizes(meminfo: Path) -> dict[str, int]:
     """Return the bytes by name from lines such as "MemTotal:  6514904 kB" or "Node 0 MemFree…"."""
-    found = re.findall(r"^(?:Node \d+ )?(\S+):\s+(\d+)", _read(meminfo), re.MULTILINE)
-    return {name: int(kibibytes) * 1024 for name, kibibytes in found}
+    entries = re.findall(r"^(?:Node \d+ )?(\S+):\s+(\d+)", _read(meminfo), re.MULTILINE)
+    return {name: int(kibibytes) * 1024 for name, kibibytes in entries}
 
 
 def _limits(root: Path) -> Iterator[Memory]:
@@ -219,10 +219,13 @@ def _limits(root: Path) -> Iterator[Memory]:
 
 
 def _limit(group: Path) -> Memory | None:
-    for most, used in FILES:
-        total = _read(group / most).strip()
+    """Return a cgroup's limit and what is left of it; None without a limit."""
+    for limit_file, usage_file in FILES:
+        total = _read(group / limit_file).strip()
         if total.isdecimal() and int(total) < NO_LIMIT:
-            return Memory(int(total), max(0, int(total) - int(_read(group / used).strip() or 0)))
+            return Memory(
+                int(total), max(0, int(total) - int(_read(group / usage_file).strip() or 0))
+            )
     return None
 
 

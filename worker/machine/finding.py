@@ -27,21 +27,21 @@ def warning(problem: str, remedy: str) -> Finding:
 
 
 class Refused(SettingsError):
-    """The fatal problems of a start; `found` has them as findings."""
+    """The fatal problems of a start; `findings` has one Finding for each."""
 
-    def __init__(self, found: list[Finding]) -> None:
-        super().__init__("\n".join(map(str, found)))
-        self.found = found
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__("\n".join(map(str, findings)))
+        self.findings = findings
 
 
-def refuse_fatal(found: Iterable[Finding]) -> None:
+def refuse_fatal(findings: Iterable[Finding]) -> None:
     """Log warnings, unless there is a fatal problem.
 
     Raises:
         Refused: names every fatal problem and its remedy.
     """
-    found = list(found)
-    if fatal := [finding for finding in found if finding.fatal]:
+    findings = list(findings)
+    if fatal := [finding for finding in findings if finding.fatal]:
         raise Refused(fatal)
-    for finding in found:
+    for finding in findings:
         log.warning("%s", finding, extra={"action": "start_warning"})

@@ -1,6 +1,6 @@
 """Reads the memory of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES makes visible, with NVML.
 
-NVML is a part of the driver; it is called directly, because importing vLLM takes seconds.
+NVML is a library of NVIDIA's driver. It is called directly, because importing vLLM takes seconds.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ class _Sizes(ctypes.Structure):
 
 def gpu_memory() -> Memory | None:
     """Return the memory of the visible GPUs together; None without a GPU or its driver."""
-    found = gpu_memories()
-    return Memory(sum(m.total for m in found), sum(m.free for m in found)) if found else None
+    memories = gpu_memories()
+    return (
+        Memory(sum(m.total for m in memories), sum(m.free for m in memories)) if memories else None
+    )
 
 
 def gpu_memories() -> list[Memory]:
     """Return the memory of each visible GPU; [] without a GPU or its driver."""
-    nvml, found = _nvml(), []
+    nvml, memories = _nvml(), []
     for handle in _handles(nvml) if nvml else ():
         sizes = _Sizes()
         if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(sizes)):
             return []
-        found.append(Memory(sizes.total, sizes.free))
-    return found
+        memories.append(Memory(sizes.total, sizes.free))
+    return memories
 
 
 @cache
 def _nvml(library: str = "libnvidia-ml.so.1") -> Any:
     """Return the initialised library; None if it cannot be used."""
     try:
-        found = ctypes.CDLL(library)
+        nvml = ctypes.CDLL(library)
     except OSError:
         return None
-    return None if found.nvmlInit_v2() else found
+    return None if nvml.nvmlInit_v2() else nvml
 
 
 @cache

@@ -27,7 +27,7 @@ HUB_TIMEOUT_S = 10.0
 REMEDY = "Name the folder of a model in WARMQ_MODEL"
 
 
-def judge_model(
+def check_model(
     model: str, *, holds: Sequence[str] = CONFIGS, ask_hub: bool = False
 ) -> Iterator[Finding]:
     """Check a model's folder, or its name on the hub.
@@ -43,9 +43,9 @@ def judge_model(
     folder = Path(model)
     try:
         if folder.is_dir():
-            yield from _judge_folder(folder, holds)
+            yield from _check_folder(folder, holds)
         elif not folder.exists():
-            yield from _judge_name(model, ask_hub)
+            yield from _check_name(model, ask_hub)
         elif folder.suffix != SINGLE_FILE:
             is_model = any((folder.parent / name).exists() for name in CONFIGS)
             inside = f"Name the folder that the file is in: WARMQ_MODEL={folder.parent}"
@@ -55,19 +55,19 @@ def judge_model(
         yield Finding(f"WARMQ_MODEL: {model} cannot be read: {error.strerror}", REMEDY)
 
 
-def _judge_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
-    found = [folder / name for name in holds if (folder / name).exists()]
-    if not found:
+def _check_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
+    files = [folder / name for name in holds if (folder / name).exists()]
+    if not files:
         adapter = (folder / "adapter_config.json").exists()
-        within = sorted(one.parent for one in folder.glob(f"*/{holds[0]}"))
-        remedy = f"Name the folder inside: {within[0]}" if within else REMEDY
+        inner_folders = sorted(one.parent for one in folder.glob(f"*/{holds[0]}"))
+        remedy = f"Name the folder inside: {inner_folders[0]}" if inner_folders else REMEDY
         if adapter:
             remedy = "Add it with --lora-modules to the model that it adapts"
         yield Finding(
             f"WARMQ_MODEL: {folder} has no {holds[0]}{', only an adapter' if adapter else ''}",
             remedy,
         )
-    for file in found:
+    for file in files:
         try:
             if file.suffix == ".json" and not isinstance(json.loads(file.read_bytes()), dict):
                 raise ValueError("it does not contain a JSON object")
@@ -78,7 +78,7 @@ def _judge_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
             )
 
 
-def _judge_name(model: str, ask_hub: bool) -> Iterator[Finding]:
+def _check_name(model: str, ask_hub: bool) -> Iterator[Finding]:
     folder = Path(model)
     peers = [one.name for one in folder.parent.iterdir()] if folder.parent.is_dir() else []
     near = nearest(folder.name, peers, ALIKE)
@@ -92,7 +92,7 @@ def _judge_name(model: str, ask_hub: bool) -> Iterator[Finding]:
         yield Finding(f"{problem}{refusal[0]}", f"{remedy}{refusal[1]}")
 
 
-def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
+def _hub_refusal(name: str, ask_hub: bool) -> tuple[str, str] | None:
     """Return the problem and the remedy if the hub cannot give the model, else None."""
     try:
         from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -104,7 +104,7 @@ def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
     if constants.HF_HUB_OFFLINE:
         why = ", and no model of that name can be downloaded while HF_HUB_OFFLINE is set"
         return why, "; for a model's name on the hub set HF_HUB_OFFLINE=0"
-    if not ask:
+    if not ask_hub:
         return None
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)

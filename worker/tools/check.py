@@ -1,7 +1,7 @@
 """`python -m worker.check`: shows what a worker would run, and problems with their remedies.
 
 It first checks settings, packages and model without importing the engine's library. If that finds
-nothing fatal, it runs the engine's `rehearse`: a start that loads no model.
+nothing fatal, it runs the engine's `dry_run`: a start that loads no model.
 """
 
 import logging
@@ -17,7 +17,7 @@ from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import SettingsError
-from worker.engine.catalogue import find_engine, load_settings, rehearse
+from worker.engine.catalogue import dry_run, find_engine, load_settings
 from worker.engine.spec import Preflight, answer_limit
 from worker.machine import devices
 from worker.machine.finding import Finding, Refused
@@ -29,78 +29,78 @@ from worker.tools.command import CONTEXT, problem_lines, run, version_option
 
 def check_engine(settings: WorkerSettings) -> Preflight:
     """Return the engine's own preflight, with the rows that every engine has."""
-    seen = find_engine(settings.engine).check(settings)
-    seen.rows.setdefault("answers", answer_limit(settings.default_max_tokens))
-    seen.rows.setdefault("memory", f"{devices.machine().free / 2**30:.1f} GiB free")
-    return seen
+    preflight = find_engine(settings.engine).check(settings)
+    preflight.rows.setdefault("answers", answer_limit(settings.default_max_tokens))
+    preflight.rows.setdefault("memory", f"{devices.machine().free / 2**30:.1f} GiB free")
+    return preflight
 
 
-def try_start(settings: WorkerSettings, seen: Preflight) -> None:
+def try_start(settings: WorkerSettings, preflight: Preflight) -> None:
     """Add the problems that only a start finds. Takes seconds to import the engine's library."""
     logger = logging.getLogger("worker")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # `seen` has its warnings already
+    logger.setLevel(logging.ERROR)  # `preflight` has its warnings already
     if sys.stderr.isatty():
         click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
     try:
-        rehearse(settings, seen)
+        dry_run(settings, preflight)
     except Refused as error:
-        seen.findings += error.found
+        preflight.findings += error.findings
     except SettingsError as error:
         remedy = "Correct it: a worker would refuse to start with the same text"
-        seen.findings += [Finding(line, remedy) for line in error.message.splitlines()]
+        preflight.findings += [Finding(line, remedy) for line in error.message.splitlines()]
     finally:
         logger.setLevel(level)
 
 
-def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
+def check_redis(settings: WorkerSettings, preflight: Preflight) -> None:
     """Add the queue's length and workers, or the problem that Redis does not answer."""
     url, queue = settings.redis_url.get_secret_value(), settings.queue_to_drain
     try:
         with closing(BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)) as store:
             waiting = sum(store.queue_lengths(queue).values())
             workers = len(store.workers(queue))
-        seen.rows["queue"] = f"{queue}: {waiting} waiting, {workers} other workers"
-        seen.rows["Redis"] = masked(url)
+        preflight.rows["queue"] = f"{queue}: {waiting} waiting, {workers} other workers"
+        preflight.rows["Redis"] = masked(url)
     except StoreUnavailable as error:
-        seen.rows["Redis"] = masked(url) + ": unreachable"
-        seen.findings.append(Finding(str(error), "Start Redis, or set WARMQ_REDIS_URL"))
+        preflight.rows["Redis"] = masked(url) + ": unreachable"
+        preflight.findings.append(Finding(str(error), "Start Redis, or set WARMQ_REDIS_URL"))
 
 
 def check_models(models: Mapping[str, Model]) -> Preflight:
     """Return the rows and problems of all models; those that all have are shown once."""
     models, residences = with_residences(models)
-    each = {name: check_worker(model.settings) for name, model in models.items()}
-    seen = Preflight()
-    for name, one in each.items():
-        for row, text in one.rows.items():
-            shared = all(other.rows.get(row) == text for other in each.values())
-            seen.rows[row if shared else f"{name}: {row}"] = text
-        seen.rows[f"{name}: residence"] = str(residences[name])
-        for finding in one.findings:
-            if all(finding in other.findings for other in each.values()):
-                seen.findings += [] if finding in seen.findings else [finding]
+    preflights = {name: check_worker(model.settings) for name, model in models.items()}
+    preflight = Preflight()
+    for name, own in preflights.items():
+        for row, text in own.rows.items():
+            shared = all(other.rows.get(row) == text for other in preflights.values())
+            preflight.rows[row if shared else f"{name}: {row}"] = text
+        preflight.rows[f"{name}: residence"] = str(residences[name])
+        for finding in own.findings:
+            if all(finding in other.findings for other in preflights.values()):
+                preflight.findings += [] if finding in preflight.findings else [finding]
             else:
                 problem = f"model {name!r}: {finding.problem}"
-                seen.findings.append(replace(finding, problem=problem))
-    return seen
+                preflight.findings.append(replace(finding, problem=problem))
+    return preflight
 
 
 def check_worker(settings: WorkerSettings) -> Preflight:
     """Return the rows and problems of a worker with one model."""
-    seen = check_engine(settings)
-    if not any(finding.fatal for finding in seen.findings):
-        try_start(settings, seen)
-    check_redis(settings, seen)
-    return seen
+    preflight = check_engine(settings)
+    if not any(finding.fatal for finding in preflight.findings):
+        try_start(settings, preflight)
+    check_redis(settings, preflight)
+    return preflight
 
 
-def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
+def report(rows: Mapping[str, str], findings: Sequence[Finding]) -> str:
     """Return the rows and problems as text."""
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
-    lines += (f"\n{problem}" for problem in problem_lines(found))
-    if not any(f.fatal for f in found):
+    lines += (f"\n{problem}" for problem in problem_lines(findings))
+    if not any(finding.fatal for finding in findings):
         lines += ["", "Nothing in the way."]
     return "\n".join(lines)
 
@@ -122,9 +122,9 @@ def command() -> int:
     """
     settings = load_settings()
     models = models_of(settings)
-    seen = check_models(models) if models else check_worker(settings)
-    click.echo(report(seen.rows, seen.findings))
-    return 1 if any(finding.fatal for finding in seen.findings) else 0
+    preflight = check_models(models) if models else check_worker(settings)
+    click.echo(report(preflight.rows, preflight.findings))
+    return 1 if any(finding.fatal for finding in preflight.findings) else 0
 
 
 main = partial(run, command)

@@ -33,7 +33,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     return int(status or 0)
 
 
-def problem_lines(found: Sequence[Finding]) -> Iterator[str]:
+def problem_lines(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield each problem with its remedy in a second line; fatal problems come first."""
-    for finding in sorted(found, key=lambda one: not one.fatal):
+    for finding in sorted(findings, key=lambda finding: not finding.fatal):
         yield f"{'problem' if finding.fatal else 'note'}: {finding.problem}\n  do: {finding.remedy}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from worker.engine.rbln.rules import INSTALL, judge_packages
+from worker.engine.rbln.rules import INSTALL, check_packages
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding, warning
 from worker.machine.packages import Packages, installed
@@ -69,7 +69,7 @@ class Plan:
 
     def rbln_config(self) -> dict[str, Any]:
         """Return the arguments for optimum-rbln. Compiling needs no NPU."""
-        given = {
+        arguments = {
             "batch_size": self.batch_size,
             "max_seq_len": self.max_seq_len,
             "num_devices": self.num_devices if self.num_devices > 1 else None,
@@ -80,7 +80,7 @@ class Plan:
             "prefill_chunk_size": self.prefill_chunk,
             "npu": self.npu,
         }
-        return {k: v for k, v in given.items() if v is not None} | {"create_runtimes": False}
+        return {k: v for k, v in arguments.items() if v is not None} | {"create_runtimes": False}
 
     @property
     def uses_flash(self) -> bool:
@@ -88,23 +88,23 @@ class Plan:
         return self.flash or self.partition_len is not None
 
 
-def judge_plan(
+def check_plan(
     plan: Plan, packages: Packages, model_config: Mapping[str, Any] | None
 ) -> Iterator[Finding]:
     """Check a plan. `model_config` is the model's config.json, if it is known."""
-    yield from judge_compiler(packages)
+    yield from check_compiler(packages)
     family = FAMILIES.get("RBLN-CA" if plan.npu is None else plan.npu[:7])
     if family is None:
         yield Finding(f"--npu {plan.npu} is not a known card", "Write RBLN-CA25, RBLN-CR03, …")
     else:
-        yield from _judge_lengths(plan, *family)
-    yield from _judge_batches(plan)
+        yield from _check_lengths(plan, *family)
+    yield from _check_batches(plan)
     if model_config is not None:
-        yield from _judge_model(plan, model_config)
-    yield from _judge_disk(plan)
+        yield from _check_model(plan, model_config)
+    yield from _check_disk(plan)
 
 
-def judge_compiler(packages: Packages) -> Iterator[Finding]:
+def check_compiler(packages: Packages) -> Iterator[Finding]:
     """Check that the compiler is installed, and that its packages' versions match."""
     optimum = packages.versions.get("optimum-rbln")
     if optimum is None:
@@ -114,33 +114,33 @@ def judge_compiler(packages: Packages) -> Iterator[Finding]:
     if not packages.rebel:
         yield Finding("rebel-compiler is not installed", INSTALL.format(minor))
         return
-    yield from judge_packages(packages)
+    yield from check_packages(packages)
     compiler = packages.versions.get("rebel-compiler")
     if compiler is not None and "vllm-rbln" not in packages.versions:
-        pretend = Packages({"vllm-rbln": optimum, "rebel-compiler": compiler}, rebel=True)
-        yield from (f for f in judge_packages(pretend) if "different" in f.problem)
+        assumed = Packages({"vllm-rbln": optimum, "rebel-compiler": compiler}, rebel=True)
+        yield from (f for f in check_packages(assumed) if "different" in f.problem)
 
 
-def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
+def _check_lengths(plan: Plan, family: str, longest: int) -> Iterator[Finding]:
     length = plan.max_seq_len
     if plan.uses_flash:
-        part = plan.partition_len or most // 2
-        if not MIN_PARTITION <= part <= most:
+        partition = plan.partition_len or longest // 2
+        if not MIN_PARTITION <= partition <= longest:
             yield Finding(
-                f"--partition-len {part} is outside {MIN_PARTITION} to {most}, the limits of "
-                f"{family}",
-                f"The default is {most // 2}",
+                f"--partition-len {partition} is outside {MIN_PARTITION} to {longest}, the "
+                f"limits of {family}",
+                f"The default is {longest // 2}",
             )
-        elif length % part or length // part < 2:
-            longer = max(2, -(-length // part)) * part
+        elif length % partition or length // partition < 2:
+            longer = max(2, -(-length // partition)) * partition
             yield Finding(
-                f"--max-seq-len {length} is not 2 or more whole partitions of {part}",
+                f"--max-seq-len {length} is not 2 or more whole partitions of {partition}",
                 f"Use --max-seq-len {longer}, or another --partition-len",
             )
-    elif length > most:
+    elif length > longest:
         yield Finding(
-            f"--max-seq-len {length} exceeds {family}'s {most} without flash attention",
-            f"Add --flash --partition-len {most // 2}",
+            f"--max-seq-len {length} exceeds {family}'s {longest} without flash attention",
+            f"Add --flash --partition-len {longest // 2}",
         )
     chunk = plan.prefill_chunk
     if chunk is not None and chunk % CHUNK_MULTIPLE:
@@ -150,7 +150,7 @@ def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
         )
 
 
-def _judge_batches(plan: Plan) -> Iterator[Finding]:
+def _check_batches(plan: Plan) -> Iterator[Finding]:
     if plan.batch_size == 1:
         yield warning("--batch-size 1 serves one request at a time", "Use 4 or more")
     if plan.buckets and max(plan.buckets) != plan.batch_size:
@@ -161,7 +161,7 @@ def _judge_batches(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _judge_model(plan: Plan, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_model(plan: Plan, config: Mapping[str, Any]) -> Iterator[Finding]:
     names = config.get("architectures") or []
     if not ARCHITECTURES.intersection(names):
         yield Finding(
@@ -177,7 +177,7 @@ def _judge_model(plan: Plan, config: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _judge_disk(plan: Plan) -> Iterator[Finding]:
+def _check_disk(plan: Plan) -> Iterator[Finding]:
     if plan.output.exists() and not plan.overwrite:
         yield Finding(f"{plan.output} exists", "Name another folder, or add --overwrite")
     source = Path(plan.model)
@@ -202,16 +202,16 @@ TICK_S = 30.0
 #: The values of --dtype.
 DTYPES = click.Choice(["float32", "float16", "bfloat16"])
 #: The help text of --buckets.
-BUCKETS = "Batch sizes of decode steps, for example 4,2,1. Default: the batch size."
+BUCKETS_HELP = "Batch sizes of decode steps, for example 4,2,1. Default: the batch size."
 #: The help text of --dtype.
-TYPE = "Type of weights and KV cache. Default: the model's."
+DTYPE_HELP = "Type of weights and KV cache. Default: the model's."
 #: The help text of --npu.
-CARD = "Card, for example RBLN-CA25; required on a machine without an NPU."
+NPU_HELP = "Card, for example RBLN-CA25; required on a machine without an NPU."
 #: Makes an option for a whole number from 1.
 number = partial(click.option, metavar="N", type=click.IntRange(min=1))
 
 
-def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
+def _read_buckets(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     sizes = text.split(",") if text else []
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise click.BadParameter(
@@ -226,13 +226,13 @@ def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
 @number("--batch-size", default=4, show_default=True, help="Requests at once.")
 @number("--max-seq-len", required=True, help="Context, in tokens.")
 @number("--num-devices", default=1, show_default=True, help="NPUs it is spread over.")
-@click.option("--buckets", metavar="N,N", default="", callback=_sizes, help=BUCKETS)
+@click.option("--buckets", metavar="N,N", default="", callback=_read_buckets, help=BUCKETS_HELP)
 @click.option("--flash", is_flag=True, help="Flash attention, for long contexts.")
 @number("--partition-len", help="Partitions of flash attention, in tokens.")
 @number("--kv-blocks", help="KV blocks. Default: what fits.")
 @number("--prefill-chunk", help="Tokens per prefill step.")
-@click.option("--npu", metavar="CARD", help=CARD)
-@click.option("--dtype", type=DTYPES, help=TYPE)
+@click.option("--npu", metavar="CARD", help=NPU_HELP)
+@click.option("--dtype", type=DTYPES, help=DTYPE_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace the output folder.")
 @version_option
 def command(**options: Any) -> int:
@@ -256,12 +256,12 @@ main = partial(run, command)
 def compile_model(plan: Plan) -> int:
     """Check a plan, compile, and give the folder its final name; return the exit status."""
     packages = installed()
-    usable = not any(f.fatal for f in judge_compiler(packages))
+    usable = not any(f.fatal for f in check_compiler(packages))
     config = model_config(plan.model, usable)
-    found = list(judge_plan(plan, packages, config))
-    for finding in found:
+    findings = list(check_plan(plan, packages, config))
+    for finding in findings:
         show(f"{'refused' if finding.fatal else 'note'}: {finding}")
-    if any(f.fatal for f in found):
+    if any(f.fatal for f in findings):
         return USAGE
     unfinished = plan.output.with_name(plan.output.name + ".partial")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -281,19 +281,19 @@ def compile_model(plan: Plan) -> int:
 
 
 def model_config(model: str, packages_usable: bool) -> dict[str, Any] | None:
-    """Return the model's config.json from its folder or the hub; None without packages."""
+    """Return the model's config.json; None if it is on the hub and the packages are not usable."""
     file = Path(model) / "config.json"
-    found: dict[str, Any]
+    content: dict[str, Any]
     if file.is_file():
-        found = json.loads(file.read_text("utf-8"))
-        return found
+        content = json.loads(file.read_text("utf-8"))
+        return content
     if not packages_usable:
         return None
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)
-    found = config.to_dict()
-    return found | {"_commit_hash": config._commit_hash}
+    content = config.to_dict()
+    return content | {"_commit_hash": config._commit_hash}
 
 
 def compile_into(plan: Plan, folder: Path) -> None:
@@ -332,17 +332,17 @@ def describe(
 def progress(what: str) -> Iterator[None]:
     """Print a step's start, its time every TICK_S seconds, and how long it took."""
     show(what)
-    began, over = time.monotonic(), threading.Event()
+    began, ended = time.monotonic(), threading.Event()
 
     def tick() -> None:
-        while not over.wait(TICK_S):
+        while not ended.wait(TICK_S):
             show(f"  … {time.monotonic() - began:.0f} s")
 
     threading.Thread(target=tick, daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
     show(f"  took {time.monotonic() - began:.1f} s")
 
 

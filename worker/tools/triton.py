@@ -15,8 +15,8 @@ from worker.engine.triton.rules import (
     CONFIG_FILE,
     CONFIG_PARAMETERS,
     HEALTH,
-    judge_model,
-    judge_repository,
+    check_model,
+    check_repository,
     parameter_line,
 )
 from worker.machine.finding import Finding
@@ -28,7 +28,7 @@ MAX_NUM_SEQS = 256
 #: The end of the help text of --max-num-seqs.
 SLOTS_DEFAULT = f"Default: {MAX_NUM_SEQS}, or what the model is compiled for."
 #: The help text of --set.
-PAIRS = "Another engine argument of vLLM, for example tensor_parallel_size=2; repeatable."
+SET_HELP = "Another engine argument of vLLM, for example tensor_parallel_size=2; repeatable."
 #: The content of config.pbtxt.
 CONFIG = """\
 # Written by `python -m worker.triton`.
@@ -42,22 +42,22 @@ instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
 # server. Triton does this only with --model-control-mode=explicit --load-model={name}.
 {health}
 
-# For the workers, to which Triton does not show model.json.
+# Workers read these parameters, because Triton does not show them model.json.
 {parameters}
 """
 
 
-def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _read_pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise click.BadParameter(f"{text}: write KEY=JSON")
         try:
-            found[key.replace("-", "_")] = json.loads(value)
+            arguments[key.replace("-", "_")] = json.loads(value)
         except ValueError:
-            found[key.replace("-", "_")] = value
-    return found
+            arguments[key.replace("-", "_")] = value
+    return arguments
 
 
 @click.command("triton", context_settings=CONTEXT)
@@ -68,7 +68,9 @@ def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
 @click.option("--model-path", metavar="DIR", help="MODEL_DIR as the server sees it, if different.")
 @click.option("--max-num-seqs", metavar="N", type=int, help=f"Requests at once. {SLOTS_DEFAULT}")
 @click.option("--max-model-len", metavar="N", type=int, help="Context, in tokens. Default: vLLM's.")
-@click.option("--set", "pairs", metavar="KEY=JSON", multiple=True, callback=_pairs, help=PAIRS)
+@click.option(
+    "--set", "pairs", metavar="KEY=JSON", multiple=True, callback=_read_pairs, help=SET_HELP
+)
 @click.option("--overwrite", is_flag=True, help="Replace files of that name.")
 @version_option
 def command(
@@ -93,7 +95,7 @@ def command(
       2  the command line is wrong, or MODEL_DIR cannot be served
     """
     if check is not None and (model is None or output is None):
-        return report(list(judge_repository(check)))
+        return report(list(check_repository(check)))
     if check is not None or model is None or output is None:
         raise click.UsageError("name MODEL_DIR and -o REPO, or --check REPO")
     arguments, parameters = describe(model, model_path, limits, pairs)
@@ -102,7 +104,7 @@ def command(
         raise SettingsError(f"{folder} exists: choose another --name, or give --overwrite")
     _write(folder, arguments, parameters)
     click.echo(f"written: {folder}")
-    return report(list(judge_model(folder)))
+    return report(list(check_model(folder)))
 
 
 main = partial(run, command)
@@ -119,22 +121,24 @@ def describe(
     if not model.is_dir():
         raise SettingsError(f"{model} is not a folder")
     arguments: dict[str, Any] = {"model": model_path or str(model.resolve())}
-    given = {name: limit for name, limit in limits.items() if limit}
+    set_limits = {name: limit for name, limit in limits.items() if limit}
     artefact = read_artefact(model)
     if artefact is None:
-        arguments |= {"max_num_seqs": MAX_NUM_SEQS} | given | pairs
-        known = arguments
+        arguments |= {"max_num_seqs": MAX_NUM_SEQS} | set_limits | pairs
+        served_limits = arguments
     else:
         # vllm-rbln reads every limit from the compiled folder, and refuses some other values.
-        known = {"max_num_seqs": artefact.batch_size, "max_model_len": artefact.max_seq_len}
-        if not given.items() <= known.items():
+        served_limits = {"max_num_seqs": artefact.batch_size, "max_model_len": artefact.max_seq_len}
+        if not set_limits.items() <= served_limits.items():
             raise SettingsError(
                 f"{model} is compiled for {artefact.batch_size} requests at once of "
                 f"{artefact.max_seq_len} tokens: leave --max-num-seqs and --max-model-len out, or "
                 "recompile it"
             )
         arguments |= pairs
-    parameters = {name: known[key] for name, key in CONFIG_PARAMETERS.items() if key in known}
+    parameters = {
+        name: served_limits[key] for name, key in CONFIG_PARAMETERS.items() if key in served_limits
+    }
     return arguments, parameters
 
 
@@ -150,8 +154,8 @@ def _write(folder: Path, arguments: dict[str, Any], parameters: dict[str, int]) 
     )
 
 
-def report(found: Sequence[Finding]) -> int:
+def report(findings: Sequence[Finding]) -> int:
     """Print the problems, and return the exit status."""
-    for problem in [*problem_lines(found)] or ["Nothing in the way."]:
+    for problem in [*problem_lines(findings)] or ["Nothing in the way."]:
         click.echo(problem)
-    return 1 if any(one.fatal for one in found) else 0
+    return 1 if any(finding.fatal for finding in findings) else 0

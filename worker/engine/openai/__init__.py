@@ -10,25 +10,25 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from contract.redis.url import is_address
 from contract.settings import Count, Text
-from worker.engine.remote import RemoteSettings, described
+from worker.engine.remote import RemoteSettings, preflight_of
 from worker.engine.spec import EngineSpec, Preflight
 
 #: Ends of the URLs of endpoints, which users give by mistake instead of a base URL.
 _ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
 
 
-#: Milliseconds of a target.
+#: The type of a target in milliseconds.
 Millis = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
 
 
-def _key(key: SecretStr) -> SecretStr:
+def _check_key(key: SecretStr) -> SecretStr:
     text = key.get_secret_value()
     if not (text.isascii() and text.isprintable()):
         raise ValueError("must be printable ASCII, for it is sent in an HTTP header")
     return key
 
 
-def _path(path: str) -> str:
+def _check_path(path: str) -> str:
     if path and not path.startswith("/"):
         raise ValueError("must begin with /, for example /health/liveliness")
     return path
@@ -41,7 +41,7 @@ class OpenAISettings(RemoteSettings):
         "",
         description="the servers' base URLs, for example http://host:8000/v1,...",
     )
-    openai_api_key: Annotated[SecretStr, AfterValidator(_key)] = Field(
+    openai_api_key: Annotated[SecretStr, AfterValidator(_check_key)] = Field(
         SecretStr(""), description="the servers' key"
     )
     openai_concurrency: Count | None = Field(
@@ -62,7 +62,7 @@ class OpenAISettings(RemoteSettings):
         description="with people: longest mean time between tokens; default: 2.5 times the time "
         "while the worker sends nothing",
     )
-    openai_health_path: Annotated[Text, AfterValidator(_path)] = Field(
+    openai_health_path: Annotated[Text, AfterValidator(_check_path)] = Field(
         "",
         description="path of a server's health check, for example "
         "/health/liveliness; default /health of vLLM servers, otherwise the list of models",
@@ -104,15 +104,15 @@ def _is_base_url(url: str) -> bool:
 
 
 def check(settings: OpenAISettings) -> Preflight:
-    """Describe the configured servers. The models that they serve are known after the start."""
+    """Describe the configured servers. Only a start learns which models they serve."""
     each = settings.openai_concurrency or "as many as the servers take"
     model = str(settings.model or "the first that they list")
-    return described("openai", ", ".join(settings.base_urls), model, each)
+    return preflight_of("openai", ", ".join(settings.base_urls), model, each)
 
 
 ENGINE = EngineSpec(
     OpenAISettings,
     "worker.engine.openai.engine:OpenAIEngine",
     check,
-    "worker.engine.openai.engine:rehearse",
+    "worker.engine.openai.engine:dry_run",
 )

@@ -59,8 +59,10 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
             answer = chunk.body()
         for place, choice in enumerate(answer["choices"]):
             _check_form(url, place, choice)
-    elif url == EMBEDDINGS_URL and len(answer["data"]) < (wanted := _many(request.get("input"))):
-        raise lost_error(f"the answer has {len(answer['data'])} of {wanted} embeddings")
+    elif url == EMBEDDINGS_URL and len(answer["data"]) < (
+        inputs := _prompt_count(request.get("input"))
+    ):
+        raise lost_error(f"the answer has {len(answer['data'])} of {inputs} embeddings")
     elif url == MESSAGES_URL and answer.get("stop_reason", "") is None:
         raise lost_error()
     elif url == RESPONSES_URL and answer.get("status", "completed") not in _ENDED:
@@ -72,8 +74,8 @@ def _check_form(url: str, place: int, choice: Json) -> None:
     """Add a missing index. Raise LookupError if the choice has no text or message."""
     if not isinstance(choice.get("index"), int):
         choice["index"] = place
-    name, form = ("message", dict) if url == CHAT_URL else ("text", str)
-    if not isinstance(choice.get(name), form):
+    name, expected = ("message", dict) if url == CHAT_URL else ("text", str)
+    if not isinstance(choice.get(name), expected):
         raise LookupError(f"no {name}")
 
 
@@ -87,13 +89,13 @@ def check_choices(
     would cost money again.
     """
     _check_ends(choices)
-    wanted = wanted_choices(url, request)
-    if len(choices) >= wanted:
-        dialect.short *= wanted == 1  # a request for one choice does not reset the count
+    requested = requested_choices(url, request)
+    if len(choices) >= requested:
+        dialect.short *= requested == 1  # a request for one choice does not reset the count
         return
     if not (choices or finished):
         raise lost_error()
-    message = f"the answer has {len(choices)} of {wanted} choices"
+    message = f"the answer has {len(choices)} of {requested} choices"
     if finished and choices:
         dialect.short += 1
         if dialect.short > 1:
@@ -116,20 +118,20 @@ def _check_ends(choices: Sequence[Json]) -> None:
         raise lost_error()
 
 
-def wanted_choices(url: str, request: Json) -> int:
+def requested_choices(url: str, request: Json) -> int:
     """Return the requested number of choices."""
     each = request.get("n") or 1
-    return each if url == CHAT_URL else each * _many(request.get("prompt"))
+    return each if url == CHAT_URL else each * _prompt_count(request.get("prompt"))
 
 
-def _many(prompt: Any) -> int:
+def _prompt_count(prompt: Any) -> int:
     """Return the number of prompts or inputs; 1 if the list may be one prompt of token ids."""
-    if isinstance(prompt, list) and all(map(_is_one, prompt)):
+    if isinstance(prompt, list) and all(map(_is_prompt, prompt)):
         return len(prompt)
     return 1
 
 
-def _is_one(prompt: Any) -> bool:
+def _is_prompt(prompt: Any) -> bool:
     """Whether this element of a list is one prompt: a text, or a list of token ids."""
     return isinstance(prompt, str) or (
         isinstance(prompt, list) and all(isinstance(token, int) for token in prompt[:1])
@@ -195,20 +197,20 @@ _CODES = ("code", "status", "status_code", "type")
 _ERROR_FIELDS = ("message", "detail", "errors", "msg")
 
 
-def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
+def raise_error(body: Json, answer_fields: Collection[str], *, begun: bool = True) -> None:
     """Raise the error in this body or chunk, if there is one.
 
-    `answer` names the fields that an answer has. `begun`: the server may already have sent a part
-    of the answer.
+    `answer_fields` are the fields that an answer has. `begun`: the server may already
+    have sent a part of the answer.
     """
-    error = found.get("error")
+    error = body.get("error")
     if not error:
-        if any(name in found for name in answer) and found.get("object") != "error":
+        if any(name in body for name in answer_fields) and body.get("object") != "error":
             return
-        if not any(found.get(name) for name in _ERROR_FIELDS):
+        if not any(body.get(name) for name in _ERROR_FIELDS):
             return
-        error = found
-    raise fault_of(error, found, begun=begun)
+        error = body
+    raise fault_of(error, body, begun=begun)
 
 
 def fault_of(error: Any, parent: Json | None = None, *, begun: bool = True) -> Unanswered:
@@ -239,9 +241,9 @@ def _status(error: Json, message: str) -> int:
         if str(code).isdecimal() and 400 <= int(str(code)) <= 599:
             return int(str(code))
     words = " ".join(code for code in codes if isinstance(code, str))
-    return _first(CODES, words) or _first(MESSAGES, message) or 500
+    return _first_match(CODES, words) or _first_match(MESSAGES, message) or 500
 
 
-def _first(table: tuple[tuple[int, tuple[str, ...]], ...], text: str) -> int | None:
+def _first_match(table: tuple[tuple[int, tuple[str, ...]], ...], text: str) -> int | None:
     squeezed = "".join(filter(str.isalnum, text.lower()))
     return next((status for status, parts in table if any(p in squeezed for p in parts)), None)

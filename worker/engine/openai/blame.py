@@ -35,14 +35,14 @@ class Tries:
     - `who`: the request id; `url`: the path of the endpoint; `sequences`: `n` × prompts;
     - `failed`: failures in a row;
     - `failed_at`: servers of these failures, without those that asked the worker to wait;
-    - `faults`: failures during which the server answered other requests;
-    - `proved`: failures during which the server answered a control;
-    - `deaths`: servers that died while they ran this request;
+    - `faults`: failures soon after which the server answered another request;
+    - `proved`: failures soon after which the server answered a control;
+    - `deaths`: number of servers that died while they ran this request;
     - `waits`: times that the server asked the worker to wait, and answered meanwhile;
     - `asked`: whether the server asked the worker to wait at the latest failure;
     - `avoid`: servers that did not answer this request;
     - `latest`: the latest failure as (server, fault, time of sending, time of failure), until
-      `judge` has counted it.
+      `count_failure` has counted it.
     """
 
     who: str
@@ -79,7 +79,7 @@ class Blame:
         """Return the action for a fault.
 
         A 404 or 405 rejects the request only if the server has answered other urls, but never this
-        one. If it has answered nothing yet, it may be the wrong server.
+        one. A server that has answered nothing yet may be the wrong one.
         """
         action, breaker = fault.action(), upstream.breaker
         if fault.what not in MISSING or action is Action.WAIT:
@@ -107,7 +107,7 @@ class Blame:
     def failed(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float, *, asked: bool
     ) -> None:
-        """Note a failure. `asked`: the server asked for a pause; otherwise `judge` decides."""
+        """Note a failure. `asked`: the server asked for a pause; else `count_failure` decides."""
         breaker = upstream.breaker
         if not asked:
             tries.failed_at.append(upstream)
@@ -129,10 +129,10 @@ class Blame:
         breaker = upstream.breaker
         due = breaker.wants_control and time.monotonic() >= breaker.rest_until - 0.01
         if due and not self._closed:
-            self._control(upstream)
+            self._start_control(upstream)
 
     async def pause(self, tries: Tries) -> None:
-        """Wait before the request is sent again, and `judge` its latest failure."""
+        """Wait before the request is sent again, and count its latest failure."""
         if tries.latest is None:
             return
         upstream, _, sent_at, failed_at = tries.latest
@@ -141,18 +141,20 @@ class Blame:
             return  # the request waits for a free server
         pause_s = min(BACKOFF_S * 2.0 ** (tries.failed - 1), LONGEST_BACKOFF_S)
         await asyncio.sleep(min(pause_s, SOON_S))
-        known = breaker.answers_later_requests(sent_at, failed_at) or self._may_move(tries)
-        if not (known or breaker.resting):
-            await asyncio.wait([self._control(upstream)])
-        self.judge(tries)
+        needs_no_control = breaker.answers_later_requests(sent_at, failed_at) or self._may_move(
+            tries
+        )
+        if not (needs_no_control or breaker.resting):
+            await asyncio.wait([self._start_control(upstream)])
+        self.count_failure(tries)
         await asyncio.sleep(max(0.0, pause_s - SOON_S))
 
     def _may_move(self, tries: Tries) -> bool:
         """Whether another server may answer the request, so that no control is needed yet."""
-        now, rest = time.monotonic(), set(self._fleet.servers) - tries.avoid
-        return tries.failed < FEWEST_FAULTS and any(server.free(now) for server in rest)
+        now, candidates = time.monotonic(), set(self._fleet.servers) - tries.avoid
+        return tries.failed < FEWEST_FAULTS and any(server.free(now) for server in candidates)
 
-    def judge(self, tries: Tries) -> None:
+    def count_failure(self, tries: Tries) -> None:
         """Count the latest failure against the request if its server answered meanwhile.
 
         Raises:
@@ -172,9 +174,9 @@ class Blame:
             return
         tries.latest = None  # each failure is counted once
         if tries.faults + tries.proved >= breaker.faults_needed or tries.waits >= MOST_WAITS:
-            self._end(upstream, fault, tries)
+            self._end_request(upstream, fault, tries)
 
-    def _end(self, upstream: Upstream, fault: Unanswered, tries: Tries) -> NoReturn:
+    def _end_request(self, upstream: Upstream, fault: Unanswered, tries: Tries) -> NoReturn:
         breaker = upstream.breaker
         missing = fault.what in MISSING and tries.url not in breaker.served
         if missing:
@@ -184,7 +186,7 @@ class Blame:
         times = f"{tries.failed} times, while other requests were answered"
         raise RequestFailed(f"{upstream.name}: {fault.message} ({times})")
 
-    def _control(self, upstream: Upstream) -> asyncio.Task[None]:
+    def _start_control(self, upstream: Upstream) -> asyncio.Task[None]:
         """Send a control; callers during its run get the same task."""
         if upstream not in self._controls:
             self._controls[upstream] = asyncio.create_task(self._send_smallest(upstream))

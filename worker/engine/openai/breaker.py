@@ -27,10 +27,10 @@ SOON_S = 5.0
 #: with the number of requests in flight.
 FEWEST_IN_A_ROW, MOST_IN_A_ROW = 3, 10
 #: Smallest and largest number of failures after which a request is at fault, if other requests were
-#: answered during each of them. The number is larger at a server that fails often: as many failures
-#: as happen in a row by chance with probability BY_CHANCE, one in ten million.
+#: answered soon after each of them. The number is larger at a server that fails often: as many
+#: failures as happen in a row by chance with probability BY_CHANCE, one in ten million.
 FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-7
-#: Smallest weights of a new try in the two moving averages of failures (fast and slow).
+#: Smallest weight of a new try in the fast and in the slow moving average of failures.
 LATEST = (0.02, 0.002)
 
 
@@ -49,9 +49,10 @@ class Breaker:
         self.lacks: set[str] = set()
         self.rest_until = 0.0
         self._name = name
+        #: `_doubted`: requests, and not the server, may have caused the rest.
         self._resting = self._doubted = False
-        self._rest_s = 0.0
-        self._rests = 0
+        #: The length of the present rest in seconds, and the number of rests in a row.
+        self._rest_s, self._rests = 0.0, 0
         #: Time at which the present probe was sent; inf without a probe in flight.
         self._probe_sent = math.inf
         #: Request ids of the latest two failed probes.
@@ -61,12 +62,12 @@ class Breaker:
         self._what: int | Condition = 0
         #: Failures in a row: their number, their request ids, and the earliest time of sending.
         self._row, self._row_of, self._row_since = 0, set[str](), math.inf
-        #: Times at which the answered request that was sent latest was sent, and was answered.
+        #: Of the answered request that was sent latest: time of sending, and time of the answer.
         self._good = (-math.inf, -math.inf)
         #: Time of the latest failure, and time of the latest answer to a control.
         self.failed_at = self._proved_at = -math.inf
-        #: The two moving averages of failures, of requests that were answered in the end and of
-        #: controls (`_failing`), and the number of tries that they count (`_tried`).
+        #: Of controls, and of requests that were answered in the end: two moving averages of the
+        #: part of tries that failed (`_failing`), and the number of these tries (`_tried`).
         self._failing, self._tried = [0.0 for _ in LATEST], 0
 
     @property
@@ -117,13 +118,13 @@ class Breaker:
         self._tried += 1
         if not failed and not any(self._failing):
             return
-        for n, latest in enumerate(LATEST):
-            self._failing[n] += max(latest, 1 / self._tried) * (failed - self._failing[n])
+        for index, latest in enumerate(LATEST):
+            self._failing[index] += max(latest, 1 / self._tried) * (failed - self._failing[index])
 
     def failed(
         self, fault: Unanswered, url: str, who: str, sent_at: float, in_flight: int, *, asked: bool
     ) -> bool:
-        """Note that request `who` was not answered. Returns whether a rest begins.
+        """Note that the request with the id `who` was not answered; return whether a rest begins.
 
         `asked`: the server asked for a pause. Otherwise the server or the request may be at fault.
         """
@@ -210,7 +211,7 @@ class Breaker:
 
     @property
     def faults_needed(self) -> int:
-        """Failures after which a request is at fault: see FEWEST_FAULTS."""
+        """The number of failures after which a request is at fault: see FEWEST_FAULTS."""
         failing = max(self._failing)
         if failing <= 0.0 or failing >= 1.0:
             return FEWEST_FAULTS if failing <= 0.0 else MOST_FAULTS

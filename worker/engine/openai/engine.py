@@ -82,7 +82,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             self._sharing = [Sharing(server, self._guard()) for server in servers]
         upstream = await self._fleet.start(servers)
         served = upstream.models.get(upstream.model, {})
-        self._max_model_len = _length(served.get("max_model_len"))
+        self._max_model_len = _listed_length(served.get("max_model_len"))
         return Capacity(
             max_num_seqs=self._slots,
             max_model_len=self._max_model_len,
@@ -130,10 +130,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             upstream = await self._fleet.take(tries.avoid)
             sent_at = time.monotonic()
             try:
-                self._blame.judge(tries)
-                named = self._settings.served_model_name is None
-                known = named and body.get("model") in upstream.models
-                sent = body if known else body | {"model": upstream.model}
+                self._blame.count_failure(tries)
+                any_name = self._settings.served_model_name is None
+                keeps_name = any_name and body.get("model") in upstream.models
+                sent = body if keeps_name else body | {"model": upstream.model}
                 answer = await exchange(
                     upstream, request.url, sent, request_id, self._partial, request.trace, added
                 )
@@ -151,7 +151,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         if (model := request.body.get("model")) and request.url not in COUNTING:
             answer["model"] = model
         return Completion(
-            orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS), *_used(answer.get("usage") or {})
+            orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS),
+            *_token_counts(answer.get("usage") or {}),
         )
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
@@ -193,37 +194,42 @@ class OpenAIEngine(RemoteEngine[Upstream]):
     async def _fits_now(
         self, upstream: Upstream, request: EngineRequest, body: Json, fault: Unanswered
     ) -> bool:
-        """Return whether a smaller max_tokens lets the request fit; set it in `body`.
+        """Return whether a smaller or no max_tokens lets the request fit; change `body`.
 
         Only WARMQ_DEFAULT_MAX_TOKENS is reduced, never a max_tokens that the request names.
         """
-        ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
+        limit_is_ours = (
+            request.body.get("max_tokens") is None and body.get("max_tokens") is not None
+        )
         too_long = fault.rejection().code == TOO_LONG
-        if not (ours and too_long and self._max_model_len) or fault.action() is not Action.REJECT:
+        if (
+            not (limit_is_ours and too_long and self._max_model_len)
+            or fault.action() is not Action.REJECT
+        ):
             return False
         if request.url == CHAT_URL:
-            del body["max_tokens"]  # the server then uses all that the context leaves
+            del body["max_tokens"]  # without it the server uses all that the context leaves
             return True
-        longest = await prompt_tokens(upstream, body | {"model": upstream.model})
-        left = self._max_model_len - (longest or self._max_model_len)
-        if fits := bool(0 < left < body["max_tokens"]):
-            body["max_tokens"] = left
+        prompt = await prompt_tokens(upstream, body | {"model": upstream.model})
+        room = self._max_model_len - (prompt or self._max_model_len)
+        if fits := bool(0 < room < body["max_tokens"]):
+            body["max_tokens"] = room
         return fits
 
 
-def _used(usage: Json) -> tuple[int, int]:
+def _token_counts(usage: Json) -> tuple[int, int]:
     """Return the tokens of prompt and answer. Anthropic counts cached tokens separately."""
     cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
-    asked = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
-    written = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
-    return asked, written
+    prompt = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
+    output = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
+    return prompt, output
 
 
 #: Used by `python -m worker.check`: connects to each server once, without waiting.
-rehearse = partial(ask_once, OpenAIEngine)
+dry_run = partial(ask_once, OpenAIEngine)
 
 
-def _length(listed: object) -> int:
+def _listed_length(listed: object) -> int:
     """Return a server's max_model_len in tokens; 0 if the value is not a number."""
     try:
         return max(0, int(str(listed or 0)))

@@ -16,11 +16,11 @@ from worker.engine.openai.answers import (
     lost_error,
     raise_error,
     read_whole,
+    requested_choices,
     tidied,
-    wanted_choices,
 )
 from worker.engine.openai.reassembly import Reassembly, streamable
-from worker.engine.openai.retries import Condition, Unanswered, unanswered
+from worker.engine.openai.retries import Condition, Unanswered, read_error
 from worker.engine.openai.sse import Events, Unreadable
 from worker.engine.openai.upstream import ASK_S, Upstream, refused_field
 from worker.engine.remote.servers import Interrupted
@@ -35,7 +35,7 @@ SHOWN = 200
 TAIL_S = 1.0
 #: Bytes with which a stream may begin: a comment, or the name of a field.
 _FIELDS = (b":", b"data", b"event", b"id", b"retry", b"error")
-#: Bytes that may come before an answer: blanks to keep the connection, and a byte order mark.
+#: Bytes that may come before an answer: blanks that keep the connection, a byte order mark.
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 
 Json = dict[str, Any]
@@ -86,7 +86,7 @@ async def exchange(
             continue
         if left_out != dialect.refused:
             dialect.learn(left_out)
-        upstream.finished += wanted_choices(url, body) if url in GENERATING else 1
+        upstream.finished += requested_choices(url, body) if url in GENERATING else 1
         return answer
 
 
@@ -116,7 +116,7 @@ async def _once(
             upstream.progress()
             if not 200 <= response.status < 300:
                 headers = (response.headers.get(name) for name in ("Retry-After", "Location"))
-                raise unanswered(response.status, await response.read(), *headers)
+                raise read_error(response.status, await response.read(), *headers)
             inside = True
             return await _receive(upstream, url, body, response, whole)
     except Interrupted as error:
@@ -242,8 +242,8 @@ async def prompt_tokens(upstream: Upstream, body: Json) -> int | None:
     counts = [len(p) for p in prompts if isinstance(p, list)]
     try:
         for text in (p for p in prompts if isinstance(p, str)):
-            asked = {"model": body["model"], "prompt": text}
-            async with asyncio.timeout(ASK_S), _post(upstream, "/tokenize", asked) as response:
+            question = {"model": body["model"], "prompt": text}
+            async with asyncio.timeout(ASK_S), _post(upstream, "/tokenize", question) as response:
                 counts.append(int(orjson.loads(await response.read())["count"]))
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, LookupError) as error:
         log.debug("cannot count a prompt's tokens: %s", error)

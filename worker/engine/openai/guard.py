@@ -1,20 +1,19 @@
 """Decides how many requests may be in flight at a server that people use. No I/O, no clock.
 
 `step` is called once a second with what the last second showed. The limit grows by a little, is
-cut by a factor when people feel the requests (they miss a target), and is 0 when they feel them
-badly. Requests that run are not ended.
+cut by a factor when people feel our requests (a target is missed), and is 0 when they feel them
+badly (a target is missed by the factor BADLY). Running requests are not ended.
 
-What people feel, and why it is read from these two places:
+What people feel is measured as two times:
 
 - Between tokens: the mean of the server's histogram over all clients. Each step of vLLM gives one
-  token to each running request, so people's requests and ours have the same steps, and nothing
-  has to be taken out.
+  token to each running request, so people's requests and ours have the same steps.
 - To the first token: a probe, one request for one token with people's priority. The server's
-  histogram does not do: it has no label for the client, most of its first tokens are ours, and
+  histogram cannot be used: it has no label for the client, most of its first tokens are ours, and
   its buckets are wider than the effect that must be found.
 
-While nobody else has used the server for some seconds, there is nobody to feel anything: only the
-number of requests that the server can start limits ours.
+A quiet value is what the server shows while no request of ours is in flight. If no other client
+has used the server for NOBODY seconds, our limit is the number of requests that it can start.
 """
 
 from collections import deque
@@ -24,7 +23,7 @@ from typing import Any
 
 from worker.engine.openai.metrics import CEILING, FILLED
 
-#: Default targets, as factors of what the server shows while no request of ours is there.
+#: Default targets, as factors of the quiet values.
 TTFT_FACTOR, ITL_FACTOR = 3.0, 2.5
 #: Multiple of a target from which it is missed badly.
 BADLY = 2.0
@@ -32,38 +31,39 @@ BADLY = 2.0
 HEADROOM = 0.9
 #: Smallest and largest factor of a cut.
 DEEPEST_CUT, SMALLEST_CUT = 0.5, 0.95
-#: Nearness to the limit of the latest cut within which the limit grows by one at a time.
+#: Near the limit of the latest cut (from this factor to its inverse) the limit grows by one.
 NEAR = 0.75
 #: Limit at the start and after an idle time, until the requests' effect is known.
 FIRST = 8
-#: Steps after a cut in which the limit does not grow, or is cut again: the effect comes later.
+#: Steps after a cut in which the limit neither grows nor is cut: the effect of a cut comes later.
 SETTLE = 3
 #: Steps between two tries to start more requests than the server could start before.
 TRY_MORE = 10
-#: Steps without other clients after which nobody is there.
+#: Steps without requests of other clients after which the server counts as ours alone.
 NOBODY = 10
-#: Most steps in which the guard learns what the server shows without requests.
+#: Most steps in which the guard learns the quiet values; the limit is 0 meanwhile.
 LEARN = 6
-#: Probes in a second, one after the other; their median is one value. More are sent in a quiet one.
+#: Probes in a second with requests of ours, and in a quiet one. Probes are sent one after the
+#: other, and their median is one value.
 PROBES, QUIET_PROBES = 3, 9
 #: Number of latest values that count, and the fewest that show more than chance.
 LATEST, FEWEST = 7, 5
 #: Steps without any measurement after which the limit shrinks, and the factor for each step.
 BLIND, BLIND_CUT = 3, 0.8
-#: Part of the way to a new value by which a quiet value falls, and rises, in each quiet step. It
-#: rises slowly, so that a rush hour does not become the measure.
+#: In each quiet step, the quiet value moves by this part of the way to a lower, or a higher, value.
+#: It rises slowly, so that a rush hour does not become the measure.
 FALLS, RISES = 0.1, 0.02
-#: Tokens of the probes that let the histogram show the time between tokens, with nobody there.
+#: Tokens of a probe that fills the histogram of times between tokens, if nobody else does.
 MANY_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Felt:
+class Observed:
     """What the last second showed; None: unknown.
 
     `in_flight` are our requests. `ttft_s` is the probe's time, `itl_s` the mean time between
-    tokens, `waiting` the number of requests that wait in the server. `other_clients`: some have
-    used it.
+    tokens, `waiting` the number of requests that wait in the server. `other_clients`: whether
+    any have used it.
     """
 
     in_flight: int
@@ -74,15 +74,18 @@ class Felt:
 
 
 class Signal:
-    """One thing that people feel: its latest values, its quiet value and its target, in seconds."""
+    """One time that people feel: its latest values, its quiet value and its target, in seconds.
+
+    The quiet value is known after `enough` quiet steps.
+    """
 
     def __init__(self, name: str, target_s: float | None, factor: float, enough: int) -> None:
         self.name, self.enough = name, enough
         self.quiet_s: float | None = None
-        self._given, self._factor = target_s, factor
+        self._user_target_s, self._factor = target_s, factor
         self._recent: deque[float] = deque(maxlen=LATEST)
         self._quiet_steps = 0
-        self._ever = False
+        self._had_values = False
 
     def note(self, value: float | None, *, quiet: bool) -> None:
         """Note a step's value. A step without one makes the latest values count less."""
@@ -91,7 +94,7 @@ class Signal:
                 self._recent.popleft()
             return
         self._recent.append(value)
-        self._ever = True
+        self._had_values = True
         if quiet:
             self._quiet_steps += 1
             before_s = value if self.quiet_s is None else self.quiet_s
@@ -99,24 +102,24 @@ class Signal:
             self.quiet_s = before_s + part * (value - before_s)
 
     def forget(self) -> None:
-        """Forget the latest values: they are of another limit."""
+        """Forget the latest values: they were measured under another limit."""
         self._recent.clear()
 
     @property
-    def known(self) -> bool:
-        """Whether there is a target that can be believed."""
-        return self._given is not None or self._quiet_steps >= self.enough
+    def has_target(self) -> bool:
+        """Whether the target is the user's, or follows from enough quiet steps."""
+        return self._user_target_s is not None or self._quiet_steps >= self.enough
 
     @property
-    def lost(self) -> bool:
-        """Whether there were values, and are none now."""
-        return self._ever and not self._recent
+    def went_silent(self) -> bool:
+        """Whether there were values before, but none count now."""
+        return self._had_values and not self._recent
 
     @property
     def target_s(self) -> float | None:
         """The target: the user's, or a factor of the quiet value; None until that is known."""
-        if self._given is not None:
-            return self._given
+        if self._user_target_s is not None:
+            return self._user_target_s
         return None if self.quiet_s is None else self._factor * self.quiet_s
 
     @property
@@ -125,9 +128,9 @@ class Signal:
         return median(self._recent) if len(self._recent) >= FEWEST else None
 
     @property
-    def missed(self) -> float:
+    def felt_ratio(self) -> float:
         """The median as a multiple of the target."""
-        return self._of_target(self.felt_s)
+        return self._ratio(self.felt_s)
 
     @property
     def latest_s(self) -> float | None:
@@ -135,13 +138,13 @@ class Signal:
         return self._recent[-1] if self._recent else None
 
     @property
-    def latest_missed(self) -> float:
+    def latest_ratio(self) -> float:
         """The latest value as a multiple of the target."""
-        return self._of_target(self.latest_s)
+        return self._ratio(self.latest_s)
 
-    def _of_target(self, value: float | None) -> float:
+    def _ratio(self, seconds: float | None) -> float:
         target_s = self.target_s
-        return value / target_s if value is not None and target_s else 0.0
+        return seconds / target_s if seconds is not None and target_s else 0.0
 
     def shown(self, felt_s: float | None) -> str:
         """Return a value and the target in words."""
@@ -160,41 +163,45 @@ class Guard:
         self.ttft = Signal("first token", ttft_s, TTFT_FACTOR, 3)
         self.itl = Signal("next token", itl_s, ITL_FACTOR, 1)
         self.ceiling = ceiling
-        #: Limit up to which it doubles each second: the last one that was not too much.
+        #: Limit up to which the limit doubles each second; above it the limit grows slowly.
         self._fast_to = ceiling
-        #: Most requests that the server could start, and the steps for which the limit was there.
+        #: Most requests that the server could start, and the steps in which the limit was as high.
         self._roof, self._at_roof = ceiling, 0
-        self._settle = self._blind = self._unused = self._steps = 0
-        self._alone = self._felt_at = 0
+        #: Steps until the limit may change after a cut; steps that have learned quiet values.
+        self._settle = self._steps = 0
+        #: Steps in a row without a measurement, without requests of ours, without other clients.
+        self._blind = self._unused = self._alone = 0
+        #: The limit that was cut the last time.
+        self._felt_at = 0
         self._paused = False
         self._had_waiting = False
 
     @property
     def learning(self) -> bool:
         """Whether the limit is 0 because the quiet values are not known yet."""
-        return self._steps < LEARN and not (self.ttft.known and self.itl.known)
+        return self._steps < LEARN and not (self.ttft.has_target and self.itl.has_target)
 
     @property
     def probe_tokens(self) -> int:
-        """Tokens for the next probe to ask for; only the time of one token is a `ttft_s`."""
-        wanted = self.learning and self.ttft.known and not self.itl.known
-        return MANY_TOKENS if wanted else 1
+        """Tokens that the next probe asks for; only a probe for one token measures `ttft_s`."""
+        needs_many = self.learning and self.ttft.has_target and not self.itl.has_target
+        return MANY_TOKENS if needs_many else 1
 
     @property
     def patience_s(self) -> float:
         """Seconds after which a probe has missed the target badly."""
         return BADLY * (self.ttft.target_s or 2.5)
 
-    def step(self, felt: Felt) -> int:
+    def step(self, observed: Observed) -> int:
         """Return the limit for the next second."""
-        self._note(felt)
+        self._note(observed)
         if self._steps == 0 or self.learning:
             self._steps += 1
             if self.learning:
                 return self.limit
         self._steps = LEARN
         self._settle = max(0, self._settle - 1)
-        self._decide(felt)
+        self._decide(observed)
         self.limit = max(0, min(self.limit, self.ceiling))
         return self.limit
 
@@ -213,42 +220,42 @@ class Guard:
             shown[name], shown[f"{name}_target"] = (s and round(1000 * s, 1) for s in seconds)
         return shown
 
-    def _note(self, felt: Felt) -> None:
-        # The histogram's last second has our tokens unless two steps found none of our requests.
-        quiet = felt.in_flight == 0 and self._unused > 0
-        self._unused = self._unused + 1 if felt.in_flight == 0 else 0
-        self.ttft.note(felt.ttft_s, quiet=felt.in_flight == 0)
-        self.itl.note(felt.itl_s, quiet=quiet)
-        self._alone = self._alone + 1 if felt.other_clients is False else 0
-        self._had_waiting |= felt.waiting is not None
-        measured = felt.ttft_s is not None or felt.waiting is not None
-        self._blind = 0 if measured or not felt.in_flight else self._blind + 1
+    def _note(self, observed: Observed) -> None:
+        # The histogram's last second has no tokens of ours only if two steps found no request.
+        quiet = observed.in_flight == 0 and self._unused > 0
+        self._unused = self._unused + 1 if observed.in_flight == 0 else 0
+        self.ttft.note(observed.ttft_s, quiet=observed.in_flight == 0)
+        self.itl.note(observed.itl_s, quiet=quiet)
+        self._alone = self._alone + 1 if observed.other_clients is False else 0
+        self._had_waiting |= observed.waiting is not None
+        measured = observed.ttft_s is not None or observed.waiting is not None
+        self._blind = 0 if measured or not observed.in_flight else self._blind + 1
 
-    def _decide(self, felt: Felt) -> None:
-        own, waiting = felt.in_flight, felt.waiting or 0
+    def _decide(self, observed: Observed) -> None:
+        own, waiting = observed.in_flight, observed.waiting or 0
         nobody = self._alone >= NOBODY
-        worst = max((self.ttft, self.itl), key=lambda signal: signal.missed)
-        missed = 0.0 if nobody else worst.missed
-        sudden = max((self.ttft, self.itl), key=lambda signal: signal.latest_missed)
-        if not nobody and sudden.latest_missed > BADLY:
+        worst = max((self.ttft, self.itl), key=lambda signal: signal.felt_ratio)
+        ratio = 0.0 if nobody else worst.felt_ratio
+        sudden = max((self.ttft, self.itl), key=lambda signal: signal.latest_ratio)
+        if not nobody and sudden.latest_ratio > BADLY:
             self._pause(sudden.shown(sudden.latest_s))
         elif self._paused:
-            if missed <= 1 and not waiting:
+            if ratio <= 1 and not waiting:
                 self._resume(own)
-        elif missed > 1:
+        elif ratio > 1:
             if not self._settle:
-                self._cut(own, missed**-0.5, worst.shown(worst.felt_s))
+                self._cut(own, ratio**-0.5, worst.shown(worst.felt_s))
         elif waiting:
             self._make_room(own, waiting, nobody=nobody)
         elif self._blind >= BLIND:
             self._cut(own, BLIND_CUT, "nothing can be measured")
         elif own == 0:
             self._begin()
-        elif self._may_grow(felt, missed):
+        elif self._may_grow(observed, ratio):
             self._grow(nobody=nobody)
 
     def _begin(self) -> None:
-        """Allow few requests after an idle time: many at once would be felt."""
+        """Allow few requests after an idle time, because people would feel many at once."""
         if not self.limit or self.limit > FIRST:
             self.limit = min(FIRST, self.ceiling)
             self.why = "begins with few requests"
@@ -274,7 +281,7 @@ class Guard:
         self.itl.forget()
 
     def _make_room(self, own: int, waiting: int, *, nobody: bool) -> None:
-        """Send less by as many requests as wait in the server: none of ours is to wait there."""
+        """Lower the limit by the requests that wait in the server: none of ours must wait there."""
         left = min(self.limit, own) - waiting
         if left < 1 and not nobody:
             self._pause(f"{waiting} requests wait in the server")
@@ -284,15 +291,15 @@ class Guard:
         self._at_roof = 0
         self.why = "as many as the server can start"
 
-    def _may_grow(self, felt: Felt, missed: float) -> bool:
-        if felt.in_flight < FILLED * self.limit:
+    def _may_grow(self, observed: Observed, ratio: float) -> bool:
+        if observed.in_flight < FILLED * self.limit:
             return False  # a higher limit would not send more
-        if self._had_waiting and felt.waiting is None:
+        if self._had_waiting and observed.waiting is None:
             self.why = "the server's metrics are missing"
             return False
-        if self.ttft.lost:
+        if self.ttft.went_silent:
             return False
-        return missed < HEADROOM and not self._settle
+        return ratio < HEADROOM and not self._settle
 
     def _grow(self, *, nobody: bool) -> None:
         if self.limit >= self._roof:

@@ -11,7 +11,7 @@ KV_FULL = 0.95
 #: Part of the limit that must be in flight before the limit may grow.
 FILLED = 0.9
 
-#: Matches the lines of a metrics page that `Metrics` needs: name, labels, value.
+#: Matches the lines of an answer to GET /metrics that `Metrics` needs: name, labels, value.
 METRIC = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
     rb"|prompt_tokens_total|inter_token_latency_seconds_(?:sum|count)|request_success_total)"
@@ -40,19 +40,19 @@ class Metrics:
     gaps_s: float = 0.0
 
 
-def read_metrics(page: bytes) -> Metrics | None:
-    """Read a metrics page in Prometheus's format; None if the page is not vLLM's."""
-    found: dict[bytes, list[float]] = {}
-    for name, labels, value in METRIC.findall(page):
+def read_metrics(answer: bytes) -> Metrics | None:
+    """Read an answer to GET /metrics, in Prometheus's format; None if it is not vLLM's."""
+    values: dict[bytes, list[float]] = {}
+    for name, labels, value in METRIC.findall(answer):
         if not UNFINISHED.search(labels):
-            found.setdefault(name, []).append(float(value))
-    if b"num_requests_running" not in found:
+            values.setdefault(name, []).append(float(value))
+    if b"num_requests_running" not in values:
         return None
-    total = defaultdict(float, {name: sum(values) for name, values in found.items()})
+    total = defaultdict(float, {name: sum(listed) for name, listed in values.items()})
     return Metrics(
         total[b"num_requests_running"],
         total[b"num_requests_waiting"],
-        max(found.get(b"kv_cache_usage_perc", [0.0])),
+        max(values.get(b"kv_cache_usage_perc", [0.0])),
         total[b"generation_tokens_total"] + total[b"prompt_tokens_total"],
         total[b"request_success_total"],
         total[b"inter_token_latency_seconds_count"],
@@ -63,10 +63,10 @@ def read_metrics(page: bytes) -> Metrics | None:
 def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
     """Return the limit for the next second. `peak` is the most requests that ran recently.
 
-    Requests that begin at the same time end at the same time. Unless more requests already wait
-    at the server, its slots are then empty for a round trip. `peak` stands for the number of
-    slots: just after many requests have ended, few run and many wait. Without metrics the limit
-    grows slowly, and only a rest lowers it.
+    Requests that begin at the same time end at the same time. If no further requests wait at the
+    server at that moment, its slots are empty for a round trip. `peak` stands for the number of
+    slots, because the running requests do not show it: just after many requests have ended, few run
+    and many wait. Without metrics the limit grows slowly, and only a rest lowers it.
     """
     if in_flight < FILLED * limit:
         return limit  # a higher limit would not send more
@@ -88,9 +88,9 @@ def allowed_to_wait(peak: float) -> int:
 # -- what one second shows ---------------------------------------------------------------
 
 #: Seconds for which metrics are not used after a counter has gone back: the server has started
-#: again, or the page comes from one server and then from another.
+#: again, or several servers behind one address answer in turn.
 DISTRUST_S = 60
-#: Seconds in which the counters stand still although answers come, after which the page is old.
+#: Seconds after which metrics count as stale, if counters stand still although answers come.
 FROZEN_S = 3
 #: Seconds by which the server's count of finished requests may be ahead of the worker's.
 AHEAD_S = 5
@@ -98,7 +98,7 @@ AHEAD_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One second: mean seconds between tokens, waiting requests, whether other clients came."""
+    """What one second shows: mean seconds between tokens, waiting requests, other clients' use."""
 
     itl_s: float | None = None
     waiting: int | None = None
@@ -106,20 +106,21 @@ class Second:
 
 
 class Seconds:
-    """Compares metrics with those a second before. Metrics that cannot be true show nothing."""
+    """Compares metrics with those of a second before. Metrics that cannot be true show nothing."""
 
     def __init__(self) -> None:
         self._before: Metrics | None = None
         self._finished = 0
         self._distrusted = self._frozen = 0
-        #: Finished requests of other clients: the latest counts, each a little too high at most.
+        #: The latest counts of other clients' finished requests; a count may be a little too high.
         self._counts: deque[float] = deque(maxlen=AHEAD_S)
         self._fewest: float | None = None
 
     def next(self, metrics: Metrics | None, own: int, finished: int) -> Second:
         """Return what the last second shows.
 
-        `own` are our requests in the server, at most; `finished` counts all that it has answered.
+        `own` is the most requests of ours that may be in the server; `finished` counts all that the
+        server has answered.
         """
         answered, self._finished = finished > self._finished, finished
         if metrics is None:
@@ -130,14 +131,16 @@ class Seconds:
             self._distrusted = DISTRUST_S
             self._counts.clear()
             self._fewest = None
-        same = before is not None and before.tokens == metrics.tokens
-        self._frozen = (self._frozen + answered) if same else 0
+        unchanged = before is not None and before.tokens == metrics.tokens
+        self._frozen = (self._frozen + answered) if unchanged else 0
         if before is None or self._distrusted or self._frozen >= FROZEN_S:
             return Second()
         gaps = metrics.gaps - before.gaps
         itl_s = (metrics.gaps_s - before.gaps_s) / gaps if gaps > 0 else None
-        seen = metrics.running + metrics.waiting > own or self._more_finished(metrics, finished)
-        return Second(itl_s, int(metrics.waiting), seen)
+        other_clients = metrics.running + metrics.waiting > own or self._more_finished(
+            metrics, finished
+        )
+        return Second(itl_s, int(metrics.waiting), other_clients)
 
     def _more_finished(self, metrics: Metrics, finished: int) -> bool:
         """Whether other clients' requests have ended. The server counts ours before we do."""

@@ -12,7 +12,8 @@ from contract.openai.body import CHAT_URL
 from worker.engine.openai.sse import repaired, without_open_end
 
 #: Fields of requests that are sent without a stream. With most of them, vLLM's streams lack a part
-#: of the answer, or vLLM refuses to stream. With `tools` vLLM parses streams by different code.
+#: of the answer, or vLLM refuses to stream. For `tools`, vLLM has
+#: separate code that parses streams.
 UNSTREAMED = frozenset((
     "prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params",
     "routed_experts_prompt_start", "return_token_offsets", "return_assistant_tokens_mask", "tools",
@@ -52,8 +53,9 @@ Json = dict[str, Any]
 
 def streamable(body: Json) -> bool:
     """Whether a stream of this request contains its whole answer."""
-    asked = (body[name] for name in body.keys() & UNSTREAMED)
-    if any(not (value is None or value is False or value == []) for value in asked):  # 0 is a value
+    values = (body[name] for name in body.keys() & UNSTREAMED)
+    # 0 is a value: `in (None, False)` would count it as unset.
+    if any(not (value is None or value is False or value == []) for value in values):
         return False
     # In this case vLLM's streams have no logprobs, but its whole answers have them.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)
@@ -80,7 +82,7 @@ class Reassembly:
         if not all(chunk.values()):
             # An empty value replaces nothing: Azure's last chunks have "" as id.
             chunk = {k: value for k, value in chunk.items() if value or k not in self._top}
-        self._top.update(chunk)  # `body` sets `choices` to the joined ones
+        self._top.update(chunk)  # `body` replaces `choices` by the joined ones
         for place, delta in enumerate(deltas):
             index = delta.get("index")
             if not isinstance(index, int):
@@ -204,7 +206,7 @@ def _message(delta: Json) -> Json:
 
 
 def _renumber(logprobs: Json | None) -> None:
-    """Set a completion's text offsets as whole answers have them: by the tokens' lengths."""
+    """Compute a completion's text offsets from the tokens' lengths, as whole answers do."""
     offsets, tokens = ((logprobs or {}).get(name) for name in ("text_offset", "tokens"))
     if offsets and tokens and len(offsets) == len(tokens):
         for place, token in enumerate(tokens[:-1]):
@@ -257,26 +259,30 @@ def _join_lists(values: list[Any]) -> list[Any]:
         elif value:
             flat.append({"type": "text", "text": value} if isinstance(value, str) else value)
     groups: list[list[Any]] = []
-    known: Json = {}
+    labels_so_far: Json = {}
     for part in flat:
         if not isinstance(part, dict):
             groups.append([part])
-            known = {}
+            labels_so_far = {}
             continue
         labels = {k: v for k, v in part.items() if k not in TEXTS and v is not None}
-        if _continues(known, labels):
+        if _continues(labels_so_far, labels):
             groups[-1].append(part)
-            known |= labels
+            labels_so_far |= labels
         else:
             groups.append([part])
-            known = labels if TEXTS.intersection(part) else {}
+            labels_so_far = labels if TEXTS.intersection(part) else {}
     return [merged(group) if isinstance(group[0], dict) else group[0] for group in groups]
 
 
-def _continues(known: Json, labels: Json) -> bool:
+def _continues(labels_so_far: Json, labels: Json) -> bool:
     """Whether a part with these fields continues the text of the parts before it."""
-    same_type = isinstance(known.get("type"), str) and known["type"] == labels.get("type")
-    return same_type and all(known.get(name, value) == value for name, value in labels.items())
+    same_type = isinstance(labels_so_far.get("type"), str) and labels_so_far["type"] == labels.get(
+        "type"
+    )
+    return same_type and all(
+        labels_so_far.get(name, value) == value for name, value in labels.items()
+    )
 
 
 def tool_calls(parts: list[Json]) -> list[Json]:

@@ -133,8 +133,8 @@ class Unanswered(Exception):
         limited = self.what != 413 and self._matches(NOT_NOW)  # 413 is about one request's size
         if limited or (self.what == 503 and self.wait_s is not None):
             return Action.WAIT
-        other = isinstance(self.what, int) and self.what >= 500
-        action = _ACTIONS.get(self.what, Action.PROBE if other else Action.DOUBT)
+        is_5xx = isinstance(self.what, int) and self.what >= 500
+        action = _ACTIONS.get(self.what, Action.PROBE if is_5xx else Action.DOUBT)
         return Action.DOUBT if action is Action.REJECT and not self.refuses else action
 
     def _matches(self, words: re.Pattern[str]) -> bool:
@@ -147,8 +147,8 @@ class Unanswered(Exception):
     def after_probe(self, health: Health) -> Action:
         """Return the action to take after PROBE, when the server's health is known.
 
-        A request can have killed the server only if its answer had begun. A server that is silent
-        may still be alive.
+        A request can have killed the server only if its answer had begun. A silent server may
+        still be alive.
         """
         if health is Health.WELL:  # a healthy server that sends 503 is overloaded
             return Action.WAIT if self.what == 503 else Action.DOUBT
@@ -156,7 +156,7 @@ class Unanswered(Exception):
 
     @property
     def queue_full(self) -> bool:
-        """Whether a vLLM server has enough requests queued; the request has no part in that."""
+        """Whether a vLLM server's queue is full, which is not the request's fault."""
         return self.what == 503 and bool(QUEUE_FULL.search(self.message))
 
     @property
@@ -187,28 +187,30 @@ class Unanswered(Exception):
         code = "invalid_request"
         if self.what == 404:
             code = "model_not_found"
-        elif self.error.get("code") == TOO_LONG or any(it in self.message for it in TOO_LONG_TEXTS):
+        elif self.error.get("code") == TOO_LONG or any(
+            text in self.message for text in TOO_LONG_TEXTS
+        ):
             code = TOO_LONG
         return RequestRejected(self.message, code=code, field=self.param)
 
 
-def unanswered(
+def read_error(
     status: int, body: bytes, retry_after: str | None = None, location: str | None = None
 ) -> Unanswered:
     """Read an error response: OpenAI's `{"error": {...}}`, FastAPI's `{"detail": ...}` or text."""
     try:
-        found = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError:
-        found = page_text(body)
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
-        found = found[0]  # Gemini sends the error object in a list
+        content = page_text(body)
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        content = content[0]  # Gemini sends the error object in a list
     error: dict[str, Any] = {}
-    message = "" if isinstance(found, dict) else str(found)
-    if isinstance(found, dict):
-        named = found.get("error", found.get("detail"))
+    message = "" if isinstance(content, dict) else str(content)
+    if isinstance(content, dict):
+        named = content.get("error", content.get("detail"))
         if named is None:
-            error = found if "error" in (found.get("object"), found.get("type")) else {}
-            message = str(found.get("message") or "")
+            error = content if "error" in (content.get("object"), content.get("type")) else {}
+            message = str(content.get("message") or "")
         else:
             error = named if isinstance(named, dict) else {"message": str(named)}
         message = str(error.get("message") or message or error.get("detail") or "")

@@ -26,7 +26,7 @@ class Events:
     """Reads one stream: `feed` its bytes in order, then `close` it. Both yield each event's value.
 
     An event named `error`, or with a field `error`, has the value {"error": value or text}.
-    `done`: [DONE] has come; what follows does not count. `half_characters`: a text may be cut
+    `done`: [DONE] has come; later bytes are ignored. `half_characters`: a text may be cut
     within a character (see `loads_loosely`).
     """
 

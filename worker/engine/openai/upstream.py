@@ -22,7 +22,7 @@ import orjson
 from contract.openai.body import CHAT_URL
 from worker.engine.openai.breaker import Breaker
 from worker.engine.openai.metrics import Metrics, next_limit, read_metrics
-from worker.engine.openai.retries import Unanswered, unanswered
+from worker.engine.openai.retries import Unanswered, read_error
 from worker.engine.remote.servers import Health, Report, Server
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ PEAK_FADES = 0.99
 KEY_REFUSED = "refuses the key: WARMQ_OPENAI_API_KEY"
 #: Seconds between two health checks of a server that is not vLLM's.
 RARELY_S = 30.0
-#: Seconds without requests after a server refused one because enough are queued.
+#: Seconds without requests after a server refused a request because its queue was full.
 FULL_S = 1.0
 #: HTTP statuses with which a server without a list of models answers a request for it.
 NO_LIST = (404, 405, 501)
-#: A url that every server has, below /v1.
+#: A url below /v1 that every server has.
 POSTED = CHAT_URL.removeprefix("/v1")
 
 
@@ -56,7 +56,7 @@ class _Answer:
     @property
     def error_text(self) -> str:
         """The error text that the server sent."""
-        return unanswered(self.status, self.body, location=self.location).message
+        return read_error(self.status, self.body, location=self.location).message
 
     @property
     def shown(self) -> str:
@@ -77,13 +77,13 @@ class _Answer:
 class Upstream(Server):
     """One server. `base` is its base URL; /health and /metrics are below `root`.
 
-    `models` are those that the server lists, and `model` is the one for requests. `vllm`: the
+    `models` has the listed models by name, `model` is the name that requests get. `vllm`: the
     server is vLLM's own. `breaker` decides when the server gets no requests for a time (rests).
     """
 
     limit: int
     down_if_stalled = False
-    #: Servers, each with its model, that were healthy before, so that their settings are right.
+    #: Servers, each with its model, that were healthy before, which shows that their settings work.
     were_well: ClassVar[set[tuple[str, str | None]]] = set()
 
     def __init__(
@@ -109,13 +109,16 @@ class Upstream(Server):
         self.adapt: Callable[[Metrics | None, int], int] | None = None
         #: Returns what people feel there, for `inspect stats`.
         self.sharing: Callable[[], dict[str, Any]] | None = None
-        self._wanted = model
+        self._model_setting = model
         self._health_path = health_path
         self._adaptive = limit is None
         self._has_metrics = True
         self._tokens = -1.0
         self._peak = 0.0
-        self._ills = self._lowered_from = 0
+        #: Failed health checks in a row.
+        self._ills = 0
+        #: The limit before the present rests; 0 if there are none.
+        self._lowered_from = 0
         self._moved_at = 0.0
 
     @property
@@ -145,15 +148,15 @@ class Upstream(Server):
         super().gets_request()
         self.breaker.sent()
 
-    def unsent(self) -> None:
-        """Note that the server's latest request, during a rest the probe, is not sent."""
+    def note_unsent(self) -> None:
+        """Note that the server's latest request (during a rest: the probe) is not sent."""
         self.breaker.left(math.inf)
 
     def lower_limit(self) -> None:
         """Lower the limit; called at each rest. A limit set by the user does not change."""
         if not self._lowered_from:
             self._lowered_from = self.limit
-            if self._adaptive:  # only requests in flight can have overloaded it
+            if self._adaptive:  # only requests in flight can have overloaded the server
                 self.limit = min(self.limit, max(1, self.in_flight))
         if self._adaptive:
             self.limit = max(1, int(0.7 * self.limit))
@@ -173,9 +176,9 @@ class Upstream(Server):
     async def ask(self) -> Report:
         """Check the server's health; if it was down, also read its models.
 
-        The /health of vLLM costs nothing, and is read every second. Another server may ask every
-        model behind it for its list of models, or for WARMQ_OPENAI_HEALTH_PATH. So it is checked
-        every RARELY_S seconds, and sooner only after a failed check.
+        The /health of vLLM costs nothing, and is read every second. For any other check (the list
+        of models, or WARMQ_OPENAI_HEALTH_PATH) a server may ask every model behind it. So such a
+        check is made every RARELY_S seconds, and sooner only after a failed one.
         """
         try:
             report = await self._ask()
@@ -186,11 +189,11 @@ class Upstream(Server):
             report, self._ills = Report(Health.ILL, f"cannot be reached: {_reason(error)}"), 0
         well = report.health is Health.WELL
         if well:
-            self.were_well.add((self.base, self._wanted))
+            self.were_well.add((self.base, self._model_setting))
         if (well or self._ills) and (self._health_path or not self.vllm):
             pause_s = RARELY_S if well else min(2.0 ** (self._ills - 1), RARELY_S)
             self.check_from = time.monotonic() + pause_s
-        if report.health is Health.UNUSABLE and (self.base, self._wanted) in self.were_well:
+        if report.health is Health.UNUSABLE and (self.base, self._model_setting) in self.were_well:
             return Report(Health.ILL, report.why)
         return report
 
@@ -226,20 +229,21 @@ class Upstream(Server):
                 Health.UNUSABLE,
                 f"serves under /v1: name {self.base}/v1 in WARMQ_OPENAI_BASE_URLS",
             )
-        if models is None and not (self._wanted and listed.status in NO_LIST):
-            hint = "" if self._wanted else "; if it has none, set WARMQ_MODEL"
+        if models is None and not (self._model_setting and listed.status in NO_LIST):
+            hint = "" if self._model_setting else "; if it has none, set WARMQ_MODEL"
             return Report(Health.ILL, f"its list of models is {listed.shown}{hint}")
         self.models = models or {}
-        self.model = self._wanted or next(iter(self.models), "")
+        self.model = self._model_setting or next(iter(self.models), "")
         self.vllm = self.models.get(self.model, {}).get("owned_by") == "vllm"
         self._has_metrics = True
         for dialect in self.dialects.values():
-            dialect.refused.discard("priority")  # it may have started again with the policy
+            # The server may have been restarted with vLLM's priority policy.
+            dialect.refused.discard("priority")
         if self.model and (not self.models or self.model in self.models):
             return None
-        listing = ", ".join(self.models) or "no model"
-        wanted = self._wanted or "not set"
-        return Report(Health.UNUSABLE, f"serves {listing}; WARMQ_MODEL is {wanted}")
+        names = ", ".join(self.models) or "no model"
+        setting = self._model_setting or "not set"
+        return Report(Health.UNUSABLE, f"serves {names}; WARMQ_MODEL is {setting}")
 
     async def _is_under_v1(self, lists: bool) -> bool:
         """Whether this server has the API under /v1, and not directly under the base URL.
@@ -263,8 +267,8 @@ class Upstream(Server):
         metrics, own = None, self.in_flight
         try:
             if self._has_metrics:
-                page = await self._get(self.root + "/metrics")
-                metrics = read_metrics(page.body) if page.status == 200 else None
+                answer = await self._get(self.root + "/metrics")
+                metrics = read_metrics(answer.body) if answer.status == 200 else None
                 self._has_metrics = self.vllm or metrics is not None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             log.debug("metrics of %s: %s", self.name, error)

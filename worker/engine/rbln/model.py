@@ -26,8 +26,8 @@ class Artefact:
     """A compiled model. Lengths, block sizes and chunks are in tokens.
 
     `buckets` are the batch sizes of decode steps, largest first. `npu` is the card's name, for
-    example RBLN-CA25, or None if the file does not name it. `missing` are compiled files that the
-    file names and `folder` lacks.
+    example RBLN-CA25, or None if the file does not name it. `missing` are compiled files that
+    rbln_config.json names and `folder` lacks. `legacy`: compiled by optimum-rbln 0.7 or older.
     """
 
     folder: Path
@@ -102,7 +102,7 @@ def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
         prefill_chunk=_first(part, "prefill_chunk_size") or DEFAULT_PREFILL_CHUNK,
         kv_blocks=_first(part, "kvcache_num_blocks"),
         buckets=tuple(sorted(buckets or [batch], reverse=True)),
-        # optimum-rbln 0.8 to 0.10 called it tensor_parallel_size.
+        # optimum-rbln 0.8 to 0.10 wrote num_devices as tensor_parallel_size.
         num_devices=max(
             (_first(c, "num_devices", "tensor_parallel_size") or 1 for c in compiled), default=1
         ),

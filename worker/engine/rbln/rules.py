@@ -33,7 +33,7 @@ RBLN_KILL_GRACE_S = 120.0
 
 
 class Releases(Enum):
-    """Ranges of vllm-rbln releases; each value is how they get the model's limits."""
+    """Ranges of vllm-rbln releases; each value describes a range in messages."""
 
     FORK = "ships its own fork of vLLM"
     BY_HAND = "takes the model's limits from the command line, unchecked"
@@ -64,7 +64,7 @@ REFUSED = {
 def releases_of(version: str) -> Releases:
     """Return the range of releases that a vllm-rbln version is in."""
     release = release_of(version)
-    return next(found for since, found in RANGES if release >= since)
+    return next(releases for since, releases in RANGES if release >= since)
 
 
 def limit_options(artefact: Artefact, version: str) -> list[str]:
@@ -79,21 +79,21 @@ def limit_options(artefact: Artefact, version: str) -> list[str]:
     ]  # fmt: skip
 
 
-def findings(
+def check_rbln(
     settings: VllmSettings, artefact: Artefact | None, packages: Packages
 ) -> Iterator[Finding]:
     """Check packages, compiled model and settings before the engine starts."""
-    yield from judge_packages(packages)
+    yield from check_packages(packages)
     if artefact is not None:
-        yield from _judge_artefact(artefact, packages)
-        yield from _judge_settings(settings, artefact)
+        yield from _check_artefact(artefact, packages)
+        yield from _check_settings(settings, artefact)
         yield warning(
             "requests that set `seed` are sampled unseeded: RBLN does not support it",
             "Use temperature 0 where answers must repeat",
         )
 
 
-def judge_packages(packages: Packages) -> Iterator[Finding]:
+def check_packages(packages: Packages) -> Iterator[Finding]:
     """Check the vendor's packages, which every model needs."""
     plugin = packages.versions.get("vllm-rbln")
     if plugin is None:
@@ -119,17 +119,17 @@ def judge_packages(packages: Packages) -> Iterator[Finding]:
             )
     releases = releases_of(plugin)
     if releases is not Releases.SUPPORTED:
-        fork = releases is Releases.FORK
+        is_fork = releases is Releases.FORK
         why = (
             ", which this worker cannot run"
-            if fork
+            if is_fork
             else "; this worker was written for 0.12, and never tried with it"
         )
         remedy = "Install vllm-rbln 0.12 and recompile the model"
-        yield Finding(f"vllm-rbln {plugin} {releases.value}{why}", remedy, fatal=fork)
+        yield Finding(f"vllm-rbln {plugin} {releases.value}{why}", remedy, fatal=is_fork)
 
 
-def _judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
+def _check_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
     folder = artefact.folder
     if not packages.rbln:
         yield Finding(
@@ -146,24 +146,25 @@ def _judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]
             f"{folder} was compiled for batch size 1: one request at a time",
             RECOMPILE + " --batch-size 4",
         )
-    made, have = artefact.optimum_version, packages.versions.get("optimum-rbln")
+    compiled_by, present = artefact.optimum_version, packages.versions.get("optimum-rbln")
     if artefact.legacy:
         yield Finding(
-            f"{folder} was compiled by optimum-rbln {made or '0.7 or older'}, whose layout is not "
-            "read any more",
+            f"{folder} was compiled by optimum-rbln {compiled_by or '0.7 or older'}, whose layout "
+            "is not read any more",
             RECOMPILE,
         )
-    elif made and have and not same_minor(made, have):
+    elif compiled_by and present and not same_minor(compiled_by, present):
         yield Finding(
-            f"{folder} was compiled by optimum-rbln {made}; {have} is installed",
+            f"{folder} was compiled by optimum-rbln {compiled_by}; {present} is installed",
             RECOMPILE,
-            fatal=(release_of(made) < TRANSFORMERS_5) != (release_of(have) < TRANSFORMERS_5),
+            fatal=(release_of(compiled_by) < TRANSFORMERS_5)
+            != (release_of(present) < TRANSFORMERS_5),
         )
 
 
-def _judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Finding]:
+def _check_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Finding]:
     options = settings.engine_args.options
-    yield from judge_options(options, artefact, lambda name: f"WARMQ_ENGINE_ARGS: --{name}")
+    yield from check_options(options, artefact, lambda name: f"WARMQ_ENGINE_ARGS: --{name}")
     if settings.stall_timeout_s <= settings.rbln_timeout_s:
         yield Finding(
             f"WARMQ_STALL_TIMEOUT_S={settings.stall_timeout_s:g} is not longer than the RBLN "
@@ -172,25 +173,25 @@ def _judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Find
         )
 
 
-def judge_options(
-    options: Mapping[str, str], artefact: Artefact | None, written: Callable[[str], str]
+def check_options(
+    options: Mapping[str, str], artefact: Artefact | None, spelled: Callable[[str], str]
 ) -> Iterator[Finding]:
     """Check for options of vLLM that RBLN refuses, or that the compiled model determines.
 
     Args:
         options: values by the option's name, for example max-num-seqs.
         artefact: the compiled model; None if its folder is on another machine.
-        written: returns an option's name as it is written in its file or variable.
+        spelled: returns an option's name as it is written in its file or variable.
     """
     for name, remedy in REFUSED.items():
         if name in options and not (name.endswith("parallel-size") and options[name] == "1"):
-            yield Finding(f"{written(name)} is refused on RBLN", remedy)
+            yield Finding(f"{spelled(name)} is refused on RBLN", remedy)
     if artefact is None:
         return
     chunk = options.get("max-num-batched-tokens")
     if chunk is not None and chunk != str(artefact.prefill_chunk):
         yield Finding(
-            f"{written('max-num-batched-tokens')} {chunk} conflicts with the compiled prefill "
+            f"{spelled('max-num-batched-tokens')} {chunk} conflicts with the compiled prefill "
             f"chunk of {artefact.prefill_chunk} tokens",
             "Leave it out",
         )
@@ -202,12 +203,12 @@ def judge_options(
     for name, (value, what, option) in compiled.items():
         if name in options and options[name] != str(value):
             yield warning(
-                f"{written(name)} {options[name]} has no effect: the compiled {what} is {value}",
+                f"{spelled(name)} {options[name]} has no effect: the compiled {what} is {value}",
                 f"Leave it out, or recompile with {option} {options[name]}",
             )
     for name in ("dtype", "enforce-eager"):
         if name in options:
-            yield warning(f"{written(name)} has no effect on a compiled model", "Leave it out")
+            yield warning(f"{spelled(name)} has no effect on a compiled model", "Leave it out")
 
 
 def prepare(settings: VllmSettings) -> VllmSettings:
@@ -222,7 +223,7 @@ def prepare(settings: VllmSettings) -> VllmSettings:
     artefact = read_artefact(settings.model)
     if artefact is None and not packages.rbln:
         return settings
-    refuse_fatal(findings(settings, artefact, packages))
+    refuse_fatal(check_rbln(settings, artefact, packages))
     _choose_devices(settings.rbln_devices, packages)
     grace = RBLN_KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
     os.environ[ASK_FIRST_ENV] = f"{grace:g}"
@@ -231,48 +232,48 @@ def prepare(settings: VllmSettings) -> VllmSettings:
     return settings.model_copy(update={"engine_args": args, "kill_grace_s": grace})
 
 
-def _choose_devices(wanted: str | None, packages: Packages) -> None:
+def _choose_devices(setting: str | None, packages: Packages) -> None:
     """Set the variable that this release reads, and unset the other, if devices are chosen."""
-    chosen = wanted or os.environ.get(devices.VISIBLE) or os.environ.get(OLD_VISIBLE)
+    chosen = setting or os.environ.get(devices.VISIBLE) or os.environ.get(OLD_VISIBLE)
     if chosen is None:
         return
-    old = (packages.release("vllm-rbln") or (0, 12)) < (0, 12)
-    os.environ.pop(devices.VISIBLE if old else OLD_VISIBLE, None)
-    os.environ[OLD_VISIBLE if old else devices.VISIBLE] = chosen
+    reads_old = (packages.release("vllm-rbln") or (0, 12)) < (0, 12)
+    os.environ.pop(devices.VISIBLE if reads_old else OLD_VISIBLE, None)
+    os.environ[OLD_VISIBLE if reads_old else devices.VISIBLE] = chosen
 
 
 def check_cards(
-    wanted: str | None, artefact: Artefact, packages: Packages, seen: Preflight
+    chosen_cards: str | None, artefact: Artefact, packages: Packages, preflight: Preflight
 ) -> None:
     """Add the NPUs and their problems to the preflight. Takes seconds.
 
-    `wanted` is WARMQ_RBLN_DEVICES.
+    `chosen_cards` is WARMQ_RBLN_DEVICES.
     """
-    cards = devices.visible_cards(wanted) if packages.rebel else devices.Cards()
+    cards = devices.visible_cards(chosen_cards) if packages.rebel else devices.Cards()
     emulated = " (emulated)" if packages.emulated else ""
     shown = ", ".join(cards.names) or "none"
     needs = f"{artefact.num_devices} x {artefact.npu or 'any card'}"
-    seen.rows["devices"] = f"{shown}{emulated}; the model needs {needs}"
+    preflight.rows["devices"] = f"{shown}{emulated}; the model needs {needs}"
     if packages.rebel:
-        seen.findings += _judge_cards(artefact, cards)
-    chosen = {int(n) for n in (wanted or "").split(",") if n}
+        preflight.findings += _check_needed_cards(artefact, cards)
+    numbers = {int(n) for n in (chosen_cards or "").split(",") if n}
     for card, pids in sorted(devices.holders().items()):
-        if not chosen or card in chosen:
+        if not numbers or card in numbers:
             busy = Finding(
                 f"/dev/rbln{card} is open in process {', '.join(map(str, sorted(pids)))}",
-                "One engine per card: choose another in WARMQ_RBLN_DEVICES, or stop it with "
-                "SIGTERM",
+                "One engine per card: choose another card in WARMQ_RBLN_DEVICES, or stop that "
+                "process with SIGTERM",
             )
-            seen.findings.append(busy)
+            preflight.findings.append(busy)
     buckets = "/".join(map(str, artefact.buckets))
-    seen.rows["capacity"] = (
+    preflight.rows["capacity"] = (
         f"{artefact.batch_size} requests at once of {artefact.max_seq_len} tokens; decode "
         f"batches {buckets}, prefill by {artefact.prefill_chunk}, KV blocks "
         f"{artefact.kv_blocks or '?'}"
     )
 
 
-def _judge_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
+def _check_needed_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
     if cards.error:
         yield Finding(
             f"the RBLN runtime cannot be asked for its NPUs: {cards.error}",
@@ -283,7 +284,7 @@ def _judge_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
         yield Finding(
             f"the model was compiled for {artefact.num_devices} devices and {len(cards.names)} "
             "are visible",
-            "Name enough in WARMQ_RBLN_DEVICES, or recompile with fewer: --num-devices",
+            "Name enough cards in WARMQ_RBLN_DEVICES, or recompile with fewer: --num-devices",
         )
     elif idle := len(cards.names) - artefact.num_devices:
         yield warning(

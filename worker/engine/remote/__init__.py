@@ -29,7 +29,7 @@ class RemoteSettings(WorkerSettings):
 
     @cached_property
     def model_name(self) -> str | None:
-        """The name by which the servers know the model, also if it looks like a path."""
+        """The name by which the servers know the model, even if it looks like a path."""
         return self.model
 
 
@@ -79,22 +79,22 @@ class RemoteEngine(Generic[S]):
         await self._fleet.close()
 
 
-def described(kind: str, servers: str, model: str, each: object) -> Preflight:
+def preflight_of(engine: str, servers: str, model: str, limit: object) -> Preflight:
     """Return a preflight with the servers, the model and the limit that the settings name."""
     return Preflight(
         {
-            "platform": f"{kind} servers, nothing runs here",
+            "platform": f"{engine} servers, nothing runs here",
             "servers": servers,
             "model": model,
-            "capacity": f"{each} at once at each server",
+            "capacity": f"{limit} at once at each server",
         }
     )
 
 
 def ask_once(
-    make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, seen: Preflight
+    make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, preflight: Preflight
 ) -> None:
-    """Start an engine without waiting for servers, and add their answers to `seen`."""
+    """Start an engine without waiting for servers, and add their answers to `preflight`."""
     engine = make(settings.model_copy(update={"remote_wait_s": 0.0}))
 
     async def start() -> Capacity:
@@ -108,9 +108,11 @@ def ask_once(
         capacity = asyncio.run(start())
     except EngineDead:
         remedy = "Start one, or correct its address; a worker that starts now waits for it"
-        seen.findings.append(Finding(f"no server is ready: {engine._fleet.down_reasons}", remedy))
+        preflight.findings.append(
+            Finding(f"no server is ready: {engine._fleet.down_reasons}", remedy)
+        )
         return
-    seen.rows["model"] = capacity.model
+    preflight.rows["model"] = capacity.model
     if down := engine._fleet.down_reasons:
         remedy = "Start it, or correct its address; until then the other servers get all requests"
-        seen.findings.append(Finding(f"a server is not ready: {down}", remedy, fatal=False))
+        preflight.findings.append(Finding(f"a server is not ready: {down}", remedy, fatal=False))

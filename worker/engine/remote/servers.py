@@ -3,9 +3,9 @@
 A subclass of `Server` speaks HTTP or gRPC with it. `Servers` contains all servers of one engine.
 
 A server that is down gets no requests until its health is good again. After a hang, a server may
-appear healthy, so it also rests: it gets no requests for REST_S seconds, unless its class decides
-on rests itself. If no server is left, requests end with EngineDead: the drain returns them to the
-queue and starts a new engine, which waits for a server.
+appear healthy, so it also rests: it gets no requests for REST_S seconds. A class of servers may
+decide on rests itself (`down_if_stalled`). If no server is left, requests end with EngineDead: the
+drain returns them to the queue and starts a new engine, which waits for a server.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class Server:
         """Note that the server gets a request."""
         self.in_flight += 1
 
-    def unsent(self) -> None:
+    def note_unsent(self) -> None:
         """Note that the latest request is not sent after all; `give` is called next."""
 
     def progress(self) -> None:
@@ -257,7 +257,7 @@ class Servers(Generic[S]):
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and not future.exception():
-                future.result().unsent()
+                future.result().note_unsent()
                 self.give(future.result())
             raise
 
@@ -350,8 +350,8 @@ class Servers(Generic[S]):
 
     def last_progress(self) -> float:
         """Return the time of the latest step, or now if no request is in flight."""
-        busy = [server.progress_at for server in self.servers if server.in_flight]
-        return max(busy, default=time.monotonic())
+        latest = [server.progress_at for server in self.servers if server.in_flight]
+        return max(latest, default=time.monotonic())
 
     def kill(self) -> None:
         """Give up every server, and end the requests that it runs."""

@@ -12,13 +12,13 @@ from worker.engine.spec import EngineSpec, Preflight, Sleep
 from worker.settings import WorkerSettings
 
 
-def _step(seconds: float) -> float:
+def _check_step(seconds: float) -> float:
     if 0 < seconds < 0.0001:
         raise ValueError("must be 0 or at least 0.0001")
     return seconds
 
 
-def _log_file(path: Path) -> Path:
+def _check_log_file(path: Path) -> Path:
     # os.path is used because Path's own methods raise for names that are too long.
     if os.path.isdir(path) or not os.path.isdir(path.parent):  # noqa: PTH112
         raise ValueError("must name a file in a folder that exists")
@@ -33,12 +33,12 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
     """Behaviors of the engine that tests and benchmarks need."""
 
     latency_s: Seconds = Field(0.2, ge=0, description="mean latency")
-    step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
+    step_s: Annotated[Seconds, AfterValidator(_check_step)] = Field(
         0,
         ge=0,
         description="seconds: requests end at multiples of this; 0: each ends at its own time",
     )
-    log: Annotated[Path, AfterValidator(_log_file)] | None = Field(
+    log: Annotated[Path, AfterValidator(_check_log_file)] | None = Field(
         None, description="file that every start and end is appended to"
     )
     build_s: Seconds = Field(0, ge=0, description="time to start it")
@@ -51,8 +51,8 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
     process: bool = Field(False, description="with a child process that can be killed or stopped")
     sleep: Literal["", "well", "wrong", "leaks", "fails", "hangs"] = Field(
         "",
-        description="how it sleeps between stays: well, with other answers afterwards, without "
-        "freeing its memory, with an error, without an end; empty: it cannot",
+        description="how the engine sleeps between stays: well, with other answers afterwards, "
+        "without freeing its memory, with an error, without an end; empty: it cannot",
     )
     names_model: bool = Field(False, description="each answer names the model that was loaded")
 
@@ -70,6 +70,7 @@ class SimulatedSettings(WorkerSettings):
 
 
 def check(settings: SimulatedSettings) -> Preflight:
+    """Return the rows that `python -m worker.check` shows."""
     return Preflight({
         "platform": "simulated engine: no model, no device",
         "capacity": f"{settings.simulated_slots} requests at once",
@@ -77,12 +78,14 @@ def check(settings: SimulatedSettings) -> Preflight:
 
 
 def sleep(settings: SimulatedSettings, _: int) -> Sleep | str:
+    """Return how the engine can sleep, or the reason why it cannot."""
     if not settings.simulated_tests.sleep:
         return "the simulated engine is not asked to sleep"
     return Sleep(settings, 2**30, ASLEEP_BYTES, "simulated memory")
 
 
 def together(settings: Sequence[SimulatedSettings]) -> tuple[bool, str]:
+    """Return whether several engines can run at the same time, and why."""
     return True, f"{len(settings)} simulated engines take no memory"
 
 

@@ -1,4 +1,4 @@
-"""Simulates the memory of one device, which the engines of this process share, and their sleep."""
+"""Simulates one device's memory, which engines of this process share, awake or asleep."""
 
 import asyncio
 from typing import ClassVar
@@ -13,11 +13,13 @@ AWAKE_BYTES = 10 * ASLEEP_BYTES
 class DeviceShare:
     """One engine's part of the device; `sleep_as` is SimulatedTests.sleep."""
 
+    #: The bytes of each engine.
     _held: ClassVar[dict[int, int]] = {}
 
     def __init__(self, sleep_as: str) -> None:
         self._sleep_as = sleep_as
         self._asleep = False
+        #: The answer to the fixed question of CanSleep.
         self.answer = "4"
 
     def load(self) -> None:

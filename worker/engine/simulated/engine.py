@@ -1,7 +1,7 @@
 """An engine without a model, which simulates slots and latencies for tests and benchmarks.
 
 Every answer consists of the word `simulated` and a digest of its request's prompt, so that a test
-can match the two. A request chooses its behavior with the field `user` of its body:
+can match answer and request. A request chooses its behavior with the field `user` of its body:
 
 - `simulate:die` kills the engine, `simulate:die=SECONDS` after this number of seconds;
 - `simulate:kill-worker` kills the whole worker process;
@@ -77,7 +77,7 @@ class SimulatedEngine:
     sleep_as: str = ""
     front_ends: int = 1
     model: str | None = None
-    #: The name that each answer has of the loaded model; '' for none.
+    #: The name of the loaded model, which each answer contains; '' for none.
     named: str = ""
     running: int = field(default=0, init=False)
 
@@ -163,7 +163,8 @@ class SimulatedEngine:
     async def _dies_within(self, delay: float) -> bool:
         """Sleep for `delay` seconds. Returns whether the engine died meanwhile.
 
-        A task for each request would take more time than the code that the benchmarks measure.
+        Futures are used, because a task for each request would take more time than the code that
+        the benchmarks measure.
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
@@ -322,7 +323,7 @@ class StandIn:
     """
 
     def __init__(self) -> None:
-        # Unbuffered: one byte is one step. It ends when this process closes its end of the pipe.
+        # Unbuffered: one byte is one step. `cat` ends when this process closes its end of the pipe.
         with children_shielded():
             self._process = subprocess.Popen(
                 ["cat", "-u"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -333,7 +334,7 @@ class StandIn:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def watch(self, died: Callable[[], None]) -> None:
-        """Begin to make steps. Calls `died` once, when the process has ended."""
+        """Begin to make steps. `died` is called once, when the process has ended."""
         self._loop = asyncio.get_running_loop()
         self._died, self.stepped_at = died, time.monotonic()
         os.set_blocking(self._stdin.fileno(), False)
@@ -376,9 +377,9 @@ class StandIn:
         self._process.kill()
         self._process.wait(KILLED_S)
         if hasattr(self, "_loop"):
-            self._loop.call_soon_threadsafe(self._forget)
+            self._loop.call_soon_threadsafe(self._close_pipes)
 
-    def _forget(self) -> None:
+    def _close_pipes(self) -> None:
         self._timer.cancel()
         self._loop.remove_reader(self._stdout.fileno())
         self._stdin.close()

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from contract.redis.url import is_address
 from contract.settings import Text
-from worker.engine.remote import RemoteSettings, described
+from worker.engine.remote import RemoteSettings, preflight_of
 from worker.engine.spec import EngineSpec, Preflight
 
 
@@ -41,12 +41,12 @@ class TritonSettings(RemoteSettings):
 def check(settings: TritonSettings) -> Preflight:
     """Describe the configured servers."""
     servers = f"{settings.triton_url}, model {settings.triton_model}"
-    return described("triton", servers, str(settings.model), "as many as the servers take")
+    return preflight_of("triton", servers, str(settings.model), "as many as the servers take")
 
 
 ENGINE = EngineSpec(
     TritonSettings,
     "worker.engine.triton.engine:TritonEngine",
     check,
-    "worker.engine.triton.engine:rehearse",
+    "worker.engine.triton.engine:dry_run",
 )

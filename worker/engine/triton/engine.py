@@ -33,7 +33,7 @@ from worker.engine.triton.request import (
     sampling,
 )
 from worker.machine.finding import Refused, refuse_fatal
-from worker.machine.model_folder import TOKENIZERS, judge_model
+from worker.machine.model_folder import TOKENIZERS, check_model
 
 if TYPE_CHECKING:
     from worker.engine.triton.server import TritonServer
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SLOTS_PARAMETER, LENGTH_PARAMETER = "WARMQ_MAX_NUM_SEQS", "WARMQ_MAX_MODEL_LEN"
 #: Slots of each server if config.pbtxt does not name them.
 DEFAULT_SLOTS = 64
-#: Servers that may go down while they run one request, before the request fails.
+#: Number of servers that may go down while they run a request, before the request fails.
 MOST_SERVERS = 8
 #: Parts of vLLM's error text for a prompt that is too long.
 TOO_LONG = ("maximum model length", "maximum context length", "longer than the maximum")
@@ -51,7 +51,7 @@ TOO_LONG = ("maximum model length", "maximum context length", "longer than the m
 UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
 #: The backend's text before an error text of vLLM. Most of these errors refuse the request.
 VLLM_PREFIX = "Error generating stream: "
-#: Parts of vLLM's error texts for problems that pass; they do not refuse the request.
+#: Parts of vLLM's error texts for temporary problems, which do not refuse the request.
 TEMPORARY = (
     "memory", "timed out", "timeout", "temporarily", "try again", "overload",
     "too many requests", "connection", "internal server error", "cancel",
@@ -73,7 +73,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
 
     def build(self) -> None:
         """Load the tokenizer and the client library."""
-        refuse_fatal(judge_model(str(self._settings.model), holds=TOKENIZERS, ask_hub=True))
+        refuse_fatal(check_model(str(self._settings.model), holds=TOKENIZERS, ask_hub=True))
         try:
             from worker.engine.triton.server import TritonServer
 
@@ -141,15 +141,15 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             except ServerRefused as error:
                 await self._fleet.ask(server)
                 if server.up:
-                    raise _refused(str(error)) from error
+                    raise _error_for(str(error)) from error
             finally:
                 self._fleet.give(server)
-        raise RequestFailed(f"{MOST_SERVERS} servers in a row went down while they ran it")
+        raise RequestFailed(f"{MOST_SERVERS} servers in a row went down while they ran the request")
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the answer's text so far, without an incomplete character at its end."""
         pieces = (server.pieces.get(request_id) for server in self._fleet.servers)
-        return [b"".join(found).decode(errors="ignore") for found in pieces if found]
+        return [b"".join(parts).decode(errors="ignore") for parts in pieces if parts]
 
     def _prepare(self, request: EngineRequest) -> tuple[Prompt, dict[str, Any]]:
         prompt = self._prompts.prompt_of(request)
@@ -165,13 +165,17 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         self, request: EngineRequest, request_id: str, prompt: Prompt, limit: int, answer: Answer
     ) -> Completion:
         """Build the answer. Counts tokens, and infers finish_reason, if the server sends none."""
-        written, asked = answer.completion_tokens, answer.prompt_tokens
-        written = len(self._prompts.ids(answer.text)) if written is None else written
-        asked = prompt.tokens if asked is None else asked
-        reason = answer.finish_reason or ("length" if written >= limit else "stop")
+        completion_tokens, prompt_tokens = answer.completion_tokens, answer.prompt_tokens
+        completion_tokens = (
+            len(self._prompts.ids(answer.text)) if completion_tokens is None else completion_tokens
+        )
+        prompt_tokens = prompt.tokens if prompt_tokens is None else prompt_tokens
+        reason = answer.finish_reason or ("length" if completion_tokens >= limit else "stop")
         served = self._settings.served_model_name or self._settings.triton_model
-        body = respond(request, request_id, served, answer.text, (reason, asked, written))
-        return Completion(body, asked, written)
+        body = respond(
+            request, request_id, served, answer.text, (reason, prompt_tokens, completion_tokens)
+        )
+        return Completion(body, prompt_tokens, completion_tokens)
 
     def shutdown(self) -> None:
         """Close the connections; Triton then cancels their requests."""
@@ -180,7 +184,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
 
 
 #: Used by `python -m worker.check`: connects to each server once, without waiting.
-rehearse = partial(ask_once, TritonEngine)
+dry_run = partial(ask_once, TritonEngine)
 
 
 def _number(parameters: dict[str, str], name: str) -> int | None:
@@ -188,7 +192,7 @@ def _number(parameters: dict[str, str], name: str) -> int | None:
     return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
-def _refused(message: str) -> Exception:
+def _error_for(message: str) -> Exception:
     if any(words in message for words in TOO_LONG):
         return RequestRejected(message, code="context_length_exceeded")
     if UNREADABLE in message:

@@ -1,7 +1,7 @@
 """Translates requests for Triton's vLLM backend, and its answers to OpenAI's format.
 
-The backend takes a text and vLLM's SamplingParams. This module does the work that vLLM's own
-server would do before (chat template, defaults, length check), with the model's tokenizer.
+The backend takes a text and vLLM's SamplingParams. With the model's tokenizer, this module does
+the work that vLLM's own server does first: chat template, defaults, length check.
 """
 
 import inspect
@@ -29,7 +29,7 @@ USED = frozenset(
     "continue_final_message documents chat_template_kwargs structured_outputs response_format "
     "include_reasoning parallel_tool_calls".split()
 )
-#: Values of other fields that have no effect, as null and false have none.
+#: Values of other fields that have no effect; null and false never have one.
 NEUTRAL = {"n": 1, "tool_choice": "none", "tools": [], "priority": 0, "add_special_tokens": True}
 #: The remedy for a field that the backend does not support.
 ELSEWHERE = "leave it out, or serve the model with WARMQ_ENGINE=vllm or openai"
@@ -69,7 +69,7 @@ class Answer:
     completion_tokens: int | None = None
 
 
-def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
+def _refusal(field: str, remedy: str | None = None) -> RequestRejected:
     where, remedy = f"body.{field}", remedy or REMEDIES.get(field, ELSEWHERE)
     message = f"field {where}: Triton's vLLM backend cannot express it; {remedy}"
     return RequestRejected(message, field=where)
@@ -81,9 +81,9 @@ def check_fields(body: dict[str, Any]) -> None:
         if name in PASSED or name in USED or value is None or value is False:
             continue
         if name not in NEUTRAL or NEUTRAL[name] != value:
-            raise _refuse(name)
+            raise _refusal(name)
     if body.get("add_special_tokens") is False and "prompt" in body:
-        raise _refuse("add_special_tokens")
+        raise _refusal("add_special_tokens")
 
 
 def sampling(
@@ -95,17 +95,17 @@ def sampling(
 ) -> dict[str, Any]:
     """Return the SamplingParams. Raises RequestRejected if the request exceeds the context."""
     params = defaults | {k: v for k, v in body.items() if k in PASSED and v is not None}
-    asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    params["max_tokens"] = asked or default_max_tokens
+    requested = body.get("max_completion_tokens") or body.get("max_tokens")
+    params["max_tokens"] = requested or default_max_tokens
     if max_model_len is not None:
-        left = max_model_len - prompt_tokens
-        if left < 1 or (asked and asked > left):
+        room = max_model_len - prompt_tokens
+        if room < 1 or (requested and requested > room):
             raise RequestRejected(
                 f"the model's context length is {max_model_len} tokens; the prompt has "
                 f"{prompt_tokens} and max_tokens is {params['max_tokens']}: shorten one of them",
                 code="context_length_exceeded",
             )
-        params["max_tokens"] = min(params["max_tokens"], left)
+        params["max_tokens"] = min(params["max_tokens"], room)
     if (structure := _structure(body)) is not None:
         # The value is JSON within JSON: the backend decodes it a second time.
         params["structured_outputs"] = json.dumps(structure)
@@ -113,18 +113,18 @@ def sampling(
 
 
 def _structure(body: dict[str, Any]) -> dict[str, Any] | None:
-    asked: dict[str, Any] | None = body.get("structured_outputs")
-    if asked is not None:
-        return asked
-    wanted = body.get("response_format") or {"type": "text"}
-    kind = wanted.get("type")
+    structured: dict[str, Any] | None = body.get("structured_outputs")
+    if structured is not None:
+        return structured
+    response_format = body.get("response_format") or {"type": "text"}
+    kind = response_format.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return {"json_object": True}
-    schema = (wanted.get("json_schema") or {}).get("schema")
+    schema = (response_format.get("json_schema") or {}).get("schema")
     if kind != "json_schema" or schema is None:
-        raise _refuse("response_format", "name text, json_object or json_schema with a schema")
+        raise _refusal("response_format", "name text, json_object or json_schema with a schema")
     return {"json": schema}
 
 
@@ -135,7 +135,7 @@ class Prompts:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
-        #: The arguments of the tokenizer's method, which a request must not give.
+        #: Names of apply_chat_template's parameters, which a request must not set.
         self._reserved = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
         self.defaults = _generation_defaults(Path(model))
 
@@ -147,7 +147,7 @@ class Prompts:
         if isinstance(text, list) and len(text) == 1:
             text = text[0]
         if not isinstance(text, str):
-            raise _refuse("prompt", "send one text a line, not token ids or several prompts")
+            raise _refusal("prompt", "send one text a line, not token ids or several prompts")
         return Prompt(text, len(self.ids(text, special=True)))
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
@@ -158,7 +158,7 @@ class Prompts:
     def _chat(self, body: dict[str, Any]) -> str:
         options = body.get("chat_template_kwargs") or {}
         if taken := sorted(self._reserved & options.keys()):
-            raise _refuse(f"chat_template_kwargs.{taken[0]}", "leave it out")
+            raise _refusal(f"chat_template_kwargs.{taken[0]}", "leave it out")
         continues = bool(body.get("continue_final_message"))
         generate = body.get("add_generation_prompt")
         messages = [_message(n, one) for n, one in enumerate(body["messages"])]
@@ -180,29 +180,30 @@ class Prompts:
     def _for_server(self, text: str) -> Prompt:
         """Return a text from which the server makes the tokens of the chat template's text.
 
-        The chat template has already added special tokens, and the server adds them to every text.
+        The chat template has already added special tokens, and the server adds them again.
         """
-        wanted = self.ids(text)
+        expected = self.ids(text)
         shorter = text.removeprefix(self._tokenizer.bos_token or "")
         for candidate in dict.fromkeys((shorter, text)):
-            if self.ids(candidate, special=True) == wanted:
-                return Prompt(candidate, len(wanted))
-        raise _refuse(
+            if self.ids(candidate, special=True) == expected:
+                return Prompt(candidate, len(expected))
+        raise _refusal(
             "messages",
-            "its tokenizer would add special tokens to the chat: send a prompt, or " + ELSEWHERE,
+            "the server's tokenizer would add special tokens to the chat: send a prompt, or "
+            + ELSEWHERE,
         )
 
 
-def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    where = f"messages.{number}"
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    where = f"messages.{index}"
     if message.get("tool_calls"):
-        raise _refuse(f"{where}.tool_calls", REMEDIES["tools"])
+        raise _refusal(f"{where}.tool_calls", REMEDIES["tools"])
     content = message.get("content")
     if not isinstance(content, list):
         return message
     for part in content:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _refuse(f"{where}.content", "send text parts only, or " + ELSEWHERE)
+            raise _refusal(f"{where}.content", "send text parts only, or " + ELSEWHERE)
     return message | {"content": "\n".join(part["text"] for part in content)}
 
 

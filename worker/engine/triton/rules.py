@@ -16,7 +16,7 @@ from typing import Any
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import read_artefact
-from worker.engine.rbln.rules import REFUSED, judge_options
+from worker.engine.rbln.rules import REFUSED, check_options
 from worker.engine.triton.engine import LENGTH_PARAMETER as LENGTH
 from worker.engine.triton.engine import SLOTS_PARAMETER as SLOTS
 from worker.machine.finding import Finding
@@ -25,7 +25,7 @@ from worker.machine.finding import Finding
 ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
 #: The parameter of config.pbtxt with which Triton checks that a model's vLLM is alive.
 HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
-#: Parameter of config.pbtxt -> the argument of model.json that it repeats for the workers.
+#: Parameters of config.pbtxt, and the arguments of model.json that they repeat for the workers.
 CONFIG_PARAMETERS = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
 
 #: The remedy for old arguments of speculative decoding.
@@ -64,10 +64,10 @@ def engine_arguments() -> frozenset[str]:
 
     The names are read from vLLM's source code, because importing vLLM takes seconds.
     """
-    found = find_spec("vllm")
-    if found is None or found.origin is None:
+    package = find_spec("vllm")
+    if package is None or package.origin is None:
         return frozenset()
-    source = Path(found.origin).parent / "engine" / "arg_utils.py"
+    source = Path(package.origin).parent / "engine" / "arg_utils.py"
     classes = (n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef))
     return frozenset(
         line.target.id
@@ -78,7 +78,7 @@ def engine_arguments() -> frozenset[str]:
     )
 
 
-def judge_repository(folder: Path) -> Iterator[Finding]:
+def check_repository(folder: Path) -> Iterator[Finding]:
     """Yield the problems of every model in a repository."""
     models = sorted(one.parent for one in folder.glob(f"*/{CONFIG_FILE}"))
     if not models:
@@ -88,13 +88,13 @@ def judge_repository(folder: Path) -> Iterator[Finding]:
             "python -m worker.triton MODEL_DIR -o REPO",
         )
     for model in models:
-        yield from judge_model(model)
+        yield from check_model(model)
 
 
-def judge_model(folder: Path) -> Iterator[Finding]:
+def check_model(folder: Path) -> Iterator[Finding]:
     """Yield the problems of the model in `folder`, which is `<repository>/<name>`."""
     config = re.sub(r"#.*", "", (folder / CONFIG_FILE).read_text())
-    backend = _text(config, "backend")
+    backend = _value_of(config, "backend")
     if backend != "vllm":
         yield Finding(
             f"{folder.name}/{CONFIG_FILE}: the backend is {backend or 'none'}, not vllm",
@@ -116,16 +116,16 @@ def judge_model(folder: Path) -> Iterator[Finding]:
         if not isinstance(arguments, dict):
             yield Finding(f"{where} is not a JSON object", 'Write {"model": "/path/of/the/model"}')
             continue
-        yield from judge_arguments(arguments, where)
-        yield from _judge_config(config, arguments, folder.name)
-        if _true(arguments.get("enable_lora")) and not (version / LORA_FILE).is_file():
+        yield from check_arguments(arguments, where)
+        yield from _check_config(config, arguments, folder.name)
+        if _is_true(arguments.get("enable_lora")) and not (version / LORA_FILE).is_file():
             yield Finding(
                 f"{where}: enable_lora without {LORA_FILE} in the same folder",
                 f'Write {LORA_FILE}: {{"<name>": "/path/of/the/adapter"}}',
             )
 
 
-def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterator[Finding]:
+def check_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterator[Finding]:
     """Yield a finding for each outdated, unknown or refused argument of a model.json."""
     model = arguments.get("model")
     if not isinstance(model, str) or not model:
@@ -141,25 +141,27 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
         yield Finding(f"{where}: {error}", "Recompile the model, or copy it again")
     rbln = artefact is not None or str(arguments.get("device")) == "rbln"
     if rbln:
-        asked = {name.replace("_", "-"): str(value) for name, value in arguments.items()}
-        yield from judge_options(asked, artefact, lambda it: f'{where}: "{it.replace("-", "_")}"')
-    known = engine_arguments()
+        options = {name.replace("_", "-"): str(value) for name, value in arguments.items()}
+        yield from check_options(
+            options, artefact, lambda name: f'{where}: "{name.replace("-", "_")}"'
+        )
+    accepted = engine_arguments()
     for name in arguments:
         if rbln and name.replace("_", "-") in REFUSED:
             continue
-        if name in STALE and name not in known:
+        if name in STALE and name not in accepted:
             yield Finding(f'{where}: vLLM no longer has "{name}"', STALE[name])
-        elif known and name not in known:
-            near = get_close_matches(name, known, 1)
+        elif accepted and name not in accepted:
+            near = get_close_matches(name, accepted, 1)
             yield Finding(
                 f'{where}: vLLM has no engine argument "{name}"',
                 f'Write "{near[0]}"' if near else "Leave it out",
             )
     if rbln and artefact is None:
-        yield from _judge_old_values(arguments, where)
+        yield from _check_old_values(arguments, where)
 
 
-def _judge_old_values(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
+def _check_old_values(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
     """Check for values of old tutorials, if the compiled folder is not on this machine."""
     length = arguments.get("max_model_len")
     for name in ("max_num_batched_tokens", "block_size"):
@@ -170,14 +172,16 @@ def _judge_old_values(arguments: dict[str, Any], where: str) -> Iterator[Finding
             )
 
 
-def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator[Finding]:
+def _check_config(config: str, arguments: dict[str, Any], name: str) -> Iterator[Finding]:
     where = f"{name}/{CONFIG_FILE}"
-    named = _text(config, "name")
+    named = _value_of(config, "name")
     if named is not None and named != name:
-        yield Finding(f"{where}: the name {named} is not its folder's", f'Write: name: "{name}"')
+        yield Finding(f"{where}: the name {named} is not the folder's", f'Write: name: "{name}"')
     if re.search(r"decoupled\s*:\s*false", config, re.IGNORECASE):
         yield Finding(f"{where}: decoupled is false", "Leave model_transaction_policy out")
-    devices = _size(arguments, "tensor_parallel_size") * _size(arguments, "pipeline_parallel_size")
+    devices = _parallel_size(arguments, "tensor_parallel_size") * _parallel_size(
+        arguments, "pipeline_parallel_size"
+    )
     if devices > 1 and "KIND_GPU" in config:
         yield Finding(
             f"{where}: KIND_GPU is for one GPU, but the arguments ask for {devices}",
@@ -198,7 +202,7 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
             f"Add: {parameter_line(SLOTS, '<max_num_seqs>')}",
             fatal=False,
         )
-    if not _true(parameters.get(HEALTH)):
+    if not _is_true(parameters.get(HEALTH)):
         yield Finding(
             f"{where}: {HEALTH} is not true, so Triton shows a model as ready after its vLLM "
             "has died",
@@ -208,9 +212,9 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
         )
 
 
-def _text(config: str, key: str) -> str | None:
-    found = re.search(rf'^\s*{key}\s*:\s*"([^"]*)"', config, re.MULTILINE)
-    return found and found[1]
+def _value_of(config: str, key: str) -> str | None:
+    match = re.search(rf'^\s*{key}\s*:\s*"([^"]*)"', config, re.MULTILINE)
+    return match and match[1]
 
 
 def parameter_line(key: str, value: object) -> str:
@@ -224,10 +228,10 @@ def parameters_of(config: str) -> dict[str, str]:
     return dict(re.findall(pair, config))
 
 
-def _size(arguments: dict[str, Any], name: str) -> int:
+def _parallel_size(arguments: dict[str, Any], name: str) -> int:
     value = arguments.get(name, 1)
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _true(value: object) -> bool:
+def _is_true(value: object) -> bool:
     return str(value).lower() == "true"

@@ -53,16 +53,16 @@ class TritonServer(Server):
         )
 
     async def ask(self) -> Report:
-        """Check that server and model are ready; if it was down, also read the model's inputs."""
+        """Check that the model is ready; if the server was down, also read the model's inputs."""
         try:
             if not await self._client.is_model_ready(self.model, client_timeout=ASK_S):
                 return Report(Health.ILL, f"model {self.model!r} is not ready")
-            return Report(Health.WELL) if self.up else await self._learn()
+            return Report(Health.WELL) if self.up else await self._read_config()
         except (InferenceServerException, grpc.RpcError) as error:
             late = "DEADLINE_EXCEEDED" in str(error)
             return Report(Health.SILENT if late else Health.ILL, str(error))
 
-    async def _learn(self) -> Report:
+    async def _read_config(self) -> Report:
         reply = await self._client.get_model_config(self.model, client_timeout=ASK_S)
         names = {one.name for one in reply.config.input}
         self.extras = tuple(name for name in EXTRAS if name in names)
@@ -81,7 +81,7 @@ class TritonServer(Server):
         Raises:
             ServerDown, ServerRefused: the server did not finish, or answered with an error.
         """
-        call = self._client.stream_infer(_once(self._request(prompt, parameters, request_id)))
+        call = self._client.stream_infer(_stream_of(self._request(prompt, parameters, request_id)))
         try:
             async with self.running():
                 return await self._read(call, self.pieces.setdefault(request_id, []))
@@ -104,8 +104,8 @@ class TritonServer(Server):
         async for result, error in call:
             self.progress()
             if error is not None:
-                ill = any(words in str(error) for words in ENGINE_GONE)
-                raise ServerDown(str(error)) if ill else ServerRefused(str(error))
+                is_engine_gone = any(words in str(error) for words in ENGINE_GONE)
+                raise ServerDown(str(error)) if is_engine_gone else ServerRefused(str(error))
             text = result.as_numpy("text_output")
             if text is not None:
                 pieces.append(text[0])
@@ -146,8 +146,8 @@ class TritonServer(Server):
         await self._client.close()
 
 
-async def _once(asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    yield asked
+async def _stream_of(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request
 
 
 def _input(name: str, kind: str, values: Any) -> Any:

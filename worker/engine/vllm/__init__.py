@@ -8,7 +8,7 @@ from worker.engine import engine_log
 from worker.engine.rbln.rules import prepare
 from worker.engine.spec import EngineSpec, Preflight
 from worker.engine.vllm import preflight
-from worker.engine.vllm.options import default_front_ends, judge_options
+from worker.engine.vllm.options import check_options, default_front_ends
 from worker.engine.vllm.sleeping import plan, together
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
@@ -29,8 +29,8 @@ def make(settings: VllmSettings) -> "VllmEngine":
     Raises:
         SettingsError: names every problem that prevents a start, and its remedy.
     """
-    refuse_fatal(preflight.judge_installed(installed()))
-    refuse_fatal(preflight.judge_folder(settings, ask_hub=True))
+    refuse_fatal(preflight.check_installed(installed()))
+    refuse_fatal(preflight.check_folder(settings, ask_hub=True))
     if settings.engine_log not in (None, engine_log.IN_WORKERS_LOG):
         engine_log.use(settings.engine_log)
     elif settings.log_format == "json":
@@ -38,27 +38,27 @@ def make(settings: VllmSettings) -> "VllmEngine":
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     settings = prepare(settings)  # before vLLM's import, which reads the environment
     packages = installed()
-    refuse_fatal(preflight.judge_device(packages))
-    refuse_fatal(preflight.judge_release(packages))
-    refuse_fatal(judge_options(settings.engine_args, settings.model, packages, settings.adapters))
+    refuse_fatal(preflight.check_device(packages))
+    refuse_fatal(preflight.check_release(packages))
+    refuse_fatal(check_options(settings.engine_args, settings.model, packages, settings.adapters))
     preflight.choose_sampler(packages)
     try:
         from worker.engine.vllm.engine import VllmEngine
     except ImportError as error:  # the installed vLLM lacks a name that names.py imports
         raise SettingsError(
-            f"vLLM {preflight.named(packages)} cannot be used: {error}. This worker has been "
-            f"tested with {preflight.TESTED}"
+            f"vLLM {preflight.vllm_version(packages)} cannot be used: {error}. This worker has "
+            f"been tested with {preflight.TESTED}"
         ) from error
     return VllmEngine(settings)
 
 
-def rehearse(settings: VllmSettings, _: Preflight) -> None:
+def dry_run(settings: VllmSettings, _: Preflight) -> None:
     """Make the engine and let vLLM check the model's configuration, without loading the model.
 
     Takes several seconds, in which vLLM is imported.
 
     Raises:
-        SettingsError: the start would raise it.
+        SettingsError: the start would raise the same error.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_LOGS", ",".join(_UNUSED_LOGS))
@@ -73,7 +73,7 @@ ENGINE = EngineSpec(
     VllmSettings,
     make,
     preflight.check,
-    rehearse,
+    dry_run,
     "worker.engine.vllm.attached:attach",
     default_front_ends,
     sleep=plan,

@@ -23,11 +23,11 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CONFIG = "adapter_config.json"
 #: Files of which an adapter's folder has one.
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-#: The name and the time of change of each of an adapter's files, and its size.
+#: The name, time of change (ns) and size (bytes) of each file of an adapter.
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-def judge_adapter(folder: Path, most_rank: int) -> Finding | None:
+def check_adapter(folder: Path, most_rank: int) -> Finding | None:
     """Check an adapter's files, but not its weights, which vLLM checks when it loads them."""
     save_again = "Save the adapter again with PEFT's save_pretrained()"
     file = folder / CONFIG
@@ -44,8 +44,12 @@ def judge_adapter(folder: Path, most_rank: int) -> Finding | None:
     if type(rank) is not int or rank < 1:
         return Finding(f"{file} has no rank: r must be a whole number from 1", save_again)
     if rank > most_rank:
-        enough = next((one for one in RANKS if one >= rank), None)
-        remedy = f"Write --max-lora-rank {enough}" if enough else "Train one of a smaller rank"
+        allowed_rank = next((allowed for allowed in RANKS if allowed >= rank), None)
+        remedy = (
+            f"Write --max-lora-rank {allowed_rank}"
+            if allowed_rank
+            else "Train an adapter of a smaller rank"
+        )
         return Finding(f"it has rank {rank}, and --max-lora-rank is {most_rank}", remedy)
     if not any((folder / name).is_file() for name in WEIGHTS):
         return Finding(f"{folder} has no weights: {' or '.join(WEIGHTS)}", save_again)
@@ -59,26 +63,26 @@ class AdapterFolder:
         self.path = os.path.realpath(path)
 
     def names(self) -> list[str]:
-        """Return the names of the adapters, sorted, at most MOST_NAMES; raise OSError."""
+        """Return the names of the adapters, sorted, at most MOST_NAMES. May raise OSError."""
         usable = (
             name for name in sorted(each.name for each in os.scandir(self.path))
-            if not _problem(name)
+            if not _broken_rule(name)
             and not self._outside(name)
             and Path(self.path, name, CONFIG).is_file()
         )  # fmt: skip
         return list(islice(usable, MOST_NAMES))
 
-    def find(self, name: str, known: Sequence[str] = ()) -> Path:
-        """Return the folder of an adapter; an error names `known` adapters.
+    def find(self, name: str, names: Sequence[str] = ()) -> Path:
+        """Return the folder of an adapter; an error lists `names`, the known adapters.
 
         Raises:
             RequestRejected: no folder has this name, or it leads out of this one.
         """
-        if problem := _problem(name):
-            raise _not_found(name, f"the name of an adapter {problem}")
+        if rule := _broken_rule(name):
+            raise _not_found(name, f"the name of an adapter {rule}")
         if not os.path.isdir(os.path.join(self.path, name)):  # noqa: PTH112, PTH118 - no errors
-            shown = ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-            raise _not_found(name, f"there are: {shown or 'none'}{did_you_mean(name, known)}")
+            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise _not_found(name, f"there are: {shown or 'none'}{did_you_mean(name, names)}")
         if outside := self._outside(name):
             raise _not_found(
                 name, f"{outside} leads out of WARMQ_ADAPTERS; copy it there instead of a link"
@@ -86,27 +90,27 @@ class AdapterFolder:
         return Path(self.path, name)
 
     def stamp(self, name: str) -> Stamp:
-        """Return what changes with an adapter's files."""
-        found = []
+        """Return a value that differs after a change of the adapter's files."""
+        files = []
         for file in (CONFIG, *WEIGHTS):
             try:
-                seen = Path(self.path, name, file).stat()
+                status = Path(self.path, name, file).stat()
             except OSError:
                 continue
-            found.append((file, seen.st_mtime_ns, seen.st_size))
-        return tuple(found)
+            files.append((file, status.st_mtime_ns, status.st_size))
+        return tuple(files)
 
     def _outside(self, name: str) -> str:
         """Return the adapter's folder or file that is a link out of this folder, or ''."""
         for parts in ((name,), *((name, file) for file in (CONFIG, *WEIGHTS))):
-            found = os.path.realpath(os.path.join(self.path, *parts))  # noqa: PTH118
-            if not found.startswith(self.path.rstrip("/") + "/"):
+            target = os.path.realpath(os.path.join(self.path, *parts))  # noqa: PTH118
+            if not target.startswith(self.path.rstrip("/") + "/"):
                 return "/".join(parts)
         return ""
 
 
-def _problem(name: str) -> str:
-    """Return what is wrong with a name of an adapter, or ''."""
+def _broken_rule(name: str) -> str:
+    """Return the rule that an adapter's name breaks, as the end of a sentence; '' for none."""
     if not name or name.startswith("."):
         return "does not begin with a point"
     if len(name) > NAME_CHARACTERS or len(name.encode(errors="replace")) > 255:

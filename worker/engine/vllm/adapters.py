@@ -16,15 +16,15 @@ from typing import Any, Self
 
 from contract.errors import EngineDead, RequestRejected, WarmqError
 from worker.engine.vllm import names
-from worker.engine.vllm.adapter_folder import AdapterFolder, Stamp, judge_adapter
+from worker.engine.vllm.adapter_folder import AdapterFolder, Stamp, check_adapter
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the folder's names.
+#: Seconds between two reads of the folder's names.
 LOOK_EVERY_S = 3.0
 #: Seconds after which an adapter that vLLM has refused is tried again, although no file changed.
 FAILED_S = 60.0
-#: Seconds between two looks whether the engine died while it loads an adapter.
+#: Seconds between two checks whether the engine died while it loads an adapter.
 DEAD_EVERY_S = 0.5
 #: The beginning of the error of a failed call to EngineCore.
 _FAILED_CALL = "Call to add_lora method failed: "
@@ -34,9 +34,9 @@ class Adapters:
     """The adapters of one engine.
 
     At most `most` are loaded. Requests of adapters that are not loaded wait. If all loaded ones are
-    in use, the one that was used least recently takes no further requests, so that it can leave.
-    `load` lets the engine load a folder, and returns a number; `unload` takes it. `fixed` are
-    names of models that are never loaded here.
+    in use, the one that was used least recently takes no further requests, so that it can be
+    unloaded. `load` lets the engine load a folder, and returns vLLM's number of the adapter, which
+    `unload` gets. `fixed` are names of models that are never loaded here.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Adapters:
     @classmethod
     def of(cls, folder: str, engine: Any, served: Any, dead: Callable[[], bool]) -> Self:
         """Return the adapters of a folder in an AsyncLLM, `served` by its OpenAIServingModels."""
-        config, taken = engine.vllm_config.lora_config, len(served.lora_requests)
-        fixed = {one.name for one in served.base_model_paths} | set(served.lora_requests)
+        config, preloaded = engine.vllm_config.lora_config, len(served.lora_requests)
+        fixed = {model.name for model in served.base_model_paths} | set(served.lora_requests)
 
         async def load(name: str, path: Path, stamp: Stamp) -> int:
-            # Prefixes of the cache belong to a lora_name: those of earlier files are not used.
+            # vLLM's prefix cache knows adapters by lora_name: changed files need a new name.
             request = names.LoRARequest(
                 lora_name=f"{name} {hash(stamp):x}",
                 lora_int_id=served.lora_id_counter.inc(1),
@@ -93,27 +93,28 @@ class Adapters:
             await engine.remove_lora(number)
 
         most = config.max_cpu_loras
-        if names.current_platform.is_cpu():  # see _judge_adapters in options.py
+        if names.current_platform.is_cpu():  # see _check_adapters in options.py
             most = min(most, config.max_loras - 1)
-        found = cls(
-            AdapterFolder(folder), most - taken, config.max_lora_rank,
+        adapters = cls(
+            AdapterFolder(folder), most - preloaded, config.max_lora_rank,
             load, unload, dead, fixed,
         )  # fmt: skip
-        found._looking = asyncio.create_task(found.look())
-        return found
+        adapters._looking = asyncio.create_task(adapters.look())
+        return adapters
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[None]:
-        """Have an adapter loaded while in the context; raise RequestRejected if it cannot be.
+        """Keep an adapter loaded in this context. For no name, or a name of `fixed`, do nothing.
 
-        Without a name, or with one of another model, nothing is loaded.
+        Raises:
+            RequestRejected: the adapter cannot be loaded.
         """
         if not name or name in self._fixed:
             yield
             return
-        if name not in self._users:  # a wrong one does not wait until one leaves
+        if name not in self._users:  # a wrong name is refused at once
             await asyncio.to_thread(self._checked, name)
-        if name not in self._users or self._leaves(name):
+        if name not in self._users or self._is_next_to_unload(name):
             await self._wait(name)
         else:
             self._enter(name)
@@ -123,7 +124,7 @@ class Adapters:
             self._users[name] -= 1
             self._changed.set()
 
-    def _leaves(self, name: str) -> bool:
+    def _is_next_to_unload(self, name: str) -> bool:
         full = len(self._users) >= self._most and all(self._users.values())
         return bool(self._waiting) and full and name == next(iter(self._users))
 
@@ -131,18 +132,18 @@ class Adapters:
         self._users[name] = self._users.pop(name) + 1  # it is the most recently used one now
 
     async def _wait(self, name: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(name, []).append(turn)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, []).append(waiter)
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load_waiting())
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._users[name] -= 1  # it has entered just now
-            elif turn in (turns := self._waiting.get(name, [])):
-                turns.remove(turn)
-                if not turns:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._users[name] -= 1  # the request has just been let in
+            elif waiter in (waiters := self._waiting.get(name, [])):
+                waiters.remove(waiter)
+                if not waiters:
                     del self._waiting[name]
             self._changed.set()
             raise
@@ -159,15 +160,17 @@ class Adapters:
             except Exception as failed:  # the requests must not wait for ever
                 extra = {"action": "adapter_failed", "adapter": name}
                 log.exception("the adapter %s cannot be loaded", name, extra=extra)
-                error = EngineDead(str(failed), inside=False) if self._dead() else _failed(name)
-            for turn in self._waiting.pop(name, []):
-                if turn.done():
+                error = (
+                    EngineDead(str(failed), inside=False) if self._dead() else _unexplained(name)
+                )
+            for waiter in self._waiting.pop(name, []):
+                if waiter.done():
                     continue
                 if error is None:
                     self._enter(name)
-                    turn.set_result(None)
+                    waiter.set_result(None)
                 else:
-                    turn.set_exception(error)
+                    waiter.set_exception(error)
 
     async def _load_one(self, name: str) -> None:
         """Check an adapter, unload unused ones, and load it, unless no request waits now."""
@@ -194,10 +197,10 @@ class Adapters:
         log.info(text, name, seconds, extra={"action": "adapter_loaded", "adapter": name})
 
     def _checked(self, name: str) -> tuple[Path, Stamp]:
-        """Return an adapter's folder, and what changes with its files; may raise WarmqError."""
+        """Return an adapter's folder and stamp. Raises WarmqError if it cannot be loaded."""
         path, stamp = self._folder.find(name, self.names), self._folder.stamp(name)
-        if found := judge_adapter(path, self._most_rank):
-            raise refused(name, found.problem, found.remedy)
+        if finding := check_adapter(path, self._most_rank):
+            raise refused(name, finding.problem, finding.remedy)
         before, at, error = self._failed.pop(name, ((), 0.0, None))
         if error is not None and before == stamp and time.monotonic() < at + FAILED_S:
             self._failed[name] = before, at, error
@@ -205,7 +208,7 @@ class Adapters:
         return path, stamp
 
     async def _alive(self, call: Awaitable[Any]) -> Any:
-        """Return a call's result; vLLM's calls wait for ever if the engine dies.
+        """Return the result of a call of vLLM, which waits for ever if the engine dies.
 
         Raises:
             EngineDead: the engine has died.
@@ -220,7 +223,7 @@ class Adapters:
             task.cancel()
 
     def listed(self) -> tuple[str, ...]:
-        """Return the names in the folder that requests may have."""
+        """Return the names in the folder that requests may name."""
         return self.names
 
     async def look(self) -> None:
@@ -228,8 +231,8 @@ class Adapters:
         reason = ""
         while True:
             try:
-                found = await asyncio.to_thread(self._folder.names)
-                self.names, reason = tuple(n for n in found if n not in self._fixed), ""
+                names_in_folder = await asyncio.to_thread(self._folder.names)
+                self.names, reason = tuple(n for n in names_in_folder if n not in self._fixed), ""
             except OSError as error:
                 if reason != (reason := str(error.strerror)):
                     text = "WARMQ_ADAPTERS: %s cannot be read: %s"
@@ -237,7 +240,7 @@ class Adapters:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def close(self) -> None:
-        """End the tasks, from any thread; no request runs then."""
+        """End the tasks, from any thread. Called when no request runs."""
         for task in filter(None, (self._loading, self._looking)):
             with suppress(RuntimeError):  # the loop is closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
@@ -252,5 +255,5 @@ def refused(name: str, problem: str, remedy: str) -> RequestRejected:
     )
 
 
-def _failed(name: str) -> RequestRejected:
+def _unexplained(name: str) -> RequestRejected:
     return refused(name, "the worker's log has the reason", "Ask the operator")

@@ -20,10 +20,12 @@ SERVED = "served-model-name"
 
 class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> None:
-        known = self._option_string_actions
+        options = self._option_string_actions
         words = (word.partition("=")[0].rstrip(":,") for word in message.split())
-        unknown = next((word for word in words if word.startswith("--") and word not in known), "")
-        if near := nearest(unknown, known):
+        unknown = next(
+            (word for word in words if word.startswith("--") and word not in options), ""
+        )
+        if near := nearest(unknown, options):
             message += f"; did you mean {near}"
         raise SettingsError(f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve`")
 
@@ -59,7 +61,7 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
 
 
 @contextmanager
-def refusals(*kinds: type[Exception]) -> Iterator[None]:
+def refusals(*error_types: type[Exception]) -> Iterator[None]:
     """Raise vLLM's configuration errors, and errors of the given types, as SettingsError."""
     prefix = "WARMQ_MODEL, WARMQ_ENGINE_ARGS: vLLM refuses them: "
     try:
@@ -68,5 +70,5 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise
     except pydantic.ValidationError as error:
         raise SettingsError(prefix + error.errors()[0]["msg"]) from None
-    except kinds as error:
+    except error_types as error:
         raise SettingsError(prefix + " ".join(str(error).split())) from None

@@ -17,16 +17,16 @@ from worker.machine.packages import installed
 
 
 class AttachedEngine(VllmEngine):
-    """Runs requests in the engine of a client (clients.py), and ends when that engine ends."""
+    """Runs requests in another process's engine (clients.py), and ends when that engine ends."""
 
     def __init__(self, settings: VllmSettings, client: dict[str, Any]) -> None:
-        given = settings.engine_args.options
-        chosen = "".join(f" --{name} {value}" for name, value in client["memory"].items()
-                         if name not in given)  # fmt: skip
-        args = EngineArgs(settings.engine_args + chosen)
+        user_options = settings.engine_args.options
+        memory_options = "".join(f" --{name} {value}" for name, value in client["memory"].items()
+                         if name not in user_options)  # fmt: skip
+        args = EngineArgs(settings.engine_args + memory_options)
         super().__init__(settings.model_copy(update={"engine_args": args}))
         self._client = client
-        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes to end
+        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # this process has no engine processes
 
     def _connect(self) -> AsyncLLMEngine:
         client = self._client
@@ -69,12 +69,12 @@ def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
 
     vLLM does this only for processes that it has started, and a killed process notifies no client.
     """
-    watched = []
+    descriptors = []
     with suppress(ProcessLookupError):
-        watched += [os.pidfd_open(process) for process in processes]
-        select.select(watched, (), ())
-    for each in watched:
-        os.close(each)
+        descriptors += [os.pidfd_open(process) for process in processes]
+        select.select(descriptors, (), ())
+    for descriptor in descriptors:
+        os.close(descriptor)
     engine.engine_core.resources.engine_dead = True
     engine.engine_core.shutdown()
 

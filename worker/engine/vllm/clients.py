@@ -1,8 +1,8 @@
 """Lets more processes send requests to one EngineCore, as vLLM does for several API servers.
 
 EngineCore connects to a pair of sockets for each of its clients, even before a client uses them,
-and sends each answer to the client that sent the request. This process is the first client; more
-attach later (attached.py). EngineCore greets each client only once, so a client that died is
+and sends each answer to the client that sent the request. This process is the first client; further
+ones attach later (attached.py). EngineCore greets each client only once, so a client that died is
 replaced by a new one.
 """
 

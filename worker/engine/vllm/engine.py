@@ -50,12 +50,13 @@ class VllmEngine:
         self._args = parse_engine_args(settings)
         self._progress = stats.Progress()
         self._killed = self._guarded = False
-        #: Child processes of this process that are not of this engine.
+        #: Child processes that this process had before it built this engine.
         self._before: set[Any] = set()
         self._warnings = Warnings(relay=engine_log.in_file())
         self._engine: names.AsyncLLMEngine | None = None
         self._names: set[str] = set()
         self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
+        #: Whether a request's `model` has to be a served name; otherwise any name is accepted.
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._texts = serving.RunningTexts()
@@ -140,7 +141,7 @@ class VllmEngine:
         ])  # fmt: skip
         if folder:
             self._adapters = Adapters.of(folder, engine, models, self.dead)
-        # with adapters, `model` chooses one
+        # With adapters, a request's `model` chooses one.
         self._fixed_name |= bool(models.lora_requests or folder)
         if (every_s := statistics_every_s()) is not None:
             self._stats = asyncio.create_task(stats.log_stats(engine, every_s))
@@ -188,15 +189,15 @@ class VllmEngine:
             async with self._adapters.using(request.body.get("model")):
                 return await self._answer(request, request_id)
         except Exception as error:
-            ours = self._as_ours(error, request)
-            self._folders.hide(ours)
-            if ours is error:
+            own_error = self._as_own_error(error, request)
+            self._folders.hide(own_error)
+            if own_error is error:
                 raise
-            raise ours from error
+            raise own_error from error
         finally:
             self._texts.forget(request_id)
 
-    def _as_ours(self, error: Exception, request: EngineRequest) -> WarmqError:
+    def _as_own_error(self, error: Exception, request: EngineRequest) -> WarmqError:
         if isinstance(error, WarmqError):
             return error
         if isinstance(error, errors.Aborted):
@@ -205,8 +206,8 @@ class VllmEngine:
             return errors.rejected(error, request.body)
         if isinstance(error, names.EngineDeadError) or self.dead():
             return self._died(error)
-        refused = isinstance(error, errors.REFUSALS) and not errors.is_ours(error)
-        if refused or errors.in_media(error):
+        is_refusal = isinstance(error, errors.REFUSALS) and not errors.is_ours(error)
+        if is_refusal or errors.in_media(error):
             return errors.rejected(error, request.body)
         return errors.failed(error, request.body)
 
@@ -247,7 +248,7 @@ class VllmEngine:
         """Return the body that vLLM's request class gets."""
         body, model = dict(request.body), request.body.get("model")
         if model not in self._names and not self._fixed_name:
-            body.pop("model", None)  # the one served model runs it under any name
+            body.pop("model", None)  # any name stands for the one served model
         if request.url in serving.OTHER_URLS:
             return serving.body_for(request.url, body, request_id)
         prompts = body.get("prompt")
@@ -298,7 +299,7 @@ class VllmEngine:
         return RequestRejected(message, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
-        text = f"{error}\n{self._warnings.read()}".strip()  # vLLM may log the cause elsewhere
+        text = f"{error}\n{self._warnings.read()}".strip()  # only the log may have the cause
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
     # -- sleep, between two stays of the model -------------------------------------------
@@ -315,11 +316,13 @@ class VllmEngine:
         self._progress.at = time.monotonic()
 
     def device_used(self) -> int | None:
-        found = gpu_memory()
-        return None if found is None else found.total - found.free
+        memory = gpu_memory()
+        return None if memory is None else memory.total - memory.free
 
     async def answer_fixed_question(self) -> str:
-        url = next((each for each in QUESTIONS if each in self._serving), None)
+        url = next(
+            (question_url for question_url in QUESTIONS if question_url in self._serving), None
+        )
         if url is None:
             raise RequestFailed(f"no fixed question is known for {', '.join(self._serving)}")
         request = EngineRequest(url, dict(QUESTIONS[url]))
@@ -363,8 +366,8 @@ class VllmEngine:
 
 def _device_of(config: Any) -> str:
     """Return the card's name (NVIDIA H100 80GB HBM3), or the device type (cpu, cuda)."""
-    kind = str(config.device_config.device_type)
+    device_type = str(config.device_config.device_type)
     try:
-        return str(names.current_platform.get_device_name() or kind)
+        return str(names.current_platform.get_device_name() or device_type)
     except Exception:  # for display only; plugins may raise any exception
-        return kind
+        return device_type

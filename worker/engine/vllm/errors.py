@@ -84,9 +84,13 @@ def ended_in_error(body: Mapping[str, Any]) -> WarmqError:
     vLLM sends it if no text fulfils the request's schema, regex, choice or grammar, and logs the
     reason. For a request without such a constraint a retry may help.
     """
-    form, chosen = body.get("response_format"), body.get("tool_choice")
-    asked = body.get("structured_outputs") or chosen == "required" or isinstance(chosen, dict)
-    if asked or (isinstance(form, dict) and form.get("type") != "text"):
+    response_format, tool_choice = body.get("response_format"), body.get("tool_choice")
+    is_constrained = (
+        body.get("structured_outputs") or tool_choice == "required" or isinstance(tool_choice, dict)
+    )
+    if is_constrained or (
+        isinstance(response_format, dict) and response_format.get("type") != "text"
+    ):
         return RequestRejected(
             "vLLM ended this answer with finish_reason error: no text of this model follows the "
             "schema, regex, choice, grammar or tools that the request names; its log has the reason"
@@ -105,15 +109,17 @@ class Folders:
         for folder, name in models:
             shown = Path(name).name if name == folder else name
             path = Path(folder)
-            for written in (folder, str(path), str(path.absolute()), str(path.resolve())):
-                names[written.rstrip("/")] = shown
-        for here in (Path.cwd(), Path(sys.prefix), Path(sys.base_prefix), Path.home()):
-            names.setdefault(str(here).rstrip("/"), "…")
+            for spelling in (folder, str(path), str(path.absolute()), str(path.resolve())):
+                names[spelling.rstrip("/")] = shown
+        for own_folder in (Path.cwd(), Path(sys.prefix), Path(sys.base_prefix), Path.home()):
+            names.setdefault(str(own_folder).rstrip("/"), "…")
         # Short names such as "." or "tiny" are kept: they are also common words.
-        known = sorted((name for name in names if "/" in name and len(name) > 3), key=len)
+        long_names = sorted((name for name in names if "/" in name and len(name) > 3), key=len)
         self._names = names
-        longest_first = "|".join(re.escape(name) for name in reversed(known))
-        self._known = re.compile(rf"(?<![\w./-])(?:{longest_first})(?![\w-])") if known else None
+        longest_first = "|".join(re.escape(name) for name in reversed(long_names))
+        self._known = (
+            re.compile(rf"(?<![\w./-])(?:{longest_first})(?![\w-])") if long_names else None
+        )
 
     def hide(self, error: WarmqError) -> None:
         """Replace the folders in an error's message."""
@@ -125,7 +131,7 @@ class Folders:
         """Return a text with its folders replaced."""
         if self._known is None or "/" not in text:
             return text
-        return self._known.sub(lambda found: self._names[found[0]], text)
+        return self._known.sub(lambda match: self._names[match[0]], text)
 
 
 # -- which of pydantic's errors to report --------------------------------------------
@@ -136,7 +142,7 @@ class Folders:
 _PLAIN = frozenset(("str", "int", "float", "bool", "bytes", "dict", "list", "none"))
 #: Ends of pydantic's error types for a value of the wrong type.
 _OTHER_TYPE = ("_type", "_parsing", "is_instance_of")
-#: Fields whose value tells the member types of a union apart.
+#: Fields whose value distinguishes the member types of a union.
 _DISCRIMINATORS = ("type", "role")
 
 #: An error of pydantic, from `ValidationError.errors()`.
@@ -146,15 +152,15 @@ Error = Mapping[str, Any]
 def wrong_field(error: pydantic.ValidationError, body: Mapping[str, Any]) -> tuple[str, str]:
     """Return the path of the wrong field in the body, and its problem."""
     errors: Sequence[Error] = error.errors(include_url=False)
-    found = min(errors, key=lambda one: _distance(one, errors))
-    path = [str(part) for part in found["loc"] if not _is_member(part)]
+    nearest = min(errors, key=lambda one: _distance(one, errors))
+    path = [str(part) for part in nearest["loc"] if not _is_member(part)]
     if path and path[0].isdigit():  # vLLM reads a message's content parts one by one
         path = [*_content_path(errors, int(path[0]), body), *path]
-    message = found["msg"]
-    if _discriminates(found):  # no member type fits: list the values of all
-        same = [one for one in errors if _discriminates(one) and _depth(one) == _depth(found)]
-        kinds = dict.fromkeys(str(one["ctx"]["expected"]) for one in same)
-        message = f"Input should be {', '.join(kinds)}"
+    message = nearest["msg"]
+    if _discriminates(nearest):  # no member type fits: list the values of all
+        alike = [one for one in errors if _discriminates(one) and _depth(one) == _depth(nearest)]
+        expected = dict.fromkeys(str(one["ctx"]["expected"]) for one in alike)
+        message = f"Input should be {', '.join(expected)}"
     return ".".join(path), message
 
 
@@ -179,20 +185,26 @@ def _discriminates(error: Error) -> bool:
 def _distance(error: Error, errors: Sequence[Error]) -> tuple[bool, int, bool, int, bool]:
     """Return how far an error's member type is from the type that the client meant.
 
-    The farthest types expect another type of value, then come those with the fewest fitting fields,
-    then those with another value of a discriminating field.
+    The farthest member types expect another type of value. Nearer are those with few fitting
+    fields, and then those with another value of a discriminating field.
     """
     members = _members(error)
-    around = [one for one in errors if members[: len(_members(one))] == _members(one)]
-    other = any(
+    of_member = [one for one in errors if members[: len(_members(one))] == _members(one)]
+    expects_other_type = any(
         _is_member(one["loc"][-1]) and one["type"].endswith(_OTHER_TYPE)
-        for one in around
+        for one in of_member
         if one["loc"]
     )
-    unlike = any(_discriminates(one) for one in around)
-    lacks = [_depth(one) for one in around if _discriminates(one) or one["type"] == "missing"]
-    fits = min(lacks, default=_depth(error))
-    return other, -fits, unlike, unlike * -_depth(error), unlike and not _discriminates(error)
+    has_other_value = any(_discriminates(one) for one in of_member)
+    depths = [_depth(one) for one in of_member if _discriminates(one) or one["type"] == "missing"]
+    fits = min(depths, default=_depth(error))
+    return (
+        expects_other_type,
+        -fits,
+        has_other_value,
+        has_other_value * -_depth(error),
+        has_other_value and not _discriminates(error),
+    )
 
 
 def _content_path(errors: Sequence[Error], index: int, body: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """The program of the process that compiles requests' grammars before the engine gets them.
 
-grammars.py starts it. It loads vLLM, the tokenizer and the grammar backend once. For each
-constraint (JSON schema, regex, choice or grammar) it forks a child, which does the same as vLLM:
-validate, compile, and make the token masks of the first steps. The kernel limits the child's
+grammars.py starts the process, which loads vLLM, the tokenizer and the grammar backend once. For
+each constraint (JSON schema, regex, choice or grammar) it forks a child, which does the same as
+vLLM: validate, compile, and make the token masks of the first steps. The kernel limits the child's
 memory, and kills the child after CPU_S seconds of processor time, even if it never releases the
 GIL.
 
@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 from worker.engine.parent_death import end_with_parent
 
 #: Seconds of processor time, of all threads, for one constraint. EngineCore's only compiling thread
-#: would be busy as long. A schema of 1,000 properties takes 0.3 s.
+#: would be busy for the same time. A schema of 1,000 properties takes 0.3 s.
 CPU_S = 2.0
 #: Seconds of real time for one constraint. It is reached only on an overloaded machine.
 WALL_S = 30.0
@@ -59,7 +59,7 @@ def as_message(value: bytes) -> bytes:
 
 def main() -> None:
     """Answer messages until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input, or of its parent, ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the end of its input or parent ends it
     answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # libraries may print to stdout
     compiler = Compiler(read_message(incoming))
@@ -88,15 +88,15 @@ def _in_child(compiler: "Compiler", constraint: Any) -> tuple[Any, ...]:
         finally:
             os._exit(0)
     os.close(writing)
-    found = _read_until(reading, time.monotonic() + WALL_S)
-    if found is None:
+    answer_bytes = _read_until(reading, time.monotonic() + WALL_S)
+    if answer_bytes is None:
         os.kill(child, signal.SIGKILL)
     os.close(reading)
     _, status = os.waitpid(child, 0)
-    if found is None:
+    if answer_bytes is None:
         return ("stalled",)
-    if found:
-        return tuple(pickle.loads(found))  # noqa: S301  our child wrote it
+    if answer_bytes:
+        return tuple(pickle.loads(answer_bytes))  # noqa: S301  our child wrote it
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
         return ("slow",)
     return (
@@ -107,12 +107,12 @@ def _in_child(compiler: "Compiler", constraint: Any) -> tuple[Any, ...]:
 
 
 def _read_until(reading: int, deadline: float) -> bytes | None:
-    parts: list[bytes] = []
+    pieces: list[bytes] = []
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(reading, 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
+        piece = os.read(reading, 1 << 16)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
     return None
 
 
@@ -123,17 +123,17 @@ def _limit_memory() -> None:
 
 
 #: Seconds of processor time that the constraint may still use, in a list of one.
-_left_s = [CPU_S]
+_remaining_s = [CPU_S]
 
 
 @contextmanager
 def _timed() -> Iterator[None]:
     """Count the processor time in this context. After CPU_S seconds SIGPROF ends the process."""
-    signal.setitimer(signal.ITIMER_PROF, _left_s[0])
+    signal.setitimer(signal.ITIMER_PROF, _remaining_s[0])
     try:
         yield
     finally:
-        _left_s[0] = max(0.01, signal.setitimer(signal.ITIMER_PROF, 0)[0])
+        _remaining_s[0] = max(0.01, signal.setitimer(signal.ITIMER_PROF, 0)[0])
 
 
 class Compiler:
@@ -162,16 +162,20 @@ class Compiler:
                     self._config.structured_outputs_config,
                     self._manager.tokenizer,
                 )
-            made = params.structured_outputs
+            validated = params.structured_outputs
             # An engine uses only one backend, the one that its first constraint needs.
-            for name in {made._backend, "xgrammar"} if made._backend_was_auto else {made._backend}:
+            for name in (
+                {validated._backend, "xgrammar"}
+                if validated._backend_was_auto
+                else {validated._backend}
+            ):
                 self._manager.backend = self._backend(name)
                 with _timed():
-                    _use(self._backends[name], self._compile(name, made))
+                    _try_grammar(self._backends[name], self._compile(name, validated))
         except Exception as error:
             reason = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
             return "refused", f"the JSON schema, regex, choice or grammar is refused: {reason}"
-        return "valid", vars(made)
+        return "valid", vars(validated)
 
     def _backend(self, name: str) -> Any:
         if name not in self._backends:
@@ -180,23 +184,23 @@ class Compiler:
             self._backends[name] = self._manager.backend
         return self._backends[name]
 
-    def _compile(self, name: str, made: Any) -> Any:
+    def _compile(self, name: str, constraint: Any) -> Any:
         from vllm.v1.structured_output.request import StructuredOutputRequest
 
-        asked = StructuredOutputRequest(made)
+        structured_request = StructuredOutputRequest(constraint)
         params = SimpleNamespace(
             structured_outputs=SimpleNamespace(_backend=name), all_stop_token_ids=None
         )
         request = SimpleNamespace(
-            request_id="", sampling_params=params, structured_output_request=asked
+            request_id="", sampling_params=params, structured_output_request=structured_request
         )
         self._manager.grammar_init(request)
-        if isinstance(asked.grammar, Exception):
-            raise asked.grammar
-        return asked.grammar
+        if isinstance(structured_request.grammar, Exception):
+            raise structured_request.grammar
+        return structured_request.grammar
 
 
-def _use(backend: Any, grammar: Any) -> None:
+def _try_grammar(backend: Any, grammar: Any) -> None:
     """Accept the first tokens of some text that the grammar allows."""
     mask = backend.allocate_token_bitmask(1)
     for step in range(STEPS):

@@ -9,8 +9,8 @@ process (grammar_process.py), with a limit of processor time. If that succeeds, 
 constraint with the result of vLLM's validation, which is not repeated on the loop.
 
 The process compiles one constraint at a time, and tenants take turns. Requests without a
-constraint, and those for any JSON object, do not use the process. It starts with the first other
-constraint, which takes some seconds, and uses about 400 MB.
+constraint, and those for any JSON object, do not use the process. The process starts for the first
+constraint that needs it, which takes some seconds, and uses about 400 MB.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ from worker.engine.vllm.names import VLLMValidationError
 
 log = logging.getLogger(__name__)
 
-#: Most results that are kept. Usually a file has one constraint, or one for each of its tools.
-KNOWN = 1024
+#: Most answers that are kept. Usually a file has one constraint, or one for each of its tools.
+MOST_ANSWERS = 1024
 #: The Python code that the process runs.
 MAIN = "from worker.engine.vllm.grammar_process import main; main()"
 #: Seconds in which the process has to load vLLM and the tokenizer; on two busy cores it takes 10 s.
@@ -47,7 +47,7 @@ _SLOW = (
 )
 
 #: The answer of the process, as grammar_process.py describes it.
-Outcome = tuple[Any, ...]
+Answer = tuple[Any, ...]
 #: The tenant of the current task's request.
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
@@ -57,8 +57,8 @@ class Grammars:
 
     def __init__(self) -> None:
         self._config: Any = None
-        self._known: OrderedDict[bytes, Outcome] = OrderedDict()
-        self._asking: dict[tuple[str, bytes], asyncio.Task[Outcome]] = {}
+        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._asking: dict[tuple[str, bytes], asyncio.Task[Answer]] = {}
         self._turns = FairLock()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -66,11 +66,13 @@ class Grammars:
         """Make an AsyncLLM call `check` before it takes a request with a constraint."""
         add, self._config = engine.add_request, engine.vllm_config
 
-        async def add_request(request_id: str, prompt: Any, params: Any, *a: Any, **k: Any) -> Any:
+        async def add_request(
+            request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             constraint = getattr(params, "structured_outputs", None)
             if constraint is not None:
                 await self.check(params, constraint)
-            return await add(request_id, prompt, params, *a, **k)
+            return await add(request_id, prompt, params, *args, **kwargs)
 
         engine.add_request = add_request
 
@@ -84,62 +86,62 @@ class Grammars:
         if constraint.json_object and constraint.json is None:  # vLLM compiles it once for all
             return
         key = hashlib.sha256(pickle.dumps(constraint)).digest()
-        outcome = self._known.get(key)
-        if outcome is None:
+        answer = self._answers.get(key)
+        if answer is None:
             with waiting():
-                outcome = await self._outcome(key, constraint)
-        if outcome[0] == "valid":
-            vars(constraint).update(outcome[1])
+                answer = await self._compiled(key, constraint)
+        if answer[0] == "valid":
+            vars(constraint).update(answer[1])
             params._validate_structured_outputs = _validated
-        elif outcome[0] == "stalled":
+        elif answer[0] == "stalled":
             raise RequestFailed(f"a constraint was not compiled within {WALL_S:g} s")
         else:
-            message = _SLOW if outcome[0] == "slow" else outcome[1]
+            message = _SLOW if answer[0] == "slow" else answer[1]
             raise VLLMValidationError(message, parameter=None)
 
-    async def _outcome(self, key: bytes, constraint: Any) -> Outcome:
+    async def _compiled(self, key: bytes, constraint: Any) -> Answer:
         """Compile a constraint once for all of a tenant's requests that have it.
 
         Cancelling one request does not stop the compilation. Another tenant with the same
         constraint waits separately, for its own turn.
         """
-        whose = TENANT.get(), key
-        task = self._asking.get(whose)
+        asker = TENANT.get(), key
+        task = self._asking.get(asker)
         if task is None:
-            task = asyncio.create_task(self._ask(*whose, pickle.dumps(constraint)))
-            self._asking[whose] = task
-            task.add_done_callback(lambda done: self._asked(whose, done))
+            task = asyncio.create_task(self._ask(*asker, pickle.dumps(constraint)))
+            self._asking[asker] = task
+            task.add_done_callback(lambda done: self._keep_answer(asker, done))
         return await asyncio.shield(task)
 
-    def _asked(self, whose: tuple[str, bytes], task: "asyncio.Task[Outcome]") -> None:
-        self._asking.pop(whose, None)
+    def _keep_answer(self, asker: tuple[str, bytes], task: "asyncio.Task[Answer]") -> None:
+        self._asking.pop(asker, None)
         if task.cancelled() or task.exception() is not None or task.result()[0] == "stalled":
             return
-        self._known[whose[1]] = task.result()
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
+        self._answers[asker[1]] = task.result()
+        if len(self._answers) > MOST_ANSWERS:
+            self._answers.popitem(last=False)
 
-    async def _ask(self, tenant: str, key: bytes, constraint: bytes) -> Outcome:
+    async def _ask(self, tenant: str, key: bytes, constraint: bytes) -> Answer:
         async with self._turns.taken(tenant):
-            if outcome := self._known.get(key):
-                return outcome
+            if answer := self._answers.get(key):
+                return answer
             try:
                 process = self._process or await self._start()
                 return await _exchange(process, constraint, WALL_S * 2)
             except (OSError, TimeoutError, EOFError, asyncio.IncompleteReadError) as error:
                 self.end()
-                kind = type(error).__name__
+                error_type = type(error).__name__
                 raise RequestFailed(
-                    f"the process that compiles constraints does not answer ({kind})"
+                    f"the process that compiles constraints does not answer ({error_type})"
                 ) from None
 
     async def _start(self) -> asyncio.subprocess.Process:
         # "0" turns off vLLM's own limit for regexes, which counts real time.
-        more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
+        variables = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "ignore", "-c", startup_code("end_with_parent") + MAIN,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL, env=os.environ | more,
+            stderr=asyncio.subprocess.DEVNULL, env=os.environ | variables,
         )  # fmt: skip
         await _exchange(process, bytes(ForkingPickler.dumps(self._config)), START_S)
         extra = {"action": "grammars_started"}
@@ -154,7 +156,7 @@ class Grammars:
                 process.kill()
 
 
-async def _exchange(process: asyncio.subprocess.Process, message: bytes, limit_s: float) -> Outcome:
+async def _exchange(process: asyncio.subprocess.Process, message: bytes, limit_s: float) -> Answer:
     writing, reading = process.stdin, process.stdout
     if writing is None or reading is None:
         raise EOFError
@@ -162,7 +164,7 @@ async def _exchange(process: asyncio.subprocess.Process, message: bytes, limit_s
         writing.write(as_message(message))
         await writing.drain()
         (length,) = LENGTH.unpack(await reading.readexactly(LENGTH.size))
-        answer: Outcome = pickle.loads(await reading.readexactly(length))  # noqa: S301  trusted
+        answer: Answer = pickle.loads(await reading.readexactly(length))  # noqa: S301  trusted
     return answer
 
 
@@ -180,7 +182,7 @@ class FairLock:
 
     @asynccontextmanager
     async def taken(self, tenant: str) -> AsyncIterator[None]:
-        """Hold the turn in this context; wait for it before."""
+        """Wait for the turn, and hold it in this context."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True

@@ -47,7 +47,8 @@ def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
     """Refuse texts that take too long to tokenize.
 
     Raises:
-        RequestRejected: names the limit, which follows from `context`, the model's in tokens.
+        RequestRejected: a text is too long. The limit follows from `context`, the model's
+            context length in tokens.
     """
     limit, in_all = max(LEAST, PER_TOKEN * context), 0
     pools = url in POOLING_TYPES
@@ -75,20 +76,20 @@ def _too_long(name: str, length: int, limit: int) -> RequestRejected:
 
 def lengths(value: Any) -> Iterator[int]:
     """Yield the length of each text in a value; media do not count."""
-    left = [value]
-    while left:
-        each = left.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
             yield len(each)
         elif isinstance(each, list):
-            left += each
+            pending += each
         elif isinstance(each, dict):
-            for key, one in each.items():
+            for key, child in each.items():
                 if len(key) > NAME:
                     yield len(key)
-                named = key in _KINDS and isinstance(one, str) and len(one) <= NAME
-                if key not in _NO_TEXT and not named:
-                    left.append(one)
+                is_kind = key in _KINDS and isinstance(child, str) and len(child) <= NAME
+                if key not in _NO_TEXT and not is_kind:
+                    pending.append(child)
 
 
 #: Fields with options for reading media.
@@ -106,21 +107,23 @@ def refuse_inflated(body: Mapping[str, Any]) -> None:
     """Refuse options with which vLLM would make media much larger than they were sent.
 
     Raises:
-        RequestRejected: names the limit.
+        RequestRejected: an option is too large; the error names the limit.
     """
     for option in _OPTIONS:
-        field, left = f"body.{option}", [("", body.get(option))]
-        while left:
-            name, each = left.pop()
+        field, pending = f"body.{option}", [("", body.get(option))]
+        while pending:
+            name, each = pending.pop()
             if isinstance(each, dict):
-                left += ((str(key), one) for key, one in each.items())
+                pending += ((str(key), child) for key, child in each.items())
             elif isinstance(each, list):
                 if len(each) > 64:
                     raise RequestRejected(f"field {field}: {name} has {len(each)} values; give at "
                                           "most 64", field=field)  # fmt: skip
-                left += ((name, one) for one in each)
+                pending += ((name, child) for child in each)
             elif isinstance(each, int | float) and not isinstance(each, bool):
-                limit = next(most for parts, most in _LARGEST if any(p in name for p in parts))
+                limit = next(
+                    most for parts, most in _LARGEST if any(part in name for part in parts)
+                )
                 if each > limit or (each < 0 and "frames" in name):
                     raise RequestRejected(f"field {field}: {name} is {each}; give 0 to {limit}",
                                           field=field)  # fmt: skip
@@ -159,18 +162,19 @@ def note_log_probabilities(body: Mapping[str, Any], default_max_tokens: int) -> 
 def _of_token(body: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many log probabilities a token of a prompt, and of an answer, gets."""
     logprobs, top = body.get("logprobs"), body.get("top_logprobs") or 0
-    wanted: int | None = logprobs
+    count: int | None = logprobs
     if isinstance(logprobs, bool):
-        wanted = top if logprobs else None
-    more = len(body.get("logprob_token_ids") or ())
-    of_answer = 0 if wanted is None and not more else _with_own(wanted or 0) + more
+        count = top if logprobs else None
+    listed = len(body.get("logprob_token_ids") or ())
+    of_answer = 0 if count is None and not listed else _with_own(count or 0) + listed
     of_prompt = body.get("prompt_logprobs")
     if of_prompt is None and body.get("echo"):
-        of_prompt = wanted
+        of_prompt = count
     return 0 if of_prompt is None else _with_own(of_prompt), of_answer
 
 
 def _with_own(count: int) -> int:
+    """Return this number of log probabilities, plus that of the token itself."""
     return 1 + (_ALL if count < 0 else count)
 
 
@@ -192,12 +196,12 @@ def guard_log_probabilities(renderer: Any) -> None:
 
 def _refusing(render: Any) -> Any:
     @wraps(render)  # the fast path reads the parameters' names
-    async def rendered(*given: Any, **named: Any) -> Any:
-        found = await render(*given, **named)
+    async def rendered(*args: Any, **kwargs: Any) -> Any:
+        result = await render(*args, **kwargs)
         of_prompt, of_answers = ASKED.get()
         if of_prompt or of_answers:
             # For chats the result is a tuple: conversations, prompts.
-            prompts = found[1] if isinstance(found, tuple) else found
+            prompts = result[1] if isinstance(result, tuple) else result
             tokens = sum(len(prompt.get("prompt_token_ids") or ()) for prompt in prompts)
             of_prompts = of_prompt * tokens
             if of_prompts + of_answers > MOST_PROBABILITIES:
@@ -207,7 +211,7 @@ def _refusing(render: Any) -> Any:
                     "altogether: fewer for each token, fewer prompts, a smaller n or max_tokens",
                     parameter="prompt_logprobs" if of_prompts > of_answers else "logprobs",
                 )
-        return found
+        return result
 
     return rendered
 
@@ -218,17 +222,17 @@ def remembering(make: Any) -> Any:
     vLLM makes the text of each log probability again on the event loop: with 20 for each token of
     a step's prompts these are 160,000 texts, which take a second.
     """
-    known: dict[int, str] = {}
-    of: list[Any] = [None]  # the engine's tokenizer
+    texts_by_id: dict[int, str] = {}
+    tokenizer_of_texts: list[Any] = [None]  # the engine's tokenizer
 
     def texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-        if of[0] is not tokenizer:
-            known.clear()
-            of[0] = tokenizer
-        missing = [*{token for token in tokens if token not in known}]
+        if tokenizer_of_texts[0] is not tokenizer:
+            texts_by_id.clear()
+            tokenizer_of_texts[0] = tokenizer
+        missing = [*{token for token in tokens if token not in texts_by_id}]
         if missing:
-            known.update(zip(missing, make(tokenizer, missing), strict=True))
-        return [known[token] for token in tokens]
+            texts_by_id.update(zip(missing, make(tokenizer, missing), strict=True))
+        return [texts_by_id[token] for token in tokens]
 
     texts.replaces = make  # type: ignore[attr-defined]  # used when an engine is built again
     return texts
@@ -248,29 +252,29 @@ def guard_vocabulary(engine: Any) -> None:
     add = processor.add_request
 
     @wraps(add)  # the fast path reads the parameters' names
-    def add_request(request: Any, *more: Any, **named: Any) -> Any:
-        _refuse_unknown(request, size)
-        return add(request, *more, **named)
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_unknown_ids(request, size)
+        return add(request, *args, **kwargs)
 
     processor.add_request = add_request
 
 
-def _refuse_unknown(request: Any, size: int) -> None:
+def _refuse_unknown_ids(request: Any, size: int) -> None:
     """Raise VLLMValidationError for a token id of `size` or more."""
     ids = request.prompt_token_ids
     if ids and max(ids) >= size:
-        _compare("prompt", max(_outside_media(ids, request), default=0), size)
+        _refuse_id("prompt", max(_outside_media(ids, request), default=0), size)
     params = getattr(request, "sampling_params", None)
     if params is None:
         return
     # vLLM makes token ids of these words with the tokenizer's vocabulary, not the model's.
     for word in getattr(params, "_bad_words_token_ids", None) or ():
-        _compare("bad_words", max(word), size)
+        _refuse_id("bad_words", max(word), size)
     if params.allowed_token_ids:  # vLLM before 0.30 uses the tokenizer's vocabulary
-        _compare("allowed_token_ids", max(params.allowed_token_ids), size)
+        _refuse_id("allowed_token_ids", max(params.allowed_token_ids), size)
 
 
-def _compare(parameter: str, highest: int, size: int) -> None:
+def _refuse_id(parameter: str, highest: int, size: int) -> None:
     if highest >= size:
         raise VLLMValidationError(
             f"{parameter} has the token id {highest}, and the model's are 0 to {size - 1}",
@@ -280,9 +284,9 @@ def _compare(parameter: str, highest: int, size: int) -> None:
 
 def _outside_media(ids: list[int], request: Any) -> Iterator[int]:
     """Yield the ids that are embedded. The placeholders of media may have any id."""
-    at = 0
+    start = 0
     places = [feature.mm_position for feature in getattr(request, "mm_features", None) or ()]
     for place in sorted(places, key=lambda place: int(place.offset)):
-        yield from ids[at : place.offset]
-        at = place.offset + place.length
-    yield from ids[at:]
+        yield from ids[start : place.offset]
+        start = place.offset + place.length
+    yield from ids[start:]

@@ -39,7 +39,8 @@ class _NoBlockingFetch:
 def guard(connection: Any, refused: Callable[[str], Exception]) -> None:
     """Restrict one of vLLM's connections to public addresses. Must be called on the loop.
 
-    Each engine of this process calls it once; `unguard` ends it after as many calls.
+    Each engine of this process calls it once; `unguard` ends the restriction after as many
+    calls.
     """
     if isinstance(connection._sync_client, _NoBlockingFetch):
         connection._sync_client.engines += 1
@@ -64,7 +65,8 @@ def guarded_session(
 ) -> aiohttp.ClientSession:
     """Return a session that connects only to allowed addresses.
 
-    It ignores proxies set in the environment, behind which the address is not known.
+    The session ignores proxies that the environment sets, because the address behind a proxy is not
+    known.
 
     Args:
         refused: makes the error to raise; not an OSError, which aiohttp would retry.
@@ -72,13 +74,13 @@ def guarded_session(
     """
 
     def connect(info: Any) -> socket.socket:
-        family, kind, protocol, _, address = info
+        family, socket_type, protocol, _, address = info
         if not allowed(str(address[0])):
             raise refused(
                 f"a media URL leads to {address[0]}, which is not a public address; name a public "
                 "URL or send a data URL (the operator may set WARMQ_MEDIA_PRIVATE_NETWORKS)"
             )
-        return socket.socket(family, kind, protocol)
+        return socket.socket(family, socket_type, protocol)
 
     # Without Happy Eyeballs, which would wrap the error in another.
     connector = aiohttp.TCPConnector(socket_factory=connect, happy_eyeballs_delay=None)

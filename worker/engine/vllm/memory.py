@@ -71,20 +71,20 @@ _RESERVE = re.compile(
 
 def size_of(text: str) -> int | None:
     """Read a number such as 4096, 4k, 4K or 1.5G as vLLM's parser does; None for `auto`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
-    return int(float(found[1]) * UNITS[found[2]]) if found else None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
+    return int(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def read_config(model: str | None, name: str = "config.json") -> dict[str, Any]:
     """Return the content of a local model's JSON file; {} if it cannot be read."""
     try:
-        found = json.loads((Path(model or "") / name).read_text("utf-8"))
+        content = json.loads((Path(model or "") / name).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def number(options: Mapping[str, str], name: str, default: int = 1) -> int:
+def whole_number(options: Mapping[str, str], name: str, default: int = 1) -> int:
     """Return the whole number that an option has, or the default."""
     return int(options[name]) if options.get(name, "").isdecimal() else default
 
@@ -149,7 +149,7 @@ def _token_bytes(config: Mapping[str, Any], options: Mapping[str, str]) -> int:
     return layers * max(1, kv_heads // shards) * width * 2 * item_bytes
 
 
-def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
+def check_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Check that --kv-cache-memory-bytes is enough for one request of the full length."""
     size = size_of(options.get(SIZE_OPTION, ""))
     if not size or (on_cpu and os.environ.get(CPU_VARIABLE)):
@@ -167,13 +167,13 @@ def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> 
 
 def explain(error: str) -> str | None:
     """Return the remedy for a start that failed for lack of memory; None for other errors."""
-    if found := _TOO_SMALL.search(error):
-        size = int((float(found["needed"]) + 0.01) * GIB) + MARGIN_BYTES
-        shorter = f"--max-model-len {found['fits']}, or " if found["fits"] else ""
-        holds = f"{found['fits']} tokens" if found["fits"] else "no request"
+    if match := _TOO_SMALL.search(error):
+        size = int((float(match["needed"]) + 0.01) * GIB) + MARGIN_BYTES
+        shorter = f"--max-model-len {match['fits']}, or " if match["fits"] else ""
+        holds = f"{match['fits']} tokens" if match["fits"] else "no request"
         return (
-            f"the KV cache has {found['has']} GiB and holds {holds}; --max-model-len is "
-            f"{found['length']}. Write {shorter}--kv-cache-memory-bytes {size}, or a greater "
+            f"the KV cache has {match['has']} GiB and holds {holds}; --max-model-len is "
+            f"{match['length']}. Write {shorter}--kv-cache-memory-bytes {size}, or a greater "
             "--gpu-memory-utilization if --kv-cache-memory-bytes is not given"
         )
     if "No available memory for the cache blocks" in error:
@@ -181,11 +181,11 @@ def explain(error: str) -> str | None:
             "the model leaves nothing for the KV cache. Write a greater --gpu-memory-utilization, "
             "or spread the model: --tensor-parallel-size"
         )
-    if found := _RESERVE.search(error):
-        share = math.floor(float(found["free"]) / float(found["all"]) * 100) / 100
+    if match := _RESERVE.search(error):
+        share = math.floor(float(match["free"]) / float(match["all"]) * 100) / 100
         return (
-            f"only {found['free']} of {found['all']} GiB are free, and --gpu-memory-utilization "
-            f"asks for {found['share']} of all. Write --gpu-memory-utilization {share:g}, or stop "
+            f"only {match['free']} of {match['all']} GiB are free, and --gpu-memory-utilization "
+            f"asks for {match['share']} of all. Write --gpu-memory-utilization {share:g}, or stop "
             "the process that uses the rest"
         )
     return None
@@ -211,25 +211,26 @@ class Choice:
 class Budget:
     """The memory of one engine process, in bytes.
 
-    `total` and `free` are its NUMA node's. `each` is the part that the process can use, since
-    processes may share a node or a cgroup's limit. `rest` is `each` without model and processes.
+    `total` and `free` are its NUMA node's. `usable` is the part that this process can use, since
+    processes may share a node or a cgroup's limit. `for_cache` is what model and processes leave of
+    it.
     """
 
     total: int
     free: int
-    each: int
-    rest: int
+    usable: int
+    for_cache: int
 
     @property
     def taken(self) -> int:
         """The estimated bytes that model and processes take."""
-        return self.each - self.rest
+        return self.usable - self.for_cache
 
     def __str__(self) -> str:
         return f"{gib(self.free)} of {gib(self.total)} GiB are free on its NUMA node"
 
 
-def applies(packages: Packages) -> bool:
+def runs_on_cpu(packages: Packages) -> bool:
     """Whether the installed vLLM runs on the CPU, without the RBLN plugin."""
     return packages.on_cpu and not packages.rbln
 
@@ -242,66 +243,70 @@ def is_configured(options: Mapping[str, str]) -> bool:
 
 def budget_of(options: Mapping[str, str], model: str | None) -> Budget:
     """Measure this machine's memory. Processes on one node share its free memory."""
-    kinds = ("tensor", "pipeline", "data")
-    ranks = math.prod(number(options, f"{kind}-parallel-size") for kind in kinds)
+    dimensions = ("tensor", "pipeline", "data")
+    ranks = math.prod(
+        whole_number(options, f"{dimension}-parallel-size") for dimension in dimensions
+    )
     nodes = devices.visible_nodes()
-    apart = devices.vllm_binds_cores() and len(nodes) >= ranks
-    nodes = nodes[:ranks] if apart else nodes
+    one_node_each = devices.vllm_binds_cores() and len(nodes) >= ranks
+    nodes = nodes[:ranks] if one_node_each else nodes
     free = min(node.free for node in nodes)
     limit = devices.own_limit()
-    each = min(free if apart else free // ranks, free if limit is None else limit // ranks)
+    usable = min(
+        free if one_node_each else free // ranks, free if limit is None else limit // ranks
+    )
     folder = Path(model or "")
     weights = folder_size(folder) if model and folder.is_dir() else 0
-    rest = each - (weights + PROCESSES_BYTES) // ranks - RANK_BYTES
-    return Budget(max(1, min(node.total for node in nodes)), free, each, rest)
+    for_cache = usable - (weights + PROCESSES_BYTES) // ranks - RANK_BYTES
+    return Budget(max(1, min(node.total for node in nodes)), free, usable, for_cache)
 
 
 def choose(options: Mapping[str, str], model: str | None) -> Choice:
     """Choose the engine's memory, for users who set no memory option."""
     budget = budget_of(options, model)
-    found = f"no memory option is given and {budget}"
-    cache = cache_of(options, model, on_cpu=True, size=max(0, int(budget.rest * SHARE)))
+    reason = f"no memory option is given and {budget}"
+    cache = cache_of(options, model, on_cpu=True, size=max(0, int(budget.for_cache * SHARE)))
     if cache is None:
-        share = max(0.01, math.floor(SHARE * budget.each / budget.total * 100) / 100)
+        share = max(0.01, math.floor(SHARE * budget.usable / budget.total * 100) / 100)
         message = f"the engine may take {share:g} of all, as with --{SHARE_OPTION} {share:g}"
-        return Choice(None, share, f"{found}: {message}")
+        return Choice(None, share, f"{reason}: {message}")
     seqs = size_of(options.get("max-num-seqs", "")) or DEFAULT_SEQS
-    one = min(cache.needs(), max(0, budget.rest))
-    size = min(max(cache.size, one), cache.needs(seqs))
+    one_request = min(cache.needs(), max(0, budget.for_cache))
+    size = min(max(cache.size, one_request), cache.needs(seqs))
     message = (
         f"the KV cache gets {gib(size)} GiB, for {replace(cache, size=size).requests()} requests "
         f"of {cache.length} tokens, as with --{SIZE_OPTION} {size}"
     )
-    return Choice(size, min(1.0, size / budget.total), f"{found}: {message}")
+    return Choice(size, min(1.0, size / budget.total), f"{reason}: {message}")
 
 
 def fill_in(args: Namespace, packages: Packages) -> None:
     """Set vLLM's memory options on the CPU if the user has set none."""
-    given = {name: getattr(args, name.replace("-", "_")) for name in OPTIONS}
-    options = {name: str(value) for name, value in given.items() if value is not None}
-    if applies(packages) and not is_configured(options):
+    values = {name: getattr(args, name.replace("-", "_")) for name in OPTIONS}
+    options = {name: str(value) for name, value in values.items() if value is not None}
+    if runs_on_cpu(packages) and not is_configured(options):
         choice = choose(options, args.model)
         args.kv_cache_memory_bytes, args.gpu_memory_utilization = choice.size, choice.share
         log.warning("%s", choice.message, extra={"action": "memory_chosen"})
 
 
-def judge_memory(
+def check_memory(
     options: Mapping[str, str], model: str | None, packages: Packages
 ) -> Iterator[Finding]:
     """Check that the memory that vLLM will ask for on the CPU is free."""
-    if not applies(packages) or "config" in options:
+    if not runs_on_cpu(packages) or "config" in options:
         return  # only vLLM's parser reads the options in that file
     budget = budget_of(options, model)
     if not is_configured(options):
-        cache = cache_of(options, model, on_cpu=True, size=int(budget.rest * SHARE))
-        if cache and cache.needs() > budget.rest:
+        cache = cache_of(options, model, on_cpu=True, size=int(budget.for_cache * SHARE))
+        if cache and cache.needs() > budget.for_cache:
             yield _request_too_large(cache, budget)
     elif size := configured_size(options):
-        if size > budget.rest:
+        if size > budget.for_cache:
             yield Finding(
                 f"a KV cache of {gib(size)} GiB (--{SIZE_OPTION} or {CPU_VARIABLE}), and {budget}; "
                 f"the model and vLLM take about {gib(budget.taken)}",
-                f"Name at most {max(1, int(budget.rest * SHARE))} bytes, or free memory",
+                f"Name at most {max(1, int(budget.for_cache * SHARE))} bytes, or free memory",
                 fatal=size > budget.free,
             )
     elif text := os.environ.get(CPU_VARIABLE):
@@ -340,8 +345,10 @@ def describe(options: Mapping[str, str], model: str | None) -> str:
     if size := configured_size(options):
         return f"{gib(size)} GiB as asked for; {budget}"
     taken = math.ceil(budget.total * _share(options))
-    rest = max(0, taken - budget.taken)
-    return f"about {gib(rest)} GiB, the part of {gib(taken)} that model and vLLM leave; {budget}"
+    for_cache = max(0, taken - budget.taken)
+    return (
+        f"about {gib(for_cache)} GiB, the part of {gib(taken)} that model and vLLM leave; {budget}"
+    )
 
 
 def configured_size(options: Mapping[str, str]) -> int | None:

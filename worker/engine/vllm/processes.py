@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "WARMQ_ENGINE_ERRORS"
 #: Most bytes of these errors that the worker's log repeats.
 SHOWN_BYTES = 16_384
-#: Seconds between two looks for new warnings.
+#: Seconds between two reads of new warnings.
 RELAY_S = 0.5
 
 
@@ -63,7 +63,7 @@ def copy_warnings() -> None:
 class Warnings:
     """The worker's access to the file with the warnings and errors of one engine's processes.
 
-    With `relay` they are logged here, in a thread, because they are not on the worker's stderr.
+    With `relay`, a thread logs them here, because vLLM's own log is not on the worker's stderr.
     """
 
     def __init__(self, *, relay: bool) -> None:
@@ -84,8 +84,8 @@ class Warnings:
         self._log_new()
 
     def _log_new(self) -> None:
-        found = self._bytes(self._logged)
-        whole = found[: found.rfind(b"\n") + 1]
+        new = self._bytes(self._logged)
+        whole = new[: new.rfind(b"\n") + 1]
         self._logged += len(whole)
         for level, text in _records(whole):
             log.log(level, "%s", text, extra={"action": "engine_log"})
@@ -114,7 +114,7 @@ class Warnings:
 
 
 def _records(lines: bytes) -> Iterator[tuple[int, str]]:
-    """Yield level and text of each line, without those that a full disk has cut."""
+    """Yield level and text of each line, except lines that a full disk has cut."""
     for line in lines.splitlines():
         try:
             level, text = orjson.loads(line)
@@ -126,8 +126,8 @@ def _records(lines: bytes) -> Iterator[tuple[int, str]]:
 def _ending(name: str, code: int) -> str:
     if code == -signal.SIGKILL:
         return f"{name} was killed by SIGKILL (out of memory, or by hand)"
-    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"{name} ended {how}"
+    cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"{name} ended {cause}"
 
 
 # -- vLLM's log of an orderly end ----------------------------------------------------
@@ -185,9 +185,9 @@ CORE_MODULE = "vllm.v1.engine.core"
 def abort_client(core: Any, client: int) -> int:
     """Abort all requests of one client of an EngineCore; return their number."""
     requests = core.scheduler.requests.values()
-    left = [one.request_id for one in requests if one.client_index == client]
-    core.abort_requests(left)
-    return len(left)
+    request_ids = [one.request_id for one in requests if one.client_index == client]
+    core.abort_requests(request_ids)
+    return len(request_ids)
 
 
 def add_abort_call() -> None:

@@ -1,7 +1,7 @@
-"""Lets requests wait that vLLM refuses because enough are queued.
+"""Lets requests wait while vLLM refuses them because its queue is full.
 
 With --max-num-queued-reqs or --max-num-queued-tokens vLLM's server answers 503, and its client
-tries again. Requests of the queue have no client that would.
+tries again. A request from warmq's queue has no such client, so it waits here.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from contract.errors import EngineDead, RequestRejected
 from contract.openai.amounts import sequences_of
 from worker.engine.vllm.names import QUEUE_FULL, AsyncLLMEngine, ErrorResponse
 
-#: Seconds between two questions whether vLLM takes one more request.
+#: Seconds between two checks whether vLLM takes one more request.
 ASK_EVERY_S = 0.1
 
 
 def queue_full(response: Any) -> bool:
-    """Whether vLLM's serving class refused a request because enough are queued."""
+    """Whether vLLM's serving class refused a request because its queue is full."""
     return isinstance(response, ErrorResponse) and response.error.code == 503
 
 

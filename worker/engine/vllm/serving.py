@@ -29,8 +29,8 @@ from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine import Completion
 from worker.engine.vllm import names
 from worker.engine.vllm.errors import Aborted
-from worker.engine.vllm.forms import make_forms, unknown_fields
-from worker.engine.vllm.preflight import named
+from worker.engine.vllm.preflight import vllm_version
+from worker.engine.vllm.request_classes import make_request_classes, unknown_fields
 from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ NOT_IMPLEMENTED = 501
 OTHER_URLS = frozenset((MESSAGES_URL, COUNT_TOKENS_URL, RESPONSES_URL, TOKENIZE_URL))
 
 #: For each url, vLLM's request class and the function that runs such a request.
-Forms = dict[str, tuple[Any, Any]]
+Calls = dict[str, tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Served:
         ids: Any = body.get("input")
         if not are_token_ids(ids):
             return self.form.validate_python(body)
-        found = self.form.validate_python(body | {"input": [[0]] if _is_list(ids[0]) else [0]})
-        found.input = ids
-        return found
+        request = self.form.validate_python(body | {"input": [[0]] if _is_list(ids[0]) else [0]})
+        request.input = ids
+        return request
 
 
 def are_token_ids(value: Any) -> bool:
@@ -82,8 +82,8 @@ def _is_list(value: Any) -> bool:
 
 def pooling(state: State) -> list[Any]:
     """Return vLLM's serving classes for pooling; empty for a generative model."""
-    found = (getattr(state, name, None) for name in ("serving_embedding", "serving_scores"))
-    return [serving for serving in found if serving is not None]
+    classes = (getattr(state, name, None) for name in ("serving_embedding", "serving_scores"))
+    return [serving for serving in classes if serving is not None]
 
 
 def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Served]:
@@ -92,47 +92,49 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
     `default_max_tokens` is for requests without a limit, unless the model's generation_config has
     a default.
     """
-    forms: Forms = {}
-    chat_form: type[Any] = object
+    calls: Calls = {}
+    chat_class: type[Any] = object
     if chat := getattr(state, "openai_serving_chat", None):
         completion = state.openai_serving_completion
         for generating in (chat, completion):
             generating.default_sampling_params.setdefault("max_tokens", default_max_tokens)
         default = completion.default_sampling_params["max_tokens"]
-        chat_form, form = make_forms(context, default, completion.override_max_tokens)
-        forms[CHAT_URL] = chat_form, chat.create_chat_completion
-        forms[COMPLETION_URL] = form, completion.create_completion
+        chat_class, request_class = make_request_classes(
+            context, default, completion.override_max_tokens
+        )
+        calls[CHAT_URL] = chat_class, chat.create_chat_completion
+        calls[COMPLETION_URL] = request_class, completion.create_completion
     if names.AnthropicMessagesRequest is not None:
-        forms |= _other_forms(state, chat_form, default_max_tokens)
+        calls |= _other_calls(state, chat_class, default_max_tokens)
     if embedding := getattr(state, "serving_embedding", None):
-        forms[EMBEDDINGS_URL] = names.EmbeddingRequest, embedding
+        calls[EMBEDDINGS_URL] = names.EmbeddingRequest, embedding
     if scores := getattr(state, "serving_scores", None):
-        forms |= dict.fromkeys(SCORE_URLS, (names.ScoreRequest, scores))
-        forms |= dict.fromkeys(RERANK_URLS, (names.RerankRequest, scores))
+        calls |= dict.fromkeys(SCORE_URLS, (names.ScoreRequest, scores))
+        calls |= dict.fromkeys(RERANK_URLS, (names.RerankRequest, scores))
     return {
-        url: Served(pydantic.TypeAdapter(form), call, unknown_fields(url, form))
-        for url, (form, call) in forms.items()
+        url: Served(pydantic.TypeAdapter(request_class), call, unknown_fields(url, request_class))
+        for url, (request_class, call) in calls.items()
     }
 
 
-def _other_forms(state: State, chat: type[Any], default_max_tokens: int) -> Forms:
-    found: Forms = {}
+def _other_calls(state: State, chat: type[Any], default_max_tokens: int) -> Calls:
+    calls: Calls = {}
     if messages := getattr(state, "anthropic_serving_messages", None):
-        found |= _messages(messages, chat)
+        calls |= _messages(messages, chat)
     if responses := getattr(state, "openai_serving_responses", None):
         responses.default_sampling_params.setdefault("max_tokens", default_max_tokens)
         _raise_aborts(responses)
-        found[RESPONSES_URL] = names.ResponsesRequest, responses.create_responses
+        calls[RESPONSES_URL] = names.ResponsesRequest, responses.create_responses
     if tokenization := getattr(state, "serving_tokenization", None):
 
-        async def tokenize(form: Any) -> Any:
-            return await tokenization.create_tokenize(form, None)
+        async def tokenize(request: Any) -> Any:
+            return await tokenization.create_tokenize(request, None)
 
-        found[TOKENIZE_URL] = names.TokenizeRequest, tokenize
-    return found
+        calls[TOKENIZE_URL] = names.TokenizeRequest, tokenize
+    return calls
 
 
-def _messages(serving: Any, chat: type[Any]) -> Forms:
+def _messages(serving: Any, chat: type[Any]) -> Calls:
     """Serve /v1/messages. vLLM turns a request into a chat, which gets our class's limits."""
 
     class Messages(names.AnthropicMessagesRequest):
@@ -144,15 +146,15 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
 
     create_chat = serving.create_chat_completion
 
-    async def create_named(made: Any, request_id: str) -> Any:
-        ours = chat.model_construct(made.model_fields_set, **made.__dict__)
-        ours.request_id = request_id
-        ours.max_completion_tokens = None  # vLLM also sets max_tokens, which errors name
-        return await create_chat(ours)
+    async def create_named(chat_request: Any, request_id: str) -> Any:
+        own_request = chat.model_construct(chat_request.model_fields_set, **chat_request.__dict__)
+        own_request.request_id = request_id
+        own_request.max_completion_tokens = None  # vLLM also sets max_tokens, which errors name
+        return await create_chat(own_request)
 
-    async def create(form: Any) -> Any:
+    async def create(request: Any) -> Any:
         # vLLM passes its second argument, normally the HTTP request, to `create_named`.
-        return await serving.create_messages(form, form.request_id)
+        return await serving.create_messages(request, request.request_id)
 
     serving.create_chat_completion = create_named
     _raise_aborts(serving)
@@ -166,10 +168,10 @@ def _raise_aborts(serving: Any) -> None:
     """Make a serving class raise Aborted if the engine aborted the request."""
     raise_if_error = serving._raise_if_error
 
-    def raise_if_ended(finish_reason: str | None, *more: Any) -> None:
+    def raise_if_ended(finish_reason: str | None, *args: Any) -> None:
         if finish_reason == "abort":
             raise Aborted
-        raise_if_error(finish_reason, *more)
+        raise_if_error(finish_reason, *args)
 
     serving._raise_if_error = raise_if_ended
 
@@ -186,7 +188,7 @@ def refuse_unserved(serving: Mapping[str, Served], url: str, body: Mapping[str, 
     for name in serving[url].unknown:
         if body.get(name) is not None:
             raise RequestRejected(
-                f"field body.{name}: vLLM {named(installed())} of this worker does not know "
+                f"field body.{name}: vLLM {vllm_version(installed())} of this worker does not know "
                 "it; leave it out, or send the request to a worker with another release",
                 field=f"body.{name}",
             )
@@ -198,7 +200,7 @@ def log_unknown_fields(serving: Mapping[str, Served]) -> None:
     if unknown:
         text = "vLLM %s does not know %s; requests with these fields are refused"
         extra = {"action": "fields_unknown"}
-        log.info(text, named(installed()), ", ".join(sorted(unknown)), extra=extra)
+        log.info(text, vllm_version(installed()), ", ".join(sorted(unknown)), extra=extra)
 
 
 def parses_chats(config: Any) -> bool:
@@ -280,24 +282,24 @@ class RunningTexts:
 
     def read(self, processor: Any, request_id: str) -> list[str]:
         """Return each choice's text so far, from vLLM's OutputProcessor."""
-        found = self.ended.get(request_id, {})
+        detokenizers = self.ended.get(request_id, {})
         for place, name in enumerate(self._names(processor.external_req_ids, request_id)):
             for internal in processor.external_req_ids.get(name, ()):
                 state = processor.request_states.get(internal)
                 if state is not None and state.detokenizer is not None:
-                    several = state.parent_req.n if state.parent_req is not None else 1
-                    found[place * several + state.request_index] = state.detokenizer
-        if found:
-            self.ended[request_id] = found
+                    choices_each = state.parent_req.n if state.parent_req is not None else 1
+                    detokenizers[place * choices_each + state.request_index] = state.detokenizer
+        if detokenizers:
+            self.ended[request_id] = detokenizers
         # The arguments mark the text as unfinished: vLLM omits an end that may become a stop text.
         return [
-            found[n].get_next_output_text(False, False) if n in found else ""
-            for n in range(max(found, default=-1) + 1)
+            detokenizers[n].get_next_output_text(False, False) if n in detokenizers else ""
+            for n in range(max(detokenizers, default=-1) + 1)
         ]
 
-    def _names(self, known: Any, request_id: str) -> list[str]:
+    def _names(self, names_in_vllm: Any, request_id: str) -> list[str]:
         """Return vLLM's names for a request: one for each prompt of a completion."""
         for name in (f"chatcmpl-{request_id}", f"{response_id(request_id)}_0"):
-            if name in known:
+            if name in names_in_vllm:
                 return [name]
         return [f"cmpl-{request_id}-{n}" for n in range(self.prompts.get(request_id, 1))]

@@ -15,18 +15,18 @@ import orjson
 from contract.openai.body import COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
 from worker.engine.spec import Sleep
-from worker.engine.vllm.memory import GIB, PROCESSES_BYTES, RANK_BYTES, SHARE_OPTION, number
+from worker.engine.vllm.memory import GIB, PROCESSES_BYTES, RANK_BYTES, SHARE_OPTION, whole_number
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
 from worker.machine.devices import folder_size
 from worker.machine.gpu_memory import gpu_memories
 from worker.machine.packages import installed
 
-#: Most bytes of each of its GPUs that an engine has asleep (measured: 1.7 GB, an H100).
+#: Most bytes that a sleeping engine has on each of its GPUs (measured: 1.7 GB on an H100).
 ASLEEP_BYTES = int(2.5 * GIB)
 #: The greatest --gpu-memory-utilization that is chosen here; vLLM's own default is 0.92.
 GREATEST_SHARE = 0.9
-#: The least one with which models sleep: with less, the sleeping engines take too much.
+#: The least chosen --gpu-memory-utilization: below it, sleeping engines take too much of the GPU.
 LEAST_SHARE = 0.5
 #: The body of the question that an engine is asked after its start and after each wake, by url.
 QUESTIONS: Mapping[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ QUESTIONS: Mapping[str, dict[str, Any]] = {
 #: The part of a CPU machine's free memory that weights and processes of engines may take together,
 #: and the greatest sum of --gpu-memory-utilization on a GPU.
 TOGETHER_SHARE, GREATEST_TOGETHER = 0.6, 0.95
-#: Digits of a number in an answer that must be the same.
+#: Decimals of a number in an answer that must be the same each time.
 DIGITS = 3
 
 
@@ -54,35 +54,37 @@ def plan(settings: VllmSettings, more: int) -> Sleep | str:
     if "config" in options:
         return "its options name a --config file, which only vLLM reads"
     if not (cards := gpu_memories()):
-        return "the memory of its device cannot be read, NVML shows no NVIDIA GPU"
+        return "the memory of its device cannot be read: NVML shows no NVIDIA GPU"
     if not (weights := weights_of(settings.model)):
         return f"the size of its weights is not known: {settings.model} is not a folder with them"
     total = min(card.total for card in cards)
-    return _on(total, weights, settings, more)
+    return _plan_on(total, weights, settings, more)
 
 
-def _on(total: int, weights: int, settings: VllmSettings, more: int) -> Sleep | str:
+def _plan_on(total: int, weights: int, settings: VllmSettings, more: int) -> Sleep | str:
     """Plan for GPUs with `total` bytes each."""
     args, asleep = settings.engine_args, more * ASLEEP_BYTES
-    most = math.floor((1 - asleep / total) * 100) / 100
-    given = args.options.get(SHARE_OPTION)
+    greatest = math.floor((1 - asleep / total) * 100) / 100
+    set_share = args.options.get(SHARE_OPTION)
     try:
-        share = min(GREATEST_SHARE, most) if given is None else float(given)
+        share = min(GREATEST_SHARE, greatest) if set_share is None else float(set_share)
     except ValueError:
-        return f"vLLM will refuse --{SHARE_OPTION} {given}"
-    if share > most:
+        return f"vLLM will refuse --{SHARE_OPTION} {set_share}"
+    if share > greatest:
         return (
             f"--{SHARE_OPTION} {share:g} of {_gib(total)} GiB does not leave {_gib(asleep)} GiB "
-            f"for {more} sleeping models, at most {most:g} does"
+            f"for {more} sleeping models, at most {greatest:g} does"
         )
-    if given is None and share < LEAST_SHARE:
+    if set_share is None and share < LEAST_SHARE:
         return (
             f"{more} sleeping models take up to {_gib(asleep)} of {_gib(total)} GiB of the GPU, "
-            f"which leaves less than {LEAST_SHARE:g} for this one (--{SHARE_OPTION} sets less)"
+            f"which leaves less than {LEAST_SHARE:g} for this one "
+            f"(set --{SHARE_OPTION} to accept less)"
         )
-    text = f"{args} --enable-sleep-mode" + (f" --{SHARE_OPTION} {share:g}" if not given else "")
+    text = f"{args} --enable-sleep-mode" + (f" --{SHARE_OPTION} {share:g}" if not set_share else "")
     cards = math.prod(
-        number(args.options, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data")
+        whole_number(args.options, f"{kind}-parallel-size")
+        for kind in ("tensor", "pipeline", "data")
     )
     return Sleep(
         settings.model_copy(update={"engine_args": EngineArgs(text.strip())}),
@@ -102,14 +104,14 @@ def together(settings: Sequence[VllmSettings]) -> tuple[bool, str]:
     if packages.on_cpu:
         needs = sum(weights_of(each.model) + PROCESSES_BYTES + RANK_BYTES for each in settings)
         room = int(devices.machine().free * TOGETHER_SHARE)
-        words = "fit into" if needs <= room else "do not fit into"
+        verb = "fit into" if needs <= room else "do not fit into"
         return needs <= room, (
-            f"{len(settings)} engines with {_gib(needs)} GiB of weights and processes {words} "
+            f"{len(settings)} engines with {_gib(needs)} GiB of weights and processes {verb} "
             f"{_gib(room)} GiB of the free memory; the KV caches get the rest"
         )
-    given = [each.engine_args.options.get(SHARE_OPTION, "") for each in settings]
+    set_shares = [each.engine_args.options.get(SHARE_OPTION, "") for each in settings]
     try:
-        shares = [float(text) for text in given]
+        shares = [float(text) for text in set_shares]
     except ValueError:
         return False, f"each of these models needs its part of the GPU: --{SHARE_OPTION}"
     sum_of = " + ".join(f"{share:g}" for share in shares)
@@ -135,9 +137,9 @@ def answer_of(body: bytes) -> str:
     first = (answer.get("choices") or answer["data"])[0]
     if "text" in first:
         return str(first["text"])
-    found = first.get("embedding", first.get("score"))
-    numbers = found if isinstance(found, list) else [found]
-    return json.dumps([round(float(each), DIGITS) for each in numbers])
+    value = first.get("embedding", first.get("score"))
+    numbers = value if isinstance(value, list) else [value]
+    return json.dumps([round(float(number), DIGITS) for number in numbers])
 
 
 def _gib(size: int) -> str:

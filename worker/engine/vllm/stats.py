@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress(StatLoggerBase):
-    """Records the time of every engine step, since requests send only their final output.
+    """Records the time of every engine step, because requests report only their final output.
 
     vLLM calls its statistics unstable, so only the prefix cache's hits are read, by the name that
     they have in 0.29. A release with another name shows none.
@@ -100,19 +100,19 @@ class _Traced:
         for name in ("_update_stats_from_output", "_update_stats_from_finished"):
             setattr(processor, name, _if_counted(getattr(processor, name)))
 
-    def add_request(self, request: Any, *more: Any, **named: Any) -> Any:
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a request with its trace headers, and with statistics if it is sampled."""
         headers = TRACE.get()
         # Requests of the fast path are copies of an observed request, which may have been sampled.
         request.trace_headers = headers
         if headers is None:
-            return self._add_request(request, *more, **named)
-        processor, kept = self._processor, self._processor.log_stats
+            return self._add_request(request, *args, **kwargs)
+        processor, before = self._processor, self._processor.log_stats
         processor.log_stats = True  # vLLM reads it when it makes the request's state
         try:
-            added = self._add_request(request, *more, **named)
+            added = self._add_request(request, *args, **kwargs)
         finally:
-            processor.log_stats = kept
+            processor.log_stats = before
         self._ids.add(request.request_id)
         return added
 
@@ -133,8 +133,8 @@ class _Traced:
 def _if_counted(update: Any) -> Any:
     """Wrap a method so that it does nothing for requests without statistics."""
 
-    def updating(state: Any, *more: Any) -> None:
+    def updating(state: Any, *args: Any) -> None:
         if state.stats is not None:
-            update(state, *more)
+            update(state, *args)
 
     return updating

@@ -4,7 +4,7 @@ vLLM has one thread for all tokenizing, and sends it all prompts of a request at
 that comes after one with 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a
 request in one iteration of the event loop, and checks all of them again whenever one has ended.
 Here, a request of many prompts has at most one prompt in that thread, long prompts of all requests
-go one after the other, and a request starts only as many prompts as it can get slots.
+go one after the other, and a request starts a prompt only while it can get a slot for it.
 
 vLLM's scheduler runs sequences in the order in which they come. So the sequences of a request with
 `n` answers, or with a list of prompts, could delay other requests for minutes. Here each of them
@@ -54,13 +54,13 @@ def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
     vLLM's `pooling` classes use the thread without the renderer. A release without these methods is
     not changed.
     """
-    long = asyncio.Lock()
+    long_prompts = asyncio.Lock()
     for serving in pooling:
         if hasattr(processor := getattr(serving, "io_processor", None), RENDER):
-            setattr(processor, RENDER, _in_turn(getattr(processor, RENDER), long))
+            setattr(processor, RENDER, _in_turn(getattr(processor, RENDER), long_prompts))
     for name in USES:
         if hasattr(renderer, name):
-            setattr(renderer, name, _in_turn(getattr(renderer, name), long))
+            setattr(renderer, name, _in_turn(getattr(renderer, name), long_prompts))
         else:
             extra = {"action": "prompts_unbounded"}
             log.warning("this vLLM tokenizes all prompts of a request at once", extra=extra)
@@ -75,26 +75,26 @@ def begin(sequences: int) -> None:
     TURN.set(asyncio.Lock() if sequences > 1 else None)
 
 
-def _in_turn(make: Any, long: asyncio.Lock) -> Any:
+def _in_turn(make: Any, long_prompts: asyncio.Lock) -> Any:
     @wraps(make)
-    async def in_turn(given: Any, *more: Any) -> Any:
-        own = TURN.get()
-        is_long = _length(given) > LONGEST
-        if own is None and not is_long:
-            return await make(given, *more)
+    async def in_turn(argument: Any, *args: Any) -> Any:
+        request_lock = TURN.get()
+        is_long = _length(argument) > LONGEST
+        if request_lock is None and not is_long:
+            return await make(argument, *args)
         # A request of several sequences does not count as waiting: some may be in the engine.
-        with waiting() if own is None else nullcontext():
-            async with own or nullcontext(), long if is_long else nullcontext():
-                return await make(given, *more)
+        with waiting() if request_lock is None else nullcontext():
+            async with request_lock or nullcontext(), long_prompts if is_long else nullcontext():
+                return await make(argument, *args)
 
     return in_turn
 
 
-def _length(given: Any) -> int:
+def _length(argument: Any) -> int:
     """Return the number of characters of texts, or the number of tokens."""
-    if not isinstance(given, dict):
-        return len(given)
-    return sum(sum(lengths(given[name])) for name in TEXTS if name in given)
+    if not isinstance(argument, dict):
+        return len(argument)
+    return sum(sum(lengths(argument[name])) for name in TEXTS if name in argument)
 
 
 def _gradually(merge: Any, slots: int) -> Any:
@@ -102,8 +102,8 @@ def _gradually(merge: Any, slots: int) -> Any:
 
     def merged(*iterators: AsyncGenerator[Any, None]) -> AsyncGenerator[tuple[int, Any], None]:
         if len(iterators) <= AT_ONCE:
-            found: AsyncGenerator[tuple[int, Any], None] = merge(*iterators)
-            return found
+            outputs: AsyncGenerator[tuple[int, Any], None] = merge(*iterators)
+            return outputs
         return _Merged(iterators, slots).outputs()
 
     merged.replaces = merge  # type: ignore[attr-defined]  # used when an engine is built again
@@ -118,20 +118,20 @@ class _Merged:
         self._left, self._slots = len(iterators), slots
         self._running: set[asyncio.Task[None]] = set()
         #: Outputs with their iterator's number; for an ended iterator None, or its error.
-        self._found: asyncio.Queue[tuple[int, Any] | BaseException | None] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Any] | BaseException | None] = asyncio.Queue()
 
     async def outputs(self) -> AsyncGenerator[tuple[int, Any], None]:
         """Yield the outputs. The first error ends all iterators."""
         try:
             while self._left:
                 await self._start()
-                found = await self._found.get()
-                if found is None:
+                event = await self._events.get()
+                if event is None:
                     self._left -= 1
-                elif isinstance(found, BaseException):
-                    raise found
+                elif isinstance(event, BaseException):
+                    raise event
                 else:
-                    yield found
+                    yield event
         finally:
             await self._cancel()
 
@@ -151,21 +151,21 @@ class _Merged:
 
     async def _run(self, place: int, iterator: AsyncGenerator[Any, None]) -> None:
         async for output in iterator:
-            self._found.put_nowait((place, output))
+            self._events.put_nowait((place, output))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._found.put_nowait(None if task.cancelled() else task.exception())
+        self._events.put_nowait(None if task.cancelled() else task.exception())
 
     async def _cancel(self) -> None:
         """Cancel the running tasks, AT_ONCE at a time; each aborts its prompt in the engine."""
         try:
             while self._running:
-                some = list(self._running)[:AT_ONCE]
-                for task in some:
+                batch = list(self._running)[:AT_ONCE]
+                for task in batch:
                     task.cancel()
-                await asyncio.wait(some)
-                self._running.difference_update(some)
+                await asyncio.wait(batch)
+                self._running.difference_update(batch)
         finally:
             for task in self._running:  # after another cancellation nothing waits for them
                 task.cancel()
@@ -216,15 +216,15 @@ class SequenceSlots:
         return sequences <= self._slots or sequences == 1
 
     async def add(
-        self, request: Any, prompt: Any, parent: Any = None, *more: Any, **named: Any
+        self, request: Any, prompt: Any, parent: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Add a sequence to the engine; if its request has several, after it gets a slot."""
         if TURN.get() is None:
-            return await self._add(request, prompt, parent, *more, **named)
+            return await self._add(request, prompt, parent, *args, **kwargs)
         name = request.request_id
         await self._enter(name, parent)
         try:
-            return await self._add(request, prompt, parent, *more, **named)
+            return await self._add(request, prompt, parent, *args, **kwargs)
         finally:
             self._entering.discard(name)
             self._inside.add(name)
@@ -258,10 +258,10 @@ class SequenceSlots:
                 self._entering.add(name)
                 turn.set_result(None)
 
-    def _aborted(self, *given: Any, **named: Any) -> Any:
+    def _aborted(self, *args: Any, **kwargs: Any) -> Any:
         """Abort requests as vLLM does, then fill the slots: an empty engine makes no step."""
         try:
-            return self._abort(*given, **named)
+            return self._abort(*args, **kwargs)
         finally:
             self.let_in()
 

@@ -17,7 +17,7 @@ from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.blame import CONTROL_ID
-from worker.engine.openai.engine import OpenAIEngine, rehearse
+from worker.engine.openai.engine import OpenAIEngine, dry_run
 from worker.engine.simulated.engine import digest
 from worker.engine.spec import Preflight
 
@@ -357,7 +357,7 @@ async def test_the_rehearsal_asks_each_server_once_and_leaves_no_connection() ->
         urls = f"{server.url},http://127.0.0.1:9/v1"
         settings = OpenAISettings(engine="openai", model=None, openai_base_urls=urls)
         seen = Preflight()
-        await asyncio.to_thread(rehearse, settings, seen)
+        await asyncio.to_thread(dry_run, settings, seen)
         assert seen.rows["model"] == "served"
         (away,) = seen.findings
         assert away.problem == "a server is not ready: 127.0.0.1:9: cannot be reached: " + REFUSED
@@ -366,14 +366,14 @@ async def test_the_rehearsal_asks_each_server_once_and_leaves_no_connection() ->
             unusable = settings.model_copy(
                 update={"model": "other", "openai_base_urls": server.url}
             )
-            await asyncio.to_thread(rehearse, unusable, seen)
+            await asyncio.to_thread(dry_run, unusable, seen)
 
 
 async def test_the_rehearsal_does_not_wait_for_a_server() -> None:
     urls = "http://127.0.0.1:9/v1"
     settings = OpenAISettings(engine="openai", model=None, openai_base_urls=urls)
     seen = Preflight()
-    await asyncio.to_thread(rehearse, settings, seen)
+    await asyncio.to_thread(dry_run, settings, seen)
     (found,) = seen.findings
     assert found.problem == "no server is ready: 127.0.0.1:9: cannot be reached: " + REFUSED
     assert found.fatal and "a worker that starts now waits for it" in found.remedy

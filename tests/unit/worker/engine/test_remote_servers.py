@@ -28,7 +28,7 @@ class FakeServer(Server):
         self.closed = False
         self.unsent_times = 0
 
-    def unsent(self) -> None:
+    def note_unsent(self) -> None:
         """Count it."""
         self.unsent_times += 1
 

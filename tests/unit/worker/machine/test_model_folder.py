@@ -14,7 +14,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine.catalogue import load_settings, make_engine
-from worker.machine.model_folder import TOKENIZERS, judge_model
+from worker.machine.model_folder import TOKENIZERS, check_model
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
 
 def told(model: Path | str, **options: bool) -> str:
     """Return what is said of a model, '' if nothing is wrong."""
-    return " | ".join(map(str, judge_model(str(model), **options)))
+    return " | ".join(map(str, check_model(str(model), **options)))
 
 
 def folder(path: Path, config: str | None = "{}", name: str = "config.json") -> Path:
@@ -102,7 +102,7 @@ def test_a_name_that_is_too_long_is_told() -> None:
 def test_a_tokenizers_folder_needs_no_config(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", name="tokenizer.json")
     assert told(path) != ""
-    assert [*judge_model(str(path), holds=TOKENIZERS)] == []
+    assert [*check_model(str(path), holds=TOKENIZERS)] == []
 
 
 def test_a_model_that_was_downloaded_is_used_whatever_the_network(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_the_start_refuses_it_at_once(engine: str) -> None:
 
 
 def test_options_that_name_the_configuration_leave_it_to_vllm(tmp_path: Path) -> None:
-    from worker.engine.vllm.preflight import judge_folder
+    from worker.engine.vllm.preflight import check_folder
 
     path = str(folder(tmp_path / "m", None))
-    assert [*judge_folder(load_settings(engine="vllm", model=path))]
+    assert [*check_folder(load_settings(engine="vllm", model=path))]
     more = {"engine_args": f"--hf-config-path {json.dumps(str(MODEL))}"}
-    assert not [*judge_folder(load_settings(engine="vllm", model=path, **more))]
+    assert not [*check_folder(load_settings(engine="vllm", model=path, **more))]

@@ -273,7 +273,7 @@ def test_each_of_several_models_has_its_rows_its_problems_and_its_residence(
     entries = {"good": {"path": str(MODEL)}, "lost": {"path": str(tmp_path / "none")}}
     settings = load_settings(models=json.dumps(entries), redis_url=url, _env_file=None)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("worker.tools.check.rehearse", lambda settings, seen: None)
+        patched.setattr("worker.tools.check.dry_run", lambda settings, seen: None)
         seen = check_models(models_of(settings))
     rows = seen.rows
     assert rows["good: model"] == str(MODEL) and rows["lost: model"] == str(tmp_path / "none")

@@ -11,7 +11,7 @@ import pytest
 from demo.stack import MODEL
 from worker.machine.packages import Packages
 from worker.tools import compile as compile_module
-from worker.tools.compile import Plan, command, describe, judge_plan, main
+from worker.tools.compile import Plan, check_plan, command, describe, main
 
 SDK = {"optimum-rbln": "0.12.0", "vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 131_072}
@@ -27,7 +27,7 @@ def judged(
     """Return (fatal, text) of what is found about a plan."""
     full = {"model": "m", "output": tmp_path / "out", "batch_size": 4, "max_seq_len": 4096} | plan
     packages = Packages(SDK if versions is None else versions, rebel)
-    return [(f.fatal, str(f)) for f in judge_plan(Plan(**full), packages, config or LLAMA)]
+    return [(f.fatal, str(f)) for f in check_plan(Plan(**full), packages, config or LLAMA)]
 
 
 def parse(words: str) -> Plan:

@@ -13,9 +13,9 @@ from kit.engines.compiled_folder import compiled
 from demo.stack import MODEL, ROOT
 from worker.engine.triton.rules import (
     STALE,
+    check_arguments,
+    check_repository,
     engine_arguments,
-    judge_arguments,
-    judge_repository,
     parameters_of,
 )
 from worker.machine.finding import Finding
@@ -61,7 +61,7 @@ def test_a_gpu_model_gets_the_keys_that_workers_need_to_know(tmp_path: Path) -> 
         "ENABLE_VLLM_HEALTH_CHECK": "true", "WARMQ_MAX_NUM_SEQS": "256",
         "WARMQ_MAX_MODEL_LEN": "4096",
     }  # fmt: skip
-    assert list(judge_repository(tmp_path)) == []
+    assert list(check_repository(tmp_path)) == []
 
 
 def test_a_compiled_model_gets_its_folder_alone_and_its_limits_are_told(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_compiled_model_gets_its_folder_alone_and_its_limits_are_told(tmp_path
     assert arguments == {"model": str(model)}
     assert parameters_of(config)["WARMQ_MAX_NUM_SEQS"] == "4"
     assert parameters_of(config)["WARMQ_MAX_MODEL_LEN"] == "512"
-    assert list(judge_repository(tmp_path / "repo")) == []
+    assert list(check_repository(tmp_path / "repo")) == []
 
 
 def test_limits_that_a_compiled_model_has_not_are_refused(
@@ -89,7 +89,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 
 
 def test_every_stale_key_of_the_tutorial_is_named_with_its_replacement(tmp_path: Path) -> None:
-    found = fatal(list(judge_repository(by_hand(tmp_path, TUTORIAL))))
+    found = fatal(list(check_repository(by_hand(tmp_path, TUTORIAL))))
     assert [text.split(": ", 1)[1].split(" ")[0] for text in found] == [
         '"device"', '"max_num_batched_tokens"', '"block_size"',
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_compiled_folder_that_can_be_read_is_compared_with_model_json(tmp_path
     model = compiled(tmp_path / "model", "b4_eager")
     asked = {"model": str(model), "max_num_batched_tokens": 512, "max_num_seqs": 8,
              "device": "rbln", "tensor_parallel_size": 4}  # fmt: skip
-    found = list(judge_arguments(asked))
+    found = list(check_arguments(asked))
     assert any("compiled prefill chunk of 128 tokens" in text for text in fatal(found))
     assert any("python -m worker.compile --num-devices" in text for text in fatal(found))
     notes = [str(one) for one in found if not one.fatal]
@@ -116,7 +116,7 @@ def test_a_stale_key_is_none_of_the_installed_vllm_and_has_a_replacement(name: s
     known = engine_arguments()
     assert len(known) > 100
     assert name not in known
-    (found,) = [one for one in judge_arguments({"model": "m", name: 1}) if name in one.problem]
+    (found,) = [one for one in check_arguments({"model": "m", name: 1}) if name in one.problem]
     assert found.fatal and found.remedy
     for word in found.remedy.split('"')[1::2]:
         if "_" in word and word != "num_speculative_tokens":
@@ -124,7 +124,7 @@ def test_a_stale_key_is_none_of_the_installed_vllm_and_has_a_replacement(name: s
 
 
 def test_a_slip_of_the_pen_is_met_with_the_nearest_name() -> None:
-    (found,) = judge_arguments({"model": "m", "max_num_seq": 4})
+    (found,) = check_arguments({"model": "m", "max_num_seq": 4})
     assert 'no engine argument "max_num_seq"' in found.problem
     assert found.remedy == 'Write "max_num_seqs"'
 
@@ -135,7 +135,7 @@ def test_a_slip_of_the_pen_is_met_with_the_nearest_name() -> None:
         ({"model": "m"}, 'backend: "python"', "the backend is python, not vllm"),
         ({}, 'backend: "vllm"', "names no model"),
         ([], 'backend: "vllm"', "is not a JSON object"),
-        ({"model": "m"}, 'name: "new"\nbackend: "vllm"', "the name new is not its folder's"),
+        ({"model": "m"}, 'name: "new"\nbackend: "vllm"', "the name new is not the folder's"),
         (
             {"model": "m"},
             'backend: "vllm"\nmodel_transaction_policy { decoupled: False }',
@@ -157,7 +157,7 @@ def test_a_slip_of_the_pen_is_met_with_the_nearest_name() -> None:
 def test_a_repository_that_would_not_serve_is_a_problem(
     tmp_path: Path, arguments: object, config: str, said: str
 ) -> None:
-    (found,) = fatal(list(judge_repository(by_hand(tmp_path, arguments, config))))
+    (found,) = fatal(list(check_repository(by_hand(tmp_path, arguments, config))))
     assert said in found
 
 
@@ -165,7 +165,7 @@ def test_the_page_shows_files_that_are_judged_as_it_says() -> None:
     page = (ROOT / "docs/reference/engine-triton.md").read_text()
     shown = [json.loads(text) for text in re.findall(r'`(\{"model".*?\})`', page)]
     judged = [
-        [one.problem.split('"')[1] for one in judge_arguments(arguments)] for arguments in shown
+        [one.problem.split('"')[1] for one in check_arguments(arguments)] for arguments in shown
     ]
     stale = ["max_num_batched_tokens", "block_size", "device"]
     assert [sorted(names) for names in judged] == [["disable_log_requests"], [], sorted(stale), []]

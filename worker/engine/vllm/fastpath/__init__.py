@@ -21,14 +21,19 @@ from worker.engine.vllm.fastpath.texts import texts_path
 from worker.engine.vllm.names import current_platform
 
 #: Options that add fields to answers, or that log requests or measure each of them.
-MORE = (
+UNSUPPORTED_OPTIONS = (
     "enable_log_requests", "enable_prompt_tokens_details", "enable_per_request_metrics",
     "tool_call_parser",
 )  # fmt: skip
 #: Options with which vLLM refuses requests if too many are queued.
-LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-#: Parts of vLLM's configuration with which requests of the same form run differently.
-CONFIGURED = ("speculative_config", "kv_transfer_config", "ec_transfer_config", "lora_config")
+QUEUE_OPTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+#: Fields of vLLM's configuration with which requests of one form may run differently.
+UNSUPPORTED_CONFIG = (
+    "speculative_config",
+    "kv_transfer_config",
+    "ec_transfer_config",
+    "lora_config",
+)
 #: Attributes of vLLM's engine that the fast path uses.
 ENGINE = ("engine_core", "output_processor")
 #: Attributes of vLLM's renderer that the fast path uses.
@@ -42,15 +47,15 @@ POOLING = ("io_processor", "request_id_prefix", "_preprocessing")
 def fast_path(engine: Any, args: Any, state: State) -> FastPath | None:
     """Return the fast path for vLLM's AsyncLLM; None if it does not support the configuration."""
     config, model = engine.vllm_config, engine.vllm_config.model_config
-    unsupported = [getattr(args, name, None) for name in MORE]
-    unsupported += [getattr(config.scheduler_config, name, None) for name in LIMITS]
-    unsupported += [getattr(config, name, None) for name in CONFIGURED]
-    parsed = config.structured_outputs_config.reasoning_parser or model.is_encoder_decoder
-    if parsed or any(unsupported) or model.hf_config.model_type == "gpt_oss":
+    unsupported = [getattr(args, name, None) for name in UNSUPPORTED_OPTIONS]
+    unsupported += [getattr(config.scheduler_config, name, None) for name in QUEUE_OPTIONS]
+    unsupported += [getattr(config, name, None) for name in UNSUPPORTED_CONFIG]
+    is_parsed = config.structured_outputs_config.reasoning_parser or model.is_encoder_decoder
+    if is_parsed or any(unsupported) or model.hf_config.model_type == "gpt_oss":
         return None
-    tested = current_platform.is_cpu() or current_platform.is_cuda_alike()
+    is_tested = current_platform.is_cpu() or current_platform.is_cuda_alike()
     renderer = getattr(engine, "renderer", None)
-    if not tested or not _has(engine, ENGINE) or not _has(renderer, RENDERER):
+    if not is_tested or not _has(engine, ENGINE) or not _has(renderer, RENDERER):
         return None
     if getattr(state, "openai_serving_chat", None):
         return texts_path(engine)

@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(slots=True)
 class Observation:
-    """The data that was observed of one request.
+    """What vLLM did with one observed request.
 
     `calls` is the number of prompts and engine requests: 2 for a plain body. `contexts` are the
     PoolingServeContexts of vLLM's pooling classes.
@@ -73,19 +73,19 @@ def observe_requests(processor: Any) -> None:
     add = processor.add_request
     signature = inspect.signature(add)
 
-    def add_request(request: Any, *more: Any, **named: Any) -> Any:
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         if observed := OBSERVED.get():
             observed.calls += 1
             observed.runs.append(run := Run(request))
-            queue = signature.bind(request, *more, **named).arguments["queue"]
+            queue = signature.bind(request, *args, **kwargs).arguments["queue"]
             put = queue.put
 
-            def noting(output: Any) -> None:
+            def record(output: Any) -> None:
                 run.output = output
                 put(output)
 
-            queue.put = noting
-        return add(request, *more, **named)
+            queue.put = record
+        return add(request, *args, **kwargs)
 
     processor.add_request = add_request
 
@@ -96,12 +96,12 @@ def observe_contexts(serving: Any) -> None:
     name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
     prepare = getattr(serving, name)
 
-    def noting(*given: Any, **named: Any) -> Any:  # the parameters depend on the release
+    def record(*args: Any, **kwargs: Any) -> Any:  # the parameters depend on the release
         if observed := OBSERVED.get():
-            observed.contexts += [one for one in given if hasattr(one, "engine_inputs")]
-        return prepare(*given, **named)
+            observed.contexts += [one for one in args if hasattr(one, "engine_inputs")]
+        return prepare(*args, **kwargs)
 
-    setattr(serving, name, noting)
+    setattr(serving, name, record)
 
 
 def observe_rendering(renderer: Any, name: str, prompts: str) -> None:
@@ -109,15 +109,15 @@ def observe_rendering(renderer: Any, name: str, prompts: str) -> None:
     render = getattr(renderer, name)
     signature = inspect.signature(render)
 
-    async def noting(*given: Any, **named: Any) -> Any:
+    async def record(*args: Any, **kwargs: Any) -> Any:
         if observed := OBSERVED.get():
-            bound = signature.bind(*given, **named).arguments
+            bound = signature.bind(*args, **kwargs).arguments
             observed.calls += len(bound[prompts])
             observed.tok_params = bound.get("tok_params")
             observed.chat_params = bound.get("chat_params")
-        return await render(*given, **named)
+        return await render(*args, **kwargs)
 
-    setattr(renderer, name, noting)
+    setattr(renderer, name, record)
 
 
 def as_key(form: list[Any]) -> bytes | None:
@@ -129,7 +129,7 @@ def as_key(form: list[Any]) -> bytes | None:
     return key if len(key) <= LONGEST_KEY else None
 
 
-def is_text(prompt: Any) -> bool:
+def is_short_text(prompt: Any) -> bool:
     """Whether the prompt is a text that is short enough for the fast path."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 
@@ -141,12 +141,12 @@ def split_name(name: str, request_id: str) -> tuple[str, str]:
         Inconclusive: the id is in the name several times, for example "c" in "cmpl-c".
         ValueError: the id is not in the name.
     """
-    place = name.find(request_id)
-    if place < 0:
+    start = name.find(request_id)
+    if start < 0:
         raise ValueError("vLLM makes this name in another way")
-    if place != name.rfind(request_id):
+    if start != name.rfind(request_id):
         raise Inconclusive
-    return name[:place], name[place + len(request_id) :]
+    return name[:start], name[start + len(request_id) :]
 
 
 class Inconclusive(Exception):
@@ -195,15 +195,15 @@ class Replay:
                 if self.chat_params is not None:
                     _, rendered = renderer.render_messages(prompt, self.chat_params)
                 texts[place] = self.tok_params.apply_pre_tokenization(tokenizer, rendered)
-        found: list[Tokens | None] = [None] * len(prompts)
+        tokens: list[Tokens | None] = [None] * len(prompts)
         if not texts:
-            return found
+            return tokens
         options = self.tok_params.get_encode_kwargs()
         encoded = tokenizer([text["prompt"] for text in texts.values()], **options)["input_ids"]
         for (place, text), ids in zip(texts.items(), encoded, strict=True):
             with suppress(Exception):
-                found[place] = self.cut(tokenizer, {**text, "prompt_token_ids": ids})
-        return found
+                tokens[place] = self.cut(tokenizer, {**text, "prompt_token_ids": ids})
+        return tokens
 
     def cut(self, tokenizer: Any, prompt: dict[str, Any]) -> Tokens:
         """Truncate a tokenized prompt as vLLM does."""
@@ -216,27 +216,27 @@ class Replay:
         Raises:
             ValueError: the tokens differ.
         """
-        for made, request in zip(inputs, self.requests, strict=True):
-            more = getattr(request.pooling_params, "extra_kwargs", None) or {}
-            if made is None or made[0] != request.prompt_token_ids or (made[1] or {}) != more:
+        for own, request in zip(inputs, self.requests, strict=True):
+            extra = getattr(request.pooling_params, "extra_kwargs", None) or {}
+            if own is None or own[0] != request.prompt_token_ids or (own[1] or {}) != extra:
                 raise ValueError("vLLM tokenizes this prompt in another way")
 
     def engine_requests(
         self, request_id: str, number: int, inputs: Sequence[Tokens], now: float
     ) -> list[Any]:
         """Return the requests for EngineCore. `number` makes their internal ids unique."""
-        made = []
-        for first, name, (tokens, more) in zip(self.requests, self.names, inputs, strict=True):
-            request = copy(first)
+        requests = []
+        for observed, name, (tokens, extra) in zip(self.requests, self.names, inputs, strict=True):
+            request = copy(observed)
             request.external_req_id = request_id.join(name)
             request.request_id = f"{request.external_req_id}-{number:08x}"
             request.prompt_token_ids = tokens
             request.arrival_time = now
-            if self.pools and (more or first.pooling_params.extra_kwargs):
-                request.pooling_params = copy(first.pooling_params)
-                request.pooling_params.extra_kwargs = more
-            made.append(request)
-        return made
+            if self.pools and (extra or observed.pooling_params.extra_kwargs):
+                request.pooling_params = copy(observed.pooling_params)
+                request.pooling_params.extra_kwargs = extra
+            requests.append(request)
+        return requests
 
 
 class OutputQueue:
@@ -297,9 +297,9 @@ class FastPath:
         replay = self._forms.get(key)
         if replay is None:
             return None
-        inputs = [await one for one in self._tokens(replay, body)]
-        for one in inputs:
-            if not one or not 0 < len(one[0]) <= replay.longest:
+        inputs = [await future for future in self._tokens(replay, body)]
+        for tokens in inputs:
+            if not tokens or not 0 < len(tokens[0]) <= replay.longest:
                 return None
         self._number += 1
         requests = replay.engine_requests(request_id, self._number, inputs, time.time())
@@ -341,13 +341,13 @@ class FastPath:
         async def learn(body: dict[str, Any], request_id: str, answer: bytes) -> None:
             try:
                 replay = self._replay_of(observed, body, request_id, answer)
-                replay.check([await one for one in self._tokens(replay, body)])
+                replay.check([await future for future in self._tokens(replay, body)])
                 self._forms[key] = replay
             except Inconclusive:
                 return
             except Exception as error:  # vLLM's classes answer this form from now on
                 reason = f"{type(error).__name__}: {error}"
-                log.debug("a form of requests is left to vLLM's serving classes: %s", reason)
+                log.debug("vLLM's serving classes answer a form of requests: %s", reason)
                 self._forms[key] = None
             if len(self._forms) > FORMS:
                 self._forms.popitem(last=False)

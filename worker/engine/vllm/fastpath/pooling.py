@@ -1,8 +1,7 @@
 """Answers embeddings and scores without vLLM's serving classes (the fast path).
 
 An embedding has one text as prompt. A score has a pair of texts: a cross-encoder gets both as one
-prompt, which vLLM's own class makes with template and token types; an embedding model gets two
-prompts.
+prompt, an embedding model gets two prompts.
 """
 
 import math
@@ -25,7 +24,7 @@ from worker.engine.vllm.fastpath.learning import (
     Replay,
     Tokens,
     as_key,
-    is_text,
+    is_short_text,
     observe_contexts,
     split_name,
 )
@@ -68,13 +67,13 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
         names, fields = _pair_in(body), SHARED
     else:
         return None
-    rest = dict(body)
-    given = [rest.pop(name, None) for name in names]
-    texts = [_single(value) for value in given]
-    if not texts or not rest.keys() <= fields or not all(map(is_text, texts)):
+    other_fields = dict(body)
+    values = [other_fields.pop(name, None) for name in names]
+    texts = [_single(value) for value in values]
+    if not texts or not other_fields.keys() <= fields or not all(map(is_short_text, texts)):
         return None
-    listed = [isinstance(value, list) for value in given]
-    return as_key([url, names, listed, rest])
+    are_lists = [isinstance(value, list) for value in values]
+    return as_key([url, names, are_lists, other_fields])
 
 
 def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
@@ -88,12 +87,12 @@ def _pair_in(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _single(value: Any) -> Any:
-    """Return the text of a list of one, which many clients send instead."""
+    """Return the text of a list of one text, which many clients send instead of the text."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 #: The names of vLLM's PoolingIOProcessors that the fast path supports.
-ONE, TWO, CROSS = "embed", "bi-encoder", "cross-encoder"
+EMBED, BI_ENCODER, CROSS_ENCODER = "embed", "bi-encoder", "cross-encoder"
 #: The type of a function that writes a tensor's numbers.
 Numbers = Callable[[Any], Any]
 
@@ -121,64 +120,75 @@ class PoolingReplay(Replay):
     def __init__(
         self, observed: Observation, serving: Any, request_id: str, answer: bytes, context: int
     ) -> None:
-        found, (served,) = orjson.loads(answer), observed.contexts
+        observed_answer, (pooling_context,) = orjson.loads(answer), observed.contexts
         self._processor = processor = serving.io_processor
         #: vLLM's ScoringRenderParams of the observed pair; only `tok_params` for an embedding.
-        self._params = _render_params(processor, served)
+        self._params = _render_params(processor, pooling_context)
         self.tok_params, self.longest = self._params["tok_params"], context
         self._pairs = "data_1" in self._params
-        more = ("supports_score_template", "model", "is_multimodal_model")
+        unsupported = ("supports_score_template", "model", "is_multimodal_model")
         #: Whether vLLM only tokenizes the two texts, as for most generative models. For other
         #: models vLLM's own method is called for each pair.
         self._plain = self._params.get("chat_template") is None and not any(
-            getattr(processor, name, True) for name in more
+            getattr(processor, name, True) for name in unsupported
         )
-        self._joins = processor.name == TWO
+        self._joins = processor.name == BI_ENCODER
         runs = sorted(observed.runs, key=lambda run: str(run.request.external_req_id))
-        known = processor.name == CROSS if self._pairs else processor.name in (ONE, TWO)
-        if not known or len(runs) != (2 if self._joins else 1) or found["id"] != served.request_id:
+        is_supported = (
+            processor.name == CROSS_ENCODER
+            if self._pairs
+            else processor.name in (EMBED, BI_ENCODER)
+        )
+        if (
+            not is_supported
+            or len(runs) != (2 if self._joins else 1)
+            or observed_answer["id"] != pooling_context.request_id
+        ):
             raise ValueError("vLLM pools this in another way")
         self.requests = [run.request for run in runs]
-        self._read_names(served.request_id, request_id, serving.request_id_prefix)
+        self._read_names(pooling_context.request_id, request_id, serving.request_id_prefix)
         outputs = [run.output for run in runs]
         #: Tokens of the separator between a score's two texts, which 0.26 adds to the usage.
-        self._separators = found["usage"]["prompt_tokens"] - _length(outputs)
-        self._read(found)
-        self._numbers = self._learn_numbers(outputs, request_id, found)
+        self._separators = observed_answer["usage"]["prompt_tokens"] - _length(outputs)
+        self._read_answer(observed_answer)
+        self._numbers = self._learn_numbers(outputs, request_id, observed_answer)
 
     def _read_names(self, name: str, request_id: str, prefix: str) -> None:
         """Learn how ids are made. In vLLM 0.26 they are random without an HTTP request."""
         self._prefix = f"{prefix}-"
-        ends = [split_name(one.external_req_id, name) for one in self.requests]
-        other = request_id in name and name != self._prefix + request_id
-        if other or any(before for before, _ in ends):
+        ends = [split_name(request.external_req_id, name) for request in self.requests]
+        is_unlike = request_id in name and name != self._prefix + request_id
+        if is_unlike or any(before for before, _ in ends):
             raise ValueError("vLLM makes this name in another way")
         self.names = [(self._prefix, after) for _, after in ends]
 
-    def _read(self, found: dict[str, Any]) -> None:
-        (item,) = found["data"]
+    def _read_answer(self, answer: dict[str, Any]) -> None:
+        (item,) = answer["data"]
         self._name = "embedding" if "embedding" in item else "score"
-        more = [
-            *(v for k, v in found.items() if k not in ("id", "created", "data", "usage", *FIXED)),
+        extra = [
+            *(v for k, v in answer.items() if k not in ("id", "created", "data", "usage", *FIXED)),
             *(v for k, v in item.items() if k not in ("index", "object", self._name)),
-            *(v for k, v in found["usage"].items() if k not in ("prompt_tokens", "total_tokens")),
+            *(v for k, v in answer["usage"].items() if k not in ("prompt_tokens", "total_tokens")),
             item["index"],
         ]
-        if self._separators not in (0, 1) or any(v not in (None, [], 0) for v in more):
+        if self._separators not in (0, 1) or any(v not in (None, [], 0) for v in extra):
             raise ValueError("the answer has more than its numbers")
-        self._answer, self._item = found, item
+        self._answer, self._item = answer, item
 
     def _learn_numbers(
-        self, outputs: Sequence[Any], request_id: str, found: dict[str, Any]
+        self, outputs: Sequence[Any], request_id: str, answer: dict[str, Any]
     ) -> Numbers:
         fitting: list[Numbers] = []
         for numbers in EMBEDDING_AS if self._name == "embedding" else SCORE_AS:
             self._numbers = numbers
             try:
-                again = self._completion(outputs, request_id, found["created"])
+                completion = self._completion(outputs, request_id, answer["created"])
             except TypeError:  # numpy does not have this number type
                 continue
-            if again is not None and orjson.loads(again.body) | {"id": found["id"]} == found:
+            if (
+                completion is not None
+                and orjson.loads(completion.body) | {"id": answer["id"]} == answer
+            ):
                 fitting.append(numbers)
         if not fitting:
             raise ValueError("vLLM writes this answer in another way")
@@ -194,30 +204,30 @@ class PoolingReplay(Replay):
         if not self._pairs:
             return super().tokens(renderer, prompts)
         tokenizer = renderer.get_tokenizer()
-        made: list[Tokens | None] = [None] * len(prompts)
+        tokens: list[Tokens | None] = [None] * len(prompts)
         joined = self._joined(tokenizer, prompts) if self._plain else None
         for place, pair in enumerate(prompts):
             with suppress(Exception):  # vLLM's serving class will report the error
                 if joined is None:
-                    made[place] = self._rendered(pair)
+                    tokens[place] = self._rendered(pair)
                 else:
-                    made[place] = self.cut(tokenizer, {"prompt_token_ids": joined[place]})
-        return made
+                    tokens[place] = self.cut(tokenizer, {"prompt_token_ids": joined[place]})
+        return tokens
 
     def _joined(self, tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> Any:
         options = self.tok_params.get_encode_kwargs()
         if self._processor.use_sep_token:
             first, second = zip(*pairs, strict=True)
-            made = tokenizer(text=list(first), text_pair=list(second), **options)
+            encoded = tokenizer(text=list(first), text_pair=list(second), **options)
         else:
-            made = tokenizer([first + second for first, second in pairs], **options)
-        self._plain = "token_type_ids" not in made
-        return made["input_ids"] if self._plain else None
+            encoded = tokenizer([first + second for first, second in pairs], **options)
+        self._plain = "token_type_ids" not in encoded
+        return encoded["input_ids"] if self._plain else None
 
     def _rendered(self, pair: tuple[str, str]) -> Tokens:
         first, second = pair
-        made = self._processor.render({**self._params, "data_1": first, "data_2": second})
-        return made["prompts"]["prompt_token_ids"], made["params"].extra_kwargs
+        rendered = self._processor.render({**self._params, "data_1": first, "data_2": second})
+        return rendered["prompts"]["prompt_token_ids"], rendered["params"].extra_kwargs
 
     def answer(
         self, outputs: Sequence[Any], body: dict[str, Any], request_id: str

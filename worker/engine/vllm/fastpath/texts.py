@@ -1,7 +1,7 @@
 """Answers plain chats and completions without vLLM's serving classes (the fast path).
 
-The answers are the same, for a third of the processor time. A form is a url with all fields of a
-body except its prompt.
+The answers are the same as vLLM's, and take a third of the processor time. A form is a url with all
+fields of a body except its prompt.
 """
 
 import time
@@ -20,7 +20,7 @@ from worker.engine.vllm.fastpath.learning import (
     Observation,
     Replay,
     as_key,
-    is_text,
+    is_short_text,
     observe_rendering,
     split_name,
 )
@@ -67,11 +67,12 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
     name = PROMPTS.get(url)
     if name is None:
         return None
-    rest = dict(body)
-    prompt = rest.pop(name, None)
-    if not rest.keys() <= SAMPLING or not (_is_chat if url == CHAT_URL else is_text)(prompt):
+    other_fields = dict(body)
+    prompt = other_fields.pop(name, None)
+    is_plain = _is_chat if url == CHAT_URL else is_short_text
+    if not other_fields.keys() <= SAMPLING or not is_plain(prompt):
         return None
-    return as_key([url, rest])
+    return as_key([url, other_fields])
 
 
 def _is_chat(messages: Any) -> bool:
@@ -95,33 +96,33 @@ class TextReplay(Replay):
     """
 
     def __init__(self, observed: Observation, request_id: str, answer: bytes, context: int) -> None:
-        (run,), found = observed.runs, orjson.loads(answer)
+        (run,), observed_answer = observed.runs, orjson.loads(answer)
         self.tok_params, self.chat_params = observed.tok_params, observed.chat_params
         self.requests = [run.request]
         self.names = [split_name(run.request.external_req_id, request_id)]
-        self._answer_id = split_name(found["id"], request_id)
-        self._read(found)
+        self._answer_id = split_name(observed_answer["id"], request_id)
+        self._read_answer(observed_answer)
         # With a longer prompt, vLLM would lower max_tokens.
         self.longest = context - run.request.sampling_params.max_tokens
         if len(run.request.prompt_token_ids) >= self.longest:
             raise Inconclusive
-        again = self._completion(run.output, request_id, found["created"])
-        if orjson.loads(again.body) != found:
+        completion = self._completion(run.output, request_id, observed_answer["created"])
+        if orjson.loads(completion.body) != observed_answer:
             raise ValueError("vLLM writes this answer in another way")
 
-    def _read(self, found: dict[str, Any]) -> None:
-        (choice,) = found["choices"]
+    def _read_answer(self, answer: dict[str, Any]) -> None:
+        (choice,) = answer["choices"]
         message = choice.get("message")
         text = choice if message is None else message
-        more = [
-            *(v for k, v in found.items() if k not in ANSWER_FIELDS),
+        extra = [
+            *(v for k, v in answer.items() if k not in ANSWER_FIELDS),
             *(v for k, v in choice.items() if k not in CHOICE_FIELDS),
-            *(v for k, v in found["usage"].items() if k not in USAGE_FIELDS),
+            *(v for k, v in answer["usage"].items() if k not in USAGE_FIELDS),
             *(v for k, v in text.items() if k not in (*CHOICE_FIELDS, "content", "role")),
         ]
-        if choice["index"] or any(value not in (None, []) for value in more):
+        if choice["index"] or any(value not in (None, []) for value in extra):
             raise ValueError("the answer has more than its text")
-        self._answer, self._choice, self._message = found, choice, message
+        self._answer, self._choice, self._message = answer, choice, message
 
     def prompts_of(self, body: dict[str, Any]) -> Sequence[Any]:
         return (body["messages" if "messages" in body else "prompt"],)
@@ -139,12 +140,12 @@ class TextReplay(Replay):
 
     def _completion(self, output: Any, request_id: str, created: int) -> Completion:
         """Write the answer from vLLM's RequestOutput, as its response classes do."""
-        (made,) = output.outputs
-        prompt, written = len(output.prompt_token_ids), len(made.token_ids)
-        text = {"text": made.text}
+        (choice,) = output.outputs
+        prompt, written = len(output.prompt_token_ids), len(choice.token_ids)
+        text = {"text": choice.text}
         if self._message is not None:
-            text = {"message": self._message | {"content": made.text}}
-        ended = {"finish_reason": made.finish_reason, "stop_reason": made.stop_reason}
+            text = {"message": self._message | {"content": choice.text}}
+        ended = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
         usage = self._answer["usage"] | {
             "prompt_tokens": prompt,
             "completion_tokens": written,

@@ -56,22 +56,22 @@ class TokenBatcher:
         self, batch: list[Waiting], done: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop
     ) -> None:
         failed = done.cancelled() or done.exception() is not None
-        found = [None] * len(batch) if failed else done.result()
-        for (_, _, future), tokens in zip(batch, found, strict=True):
+        tokens_of_batch = [None] * len(batch) if failed else done.result()
+        for (_, _, future), tokens in zip(batch, tokens_of_batch, strict=True):
             if not future.done():
                 future.set_result(tokens)
         self._start_batch(loop)
 
     def _tokenize(self, batch: list[Waiting]) -> list[Any]:
-        found: list[Any] = [None] * len(batch)
+        tokens_of_batch: list[Any] = [None] * len(batch)
         by_replay: dict[Any, list[int]] = {}
         for place, (replay, _, _) in enumerate(batch):
             by_replay.setdefault(replay, []).append(place)
         for replay, places in by_replay.items():
-            made = replay.tokens(self._renderer, [batch[place][1] for place in places])
-            for place, tokens in zip(places, made, strict=True):
-                found[place] = tokens
-        return found
+            tokens_of_replay = replay.tokens(self._renderer, [batch[place][1] for place in places])
+            for place, tokens in zip(places, tokens_of_replay, strict=True):
+                tokens_of_batch[place] = tokens
+        return tokens_of_batch
 
 
 def _size(prompt: Any) -> int:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import pytest
 
-from worker.engine.openai.guard import FIRST, LEARN, NOBODY, PROBES, QUIET_PROBES, Felt, Guard
+from worker.engine.openai.guard import FIRST, LEARN, NOBODY, PROBES, QUIET_PROBES, Guard, Observed
 from worker.engine.openai.metrics import DISTRUST_S, FROZEN_S, Metrics, Second, Seconds
 
 #: Requests that run; time to the first token, p50 and p99; mean time between tokens: milliseconds.
@@ -43,7 +43,7 @@ class Server:
     waited: list[int] = field(default_factory=list)
     between_ms: float = 0.0
 
-    def felt(self) -> Felt:
+    def felt(self) -> Observed:
         """Return one second's measurements."""
         rows = self.people + self.own
         _, middle, late, between_ms = measured(rows)
@@ -55,14 +55,14 @@ class Server:
         ttft_ms = median(probe() for _ in range(PROBES if self.own else QUIET_PROBES))
         self.between_ms = between_ms * self.random.gauss(1, 0.05)
         waiting = max(0, rows - self.slots)
-        return Felt(self.own, ttft_ms / 1000, self.between_ms / 1000, waiting, self.people > 0)
+        return Observed(self.own, ttft_ms / 1000, self.between_ms / 1000, waiting, self.people > 0)
 
     def second(self, **changed: object) -> None:
         """Let one second pass; `changed` replaces measurements."""
         felt = self.felt()
         self.waited.append(felt.waiting or 0)
-        seen = {name: getattr(felt, name) for name in Felt.__slots__} | changed
-        limit = self.guard.step(Felt(**seen))  # type: ignore[arg-type]
+        seen = {name: getattr(felt, name) for name in Observed.__slots__} | changed
+        limit = self.guard.step(Observed(**seen))  # type: ignore[arg-type]
         left = int((1 - ENDS) * self.own)
         self.own = max(left, min(limit, self.want))
         self.limits.append(limit)
@@ -136,7 +136,7 @@ def test_requests_begin_after_the_quiet_values_are_known_and_begin_with_few() ->
     known = Server(Guard(ttft_s=1, itl_s=1))
     assert known.run(1) == [FIRST]
     unmeasured = Guard()
-    limits = [unmeasured.step(Felt(0)) for _ in range(LEARN + 1)]
+    limits = [unmeasured.step(Observed(0)) for _ in range(LEARN + 1)]
     assert limits[-1] == FIRST  # a server that shows nothing is used, too
 
 
@@ -199,11 +199,11 @@ def test_metrics_that_praise_themselves_do_not_outweigh_the_probe() -> None:
 
 def test_people_who_wait_stop_everything_and_our_own_that_wait_are_taken_back() -> None:
     busy = Guard(ttft_s=1, itl_s=1)
-    assert busy.step(Felt(0, 0.1, 0.01, 0, True)) == FIRST
-    assert busy.step(Felt(8, 0.1, 0.01, 3, True)) == 5
-    assert busy.step(Felt(5, 0.1, 0.01, 30, True)) == 0
-    assert busy.step(Felt(5, 0.1, 0.01, 2, True)) == 0
-    assert busy.step(Felt(5, 0.1, 0.01, 0, True)) > 0
+    assert busy.step(Observed(0, 0.1, 0.01, 0, True)) == FIRST
+    assert busy.step(Observed(8, 0.1, 0.01, 3, True)) == 5
+    assert busy.step(Observed(5, 0.1, 0.01, 30, True)) == 0
+    assert busy.step(Observed(5, 0.1, 0.01, 2, True)) == 0
+    assert busy.step(Observed(5, 0.1, 0.01, 0, True)) > 0
 
 
 # -- what one second's metrics show ----------------------------------------------------

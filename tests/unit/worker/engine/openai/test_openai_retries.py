@@ -23,8 +23,8 @@ from worker.engine.openai.retries import (
     Action,
     Condition,
     Unanswered,
+    read_error,
     seconds_of,
-    unanswered,
 )
 from worker.engine.remote.servers import Health
 
@@ -51,14 +51,14 @@ def test_each_way_not_to_answer_has_its_row(what: int | Condition, action: Actio
 @pytest.mark.parametrize("status", [400, 413, 415, 422, 501])
 def test_a_refusal_in_words_is_the_requests_own(status: int) -> None:
     for body in (b'{"error": {"message": "no"}}', b'{"detail": "no"}', b'{"error": "no"}'):
-        assert unanswered(status, body).action() is Action.REJECT
+        assert read_error(status, body).action() is Action.REJECT
     kong = b'{"message": "no Route matched with those values"}'
-    assert unanswered(status, kong).action() is Action.DOUBT
+    assert read_error(status, kong).action() is Action.DOUBT
 
 
 @pytest.mark.parametrize("status", [404, 405, 410, 418, 421, 424])
 def test_other_refusals_are_believed_when_others_are_answered(status: int) -> None:
-    assert unanswered(status, b'{"error": {"message": "no", "code": 1}}').action() is Action.DOUBT
+    assert read_error(status, b'{"error": {"message": "no", "code": 1}}').action() is Action.DOUBT
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_refusals_are_believed_when_others_are_answered(status: int) -> No
     ],
 )
 def test_words_about_the_key_are_not_the_requests_own(error: dict[str, str]) -> None:
-    assert unanswered(400, orjson.dumps({"error": error})).action() is Action.DOUBT
+    assert read_error(400, orjson.dumps({"error": error})).action() is Action.DOUBT
 
 
 @pytest.mark.parametrize("status", [200, 400, 403, 500])
@@ -96,17 +96,17 @@ def test_words_about_the_key_are_not_the_requests_own(error: dict[str, str]) -> 
 def test_words_of_a_limit_are_waited_for_under_any_status(
     status: int, error: dict[str, str]
 ) -> None:
-    assert unanswered(status, orjson.dumps({"error": error})).action() is Action.WAIT
+    assert read_error(status, orjson.dumps({"error": error})).action() is Action.WAIT
     named = orjson.dumps({"error": error | {"param": "messages"}})
-    assert unanswered(status, named).action() is not Action.WAIT, "it is about a field"
+    assert read_error(status, named).action() is not Action.WAIT, "it is about a field"
 
 
 def test_one_request_larger_than_the_limit_is_refused() -> None:
     text = "Request too large for gpt-4 on tokens per min (TPM): Limit 10000, Requested 12000"
-    fault = unanswered(429, orjson.dumps({"error": {"message": text}}))
+    fault = read_error(429, orjson.dumps({"error": {"message": text}}))
     assert (fault.action(), fault.rejection().message) == (Action.REJECT, text)
     groq = {"message": text, "type": "tokens", "code": "rate_limit_exceeded"}
-    assert unanswered(413, orjson.dumps({"error": groq})).action() is Action.REJECT
+    assert read_error(413, orjson.dumps({"error": groq})).action() is Action.REJECT
 
 
 def test_a_503_that_names_a_time_is_waited_for() -> None:
@@ -175,11 +175,11 @@ def test_retry_after_is_read_in_both_its_forms() -> None:
     ],
 )
 def test_an_error_is_read_in_whatever_form_it_comes(raw: bytes, message: str) -> None:
-    assert unanswered(400, raw).message == message
+    assert read_error(400, raw).message == message
 
 
 def test_a_redirect_is_told_without_what_may_be_secret() -> None:
-    fault = unanswered(307, b"", location="https://me:pw@login.example/v1/chat?token=s3cret")
+    fault = read_error(307, b"", location="https://me:pw@login.example/v1/chat?token=s3cret")
     assert fault.message == "status 307: redirects to login.example/v1/chat"
 
 
@@ -188,9 +188,9 @@ def test_a_prompt_that_is_too_long_is_told_by_its_code() -> None:
         "This model's maximum context length is 1024 tokens.",
         "max_tokens=5000 cannot be greater than max_model_len=1024",
     ):
-        fault = unanswered(400, orjson.dumps({"error": {"message": text}}))
+        fault = read_error(400, orjson.dumps({"error": {"message": text}}))
         assert fault.rejection().code == "context_length_exceeded"
-    assert unanswered(404, b'{"detail": "no model x"}').rejection().code == "model_not_found"
+    assert read_error(404, b'{"detail": "no model x"}').rejection().code == "model_not_found"
 
 
 # -- answers ------------------------------------------------------------------------------------

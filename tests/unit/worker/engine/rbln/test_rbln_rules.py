@@ -31,7 +31,7 @@ def found(
 ) -> list[tuple[bool, str]]:
     """Return (fatal, text) of all findings about a compiled folder."""
     packages = Packages(SDK_0_12 if versions is None else versions, rebel)
-    judged = rules.findings(settings(folder, **more), read(folder), packages)
+    judged = rules.check_rbln(settings(folder, **more), read(folder), packages)
     return [(f.fatal, str(f)) for f in judged if "`seed`" not in f.problem]
 
 

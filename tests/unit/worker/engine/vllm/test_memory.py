@@ -15,13 +15,13 @@ from worker.engine.vllm.memory import (
     PROCESSES_BYTES,
     RANK_BYTES,
     SHARE,
-    applies,
     cache_of,
+    check_cache,
+    check_memory,
     choose,
     describe,
     explain,
-    judge_cache,
-    judge_memory,
+    runs_on_cpu,
     size_of,
 )
 from worker.engine.vllm_settings import VllmSettings
@@ -64,13 +64,13 @@ def test_the_shipped_models_cache_is_computed_from_its_config(
     assert (cache.token_bytes, cache.fits(), cache.needs()) == (
         TOKEN_BYTES, 1024, 9 * 128 * TOKEN_BYTES,
     )  # fmt: skip
-    assert list(judge_cache(asked | {"max-model-len": "1024"}, str(MODEL), True)) == []
-    (finding,) = judge_cache(asked | {"max-model-len": "1025"}, str(MODEL), True)
+    assert list(check_cache(asked | {"max-model-len": "1024"}, str(MODEL), True)) == []
+    (finding,) = check_cache(asked | {"max-model-len": "1025"}, str(MODEL), True)
     assert finding.fatal
     needs = 10 * 128 * TOKEN_BYTES
     assert finding.remedy == f"Write --max-model-len 1024 or --kv-cache-memory-bytes {needs}"
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM takes it before the option
-    assert list(judge_cache(asked | {"max-model-len": "1025"}, str(MODEL), True)) == []
+    assert list(check_cache(asked | {"max-model-len": "1025"}, str(MODEL), True)) == []
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_models_that_cache_otherwise_are_left_to_vllm(tmp_path: Path) -> None:
     asked = {"kv-cache-memory-bytes": "1M"}
     for config in ({"model_type": "deepseek_v3"}, {"sliding_window": 4096},
                    {"num_attention_heads": None}, {"max_position_embeddings": []}):  # fmt: skip
-        assert list(judge_cache(asked, written(tmp_path, **config), False)) == []
+        assert list(check_cache(asked, written(tmp_path, **config), False)) == []
     for model in ("some/hub-name", None):
-        assert list(judge_cache(asked, model, False)) == []
-    assert list(judge_cache({}, str(MODEL), False)) == []
+        assert list(check_cache(asked, model, False)) == []
+    assert list(check_cache({}, str(MODEL), False)) == []
 
 
 TOO_SMALL = (
@@ -163,7 +163,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def judged(model: Path | str = MODEL, **asked: str) -> list[Finding]:
     options = {name.replace("_", "-"): value for name, value in asked.items()}
-    return list(judge_memory(options, str(model), CPU))
+    return list(check_memory(options, str(model), CPU))
 
 
 @pytest.mark.parametrize(("asked", "seqs"), [({}, 128), ({"max-num-seqs": "256"}, 256)])
@@ -216,7 +216,7 @@ def test_one_request_of_the_greatest_length_may_have_more_than_the_share(
     machine.has((60, 20))
     model = written(tmp_path)
     assert choose({}, model).size == (131072 // 128 + 1) * 128 * 128 * 1024
-    assert list(judge_memory({}, model, CPU)) == []
+    assert list(check_memory({}, model, CPU)) == []
 
 
 def test_a_request_that_cannot_fit_is_refused_with_the_length_that_does(
@@ -282,8 +282,8 @@ def test_check_says_what_vllm_will_ask_for(machine: Machine) -> None:
 )  # fmt: skip
 def test_nothing_is_said_or_chosen_for_gpus_and_npus(machine: Machine, packages: Packages) -> None:
     machine.has((10, 0))
-    assert not applies(packages)
-    assert list(judge_memory({}, str(MODEL), packages)) == []
+    assert not runs_on_cpu(packages)
+    assert list(check_memory({}, str(MODEL), packages)) == []
 
 
 def options(args: str = "", on_cpu: bool = True) -> Namespace:

@@ -17,7 +17,7 @@ from contract.errors import RequestRejected
 from contract.settings import SettingsError
 from demo.stack import MODEL, ROOT
 from worker.engine.vllm import ENGINE
-from worker.engine.vllm.preflight import OLDEST, TESTED, judge_release
+from worker.engine.vllm.preflight import OLDEST, TESTED, check_release
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import Packages, release_of
 
@@ -30,7 +30,7 @@ def results() -> list[dict[str, Any]]:
 
 def judged(**versions: str) -> list[Any]:
     packages = {name.replace("_", "-"): version for name, version in versions.items()}
-    return list(judge_release(Packages(packages, rebel=False)))
+    return list(check_release(Packages(packages, rebel=False)))
 
 
 @pytest.mark.parametrize("release", ["0.29.0", "0.30.1", "0.32.0", "0.32.0+cu130"])
@@ -64,7 +64,7 @@ def test_start_and_check_say_the_same(
     for module in ("worker.engine.vllm", "worker.engine.vllm.preflight"):
         monkeypatch.setattr(f"{module}.installed", lambda: newer)
     settings = VllmSettings(model=str(MODEL))
-    (finding,) = judge_release(newer)
+    (finding,) = check_release(newer)
     assert finding in ENGINE.check(settings).findings
     caplog.set_level(logging.WARNING)
     ENGINE.make(settings)

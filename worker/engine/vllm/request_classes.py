@@ -2,8 +2,8 @@
 
 Up to 0.31 vLLM reserves `max_tokens` in the context. Since 0.32 it silently generates fewer tokens
 than requested if the context is full. Here, a prompt that leaves too few tokens is refused for
-every release. This happens at the latest when vLLM makes the sampling parameters: only then is the
-length of every prompt known.
+every release. The refusal happens at the latest when vLLM makes the sampling parameters: only then
+is the length of every prompt known.
 """
 
 from dataclasses import replace
@@ -19,10 +19,11 @@ Limit = Annotated[int, Field(ge=1)]
 
 
 class _Limited:
-    """Mixin with the limits; stands before vLLM's class in the list of base classes.
+    """Mixin with the limits; comes before vLLM's class in the list of base classes.
 
-    `make_forms` sets these class attributes, in tokens: `default` is the limit of answers without
-    one, `ceiling` the most that the server's options allow, `context` the model's context length.
+    `make_request_classes` sets these class attributes, in tokens: `default` is the limit of answers
+    without one, `ceiling` the most that the server's options allow, `context` the model's context
+    length.
     """
 
     default: ClassVar[int] = 1
@@ -54,21 +55,21 @@ class _Limited:
             )
         return params
 
-    def to_sampling_params(self, max_tokens: int, *more: Any, **named: Any) -> Any:
+    def to_sampling_params(self, max_tokens: int, *args: Any, **kwargs: Any) -> Any:
         self._refuse_less(max_tokens)
-        return super().to_sampling_params(max_tokens, *more, **named)  # type: ignore[misc]
+        return super().to_sampling_params(max_tokens, *args, **kwargs)  # type: ignore[misc]
 
-    def to_beam_search_params(self, max_tokens: int, *more: Any, **named: Any) -> Any:
+    def to_beam_search_params(self, max_tokens: int, *args: Any, **kwargs: Any) -> Any:
         self._refuse_less(max_tokens)
-        return super().to_beam_search_params(max_tokens, *more, **named)  # type: ignore[misc]
+        return super().to_beam_search_params(max_tokens, *args, **kwargs)  # type: ignore[misc]
 
     def _refuse_less(self, granted: int) -> None:
         """Refuse a request that would get fewer output tokens than it asks for."""
         name, limit = self.limit()
-        wanted = limit or 1
+        needed = limit or 1
         if self.ceiling is not None:
-            wanted = min(wanted, self.ceiling)
-        if granted < wanted:
+            needed = min(needed, self.ceiling)
+        if granted < needed:
             raise VLLMValidationError(
                 f"the prompt has {self.context - granted} tokens, which with "
                 f"{name}={limit} is more than the model's context length of {self.context} tokens; "
@@ -107,19 +108,21 @@ class _Completion(_Limited, CompletionRequest):
         return params
 
 
-def make_forms(context: int, default: int, ceiling: int | None) -> tuple[type[Any], type[Any]]:
+def make_request_classes(
+    context: int, default: int, ceiling: int | None
+) -> tuple[type[Any], type[Any]]:
     """Return an engine's request classes for chats and completions. Arguments are in tokens."""
     shared = {"__module__": __name__, "context": context, "default": default, "ceiling": ceiling}
     return type("Chat", (_Chat,), shared), type("Completion", (_Completion,), shared)
 
 
-def unknown_fields(url: str, form: Any) -> frozenset[str]:
+def unknown_fields(url: str, request_class: Any) -> frozenset[str]:
     """Return the fields that requests may have and vLLM's request class lacks."""
-    return frozenset(field_names(url) - fields_of(form))
+    return frozenset(field_names(url) - fields_of(request_class))
 
 
-def fields_of(form: Any) -> set[str]:
+def fields_of(request_class: Any) -> set[str]:
     """Return the fields of a class, or of all classes in a union."""
-    if hasattr(form, "model_fields"):
-        return set(form.model_fields)
-    return {name for part in get_args(form) for name in fields_of(part)}
+    if hasattr(request_class, "model_fields"):
+        return set(request_class.model_fields)
+    return {name for member in get_args(request_class) for name in fields_of(member)}
