@@ -60,11 +60,6 @@ class Context:
         ttl_ms = self.settings.result_ttl_ms
         return BatchStore.open(url, "warmq-producer", ttl_ms=ttl_ms, retry=self.outage)
 
-    @property
-    def outages(self) -> int:
-        """How often Redis was away and came back."""
-        return self.outage.ended if self.outage else 0
-
     def wait_for_redis(self, seconds: float) -> None:
         """Let the store wait `seconds` for Redis, and report it; call it before the first use."""
         if not seconds:
