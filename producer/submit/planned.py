@@ -164,8 +164,9 @@ class PlannedMessages:
         return writes_lost(batch_id, answer)
 
     def _other_order(self, theirs: str, ours: str) -> BatchConflict:
+        batch_id = self.submitted.batch.id
         return BatchConflict(
-            f"batch {self.submitted.batch.id} is being queued in an order ({theirs}) that this version of "
+            f"batch {batch_id} is being queued in an order ({theirs}) that this version of "
             f"warmq does not plan for the same file (it plans {ours}); go on with the "
             "version that began it",
             remedy="new_batch_id",
