@@ -6,7 +6,6 @@ It also creates the errors of submits, and waits for them while Redis is full.
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
 
 from contract.batch import Batch
 from contract.errors import BatchConflict, BatchNotFound, Remedy, WarmqError
@@ -166,7 +165,8 @@ class Submitted:
 
     def gone(self) -> BatchChanged:
         """Return the error for the batch that is gone."""
-        batch_id, remedy = self.batch.id, cast(Remedy, "submit_from_start")
+        batch_id = self.batch.id
+        remedy: Remedy = "submit_from_start"
         if self._store.reconnects > self._seen:
             return batch_lost(batch_id, remedy)
         what = "was deleted while it was submitted, or Redis has lost it"
