@@ -20,7 +20,7 @@ from demo.stack import RedisServer, eventually
 
 pytestmark = pytest.mark.timeout(150)
 
-LINES = 60
+LINES = 16
 #: Longer than the eight seconds for which every command tries again.
 AWAY_S = 12
 #: Options of a Redis that pauses for each key that it loads, in microseconds.
@@ -91,18 +91,17 @@ def test_a_long_absence_is_waited_for_aloud(name: str, server: RedisServer, tmp_
     args = commands(tmp_path)[name]
     if name in ("watch", "results"):
         begin(server, tmp_path)
-    with (
-        simulated(server.url, tmp_path, simulated_slots=2, simulated_latency_s=0.5),
-        following(server, *args) as command,
-    ):
-        in_flight(tmp_path, 2)
+    worker = simulated(server.url, tmp_path, simulated_slots=2, simulated_latency_s=0.5)
+    with following(server, *args) as command:
         eventually(lambda: reads(server), 30, "the command reads from Redis")
-        server.stop()
-        command.says("waiting for Redis, up to")
-        stay(AWAY_S)
-        server.start()
-        command.says("Redis is back after")
-        assert command.ends() == 0, command.said
+        with worker:
+            in_flight(tmp_path, 2)
+            server.stop()
+            command.says("waiting for Redis, up to")
+            stay(AWAY_S)
+            server.start()
+            command.says("Redis is back after")
+            assert command.ends() == 0, command.said
     assert "--wait-redis" not in command.said
     seconds = float(re.findall(r"Redis is back after ([\d.]+) s", command.said)[0])
     assert seconds > AWAY_S - 1
