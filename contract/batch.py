@@ -1,6 +1,6 @@
 """Reads the state of one batch from the fields of its hash in Redis."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -14,10 +14,14 @@ BY_USER = "cancelled by the user"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The state of a batch when it was read; times are Redis's in ms, counts are of requests."""
+    """The state of a batch when it was read; times are Redis's in ms, counts are of requests.
+
+    `reconnects` is that of the store (contract/redis/reads.py) before it read the batch.
+    """
 
     id: str
     fields: dict[str, str]
+    reconnects: int = field(default=0, compare=False)
 
     def number(self, name: str) -> int:
         """Return a counter, 0 if the hash does not have it."""

@@ -39,8 +39,9 @@ class BatchWatch:
     """Reads one batch repeatedly; raises BatchChanged if it is no longer the same batch.
 
     `first` and `last` are the batch as first and as last read. `doing` completes error messages:
-    "deleted while {doing}". A sealed batch is completely submitted; a failover of Redis may lose
-    the seal, which is no error with `may_reopen`.
+    "deleted while {doing}". A batch that is gone after connections to Redis broke is lost
+    (WritesLost). With `may_reopen`, it is not an error that a failover of Redis has unsealed the
+    batch (a sealed batch is completely submitted).
     """
 
     def __init__(
@@ -54,15 +55,21 @@ class BatchWatch:
         """Read the batch; raise BatchChanged if it was deleted, replaced or unsealed."""
         asked_at = time.monotonic()
         batch = self._store.batch(self.first.id)
+        # Redis may have lost the batch if connections to it broke since it had it.
+        may_be_lost = self._store.reconnects > self.last.reconnects
+        if batch is None and may_be_lost and not self._expired():
+            raise batch_lost(self.first.id, "submit_again")
         if batch is None or batch.status == "deleting":
             raise self._gone()
         # Two batches with one id may have been created in the same millisecond; `life` differs.
         if any(batch.fields.get(n) != self.first.fields.get(n) for n in ("created_at", "life")):
+            if may_be_lost:
+                raise batch_lost(self.first.id, "read_new_batch")
             raise self._changed(
                 f"was deleted and submitted again while {self._doing}", "read_new_batch"
             )
         if self.last.sealed and not batch.sealed and not self._may_reopen:
-            raise WritesLost(batch.id, f"batch {batch.id} is not submitted to its end any more")
+            raise end_lost(batch.id)
         self.last = batch
         if batch.finished:
             left_s = self._store.expires_in_s(batch.id)
@@ -131,13 +138,40 @@ def batch_closed(batch_id: str, before: str) -> BatchConflict:
     )
 
 
-def batch_deleted(batch_id: str) -> BatchChanged:
-    """Return the error for a batch that was deleted while it was submitted."""
-    return BatchChanged(
-        f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
-        remedy="submit_from_start",
-        batch_id=batch_id,
-    )
+def end_lost(batch_id: str) -> WritesLost:
+    """Return the error for a batch that Redis no longer has as completely submitted."""
+    return WritesLost(batch_id, f"batch {batch_id} is not submitted to its end any more")
+
+
+def batch_lost(batch_id: str, remedy: Remedy) -> WritesLost:
+    """Return the error for a batch that Redis has lost as a whole."""
+    return WritesLost(batch_id, f"batch {batch_id} is not there any more", remedy)
+
+
+class Submitted:
+    """A batch to which requests are sent: knows whether it was deleted or lost if it is gone."""
+
+    def __init__(self, store: BatchStore, batch: Batch) -> None:
+        self.batch, self._store = batch, store
+        #: The store's reconnects before it saw the batch last.
+        self._seen = batch.reconnects
+
+    def send(self, send: Callable[[], Enqueued]) -> Enqueued:
+        """Return the answer of `send`."""
+        before = self._store.reconnects
+        answer = send()
+        if answer.answer != "gone":
+            self._seen = before
+        return answer
+
+    def gone(self) -> BatchChanged:
+        """Return the error for the batch that is gone."""
+        batch_id = self.batch.id
+        remedy: Remedy = "submit_from_start"
+        if self._store.reconnects > self._seen:
+            return batch_lost(batch_id, remedy)
+        what = "was deleted while it was submitted, or Redis has lost it"
+        return BatchChanged(f"batch {batch_id} {what}", remedy=remedy, batch_id=batch_id)
 
 
 def writes_lost(batch_id: str, answer: Enqueued) -> WritesLost:

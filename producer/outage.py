@@ -50,8 +50,6 @@ class Outage(Retry):
         self._since: float | None = None
         self._report_at = 0.0
         self._reported = False
-        #: Number of outages that were reported and have ended.
-        self.ended = 0
 
     def __deepcopy__(self, _: object) -> Outage:
         """Return itself, because redis-py copies the object for each connection."""
@@ -121,5 +119,4 @@ class Outage(Retry):
         with self._lock:
             if self._reported and self._since is not None:
                 self._report(f"Redis is back after {time.monotonic() - self._since:.1f} s")
-                self.ended += 1
             self._since, self._reported = None, False

@@ -31,6 +31,8 @@ from contract.results import failure_meta
 #: Answers of scripts. NOT_HELD: RETIRE has set times to live, which HOLD must remove. CANCELLING:
 #: the batch is being cancelled.
 NOT_HELD, CANCELLING = -2, -3
+#: Most creations of a batch that is gone when it is read.
+_CREATIONS = 10
 #: Seconds before each further try to reach Redis, since the first connection may have been reset.
 _WAITS_S = (0.05, 0.1, 0.4)
 #: Bytes of a reply with results from which the next MGET asks for half as many results.
@@ -169,12 +171,14 @@ class BatchStore(DeadLetters):
         """
         flat = [part for pair in fields.items() for part in pair]
         life = secrets.token_urlsafe(12)
-        while (new := self._run("create", batch_id, life, seed, deadline, *flat)[0]) < 0:
-            self._delete_chunks(batch_id)  # an interrupted delete has left results
-        batch = self.batch(batch_id)
-        if batch is None:
-            raise BatchConflict(f"batch {batch_id} was deleted meanwhile")
-        return bool(new), batch
+        for _ in range(_CREATIONS):
+            while (new := self._run("create", batch_id, life, seed, deadline, *flat)[0]) < 0:
+                self._delete_chunks(batch_id)  # an interrupted delete has left results
+            batch = self.batch(batch_id)
+            if batch is not None:
+                return bool(new), batch
+            # Redis has lost it, or it was deleted, which could have come before the creation.
+        raise BatchConflict(f"batch {batch_id} was deleted meanwhile")
 
     def enqueue(
         self,

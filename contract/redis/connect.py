@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from inspect import signature
 from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+from weakref import WeakSet
 
 import redis
 import redis.asyncio
@@ -70,6 +72,22 @@ def credentials_of(url: str) -> tuple[str, str]:
     return unquote(user), unquote(password)
 
 
+class Reconnects:
+    """Counts how often connections of a sync client broke and were made again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._known = WeakSet[Any]()
+        self._lock = threading.Lock()
+
+    def __call__(self, connection: Any) -> None:
+        """Set up a connection as redis-py does; its pool calls this for each new socket."""
+        connection.on_connect()
+        with self._lock:
+            self.count += connection in self._known
+            self._known.add(connection)
+
+
 def connect(
     url: str,
     name: str,
@@ -87,6 +105,7 @@ def connect(
         "retry": retry or Retry(ExponentialBackoff(cap=1, base=0.05), retries),
         "client_name": _client_name(name),
         "max_connections": _MAX_CONNECTIONS,
+        "redis_connect_func": Reconnects(),
     }
     if url.startswith("sentinel://"):
         parts = SentinelUrl.parse(url)

@@ -13,6 +13,7 @@ from contract.errors import ProtocolMismatch
 from contract.redis import keys
 from contract.redis.announcements import is_alive, queues_of, read_announcements
 from contract.redis.client import Client
+from contract.redis.connect import Reconnects
 from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wrong_types
 from contract.streaming import Listener
 from contract.version import PROTOCOL, version
@@ -61,6 +62,12 @@ class Reads:
         """Close the client that was given to __init__, and all its connections."""
         self._raw_client.close()
 
+    @property
+    def reconnects(self) -> int:
+        """How often connections broke and were made again; Redis may have been away."""
+        made = self._client.connection_pool.connection_kwargs.get("redis_connect_func")
+        return made.count if isinstance(made, Reconnects) else 0
+
     def ping(self) -> None:
         """Check that Redis answers."""
         self._client.ping()
@@ -78,21 +85,24 @@ class Reads:
         Raises:
             ProtocolMismatch: the batch is of a newer warmq, or of 0.1.0.
         """
+        before = self.reconnects
         raw = self._client.hgetall(keys.batch_key(batch_id))
-        return check_protocol(Batch(batch_id, _texts(raw.items()))) if raw else None
+        return check_protocol(Batch(batch_id, _texts(raw.items()), before)) if raw else None
 
     def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
         """Return the states of batches, None for a missing one, in one round trip a PAGE."""
+        before = self.reconnects
         raws = self._each("hgetall", [keys.batch_key(batch_id) for batch_id in batch_ids])
         pairs = zip(batch_ids, raws, strict=True)
-        return [Batch(name, _texts(raw.items())) if raw else None for name, raw in pairs]
+        return [Batch(name, _texts(raw.items()), before) if raw else None for name, raw in pairs]
 
     def batches(self) -> list[Batch]:
         """Return all batches, newest first, in one round trip for each PAGE of them."""
+        before = self.reconnects
         names, first = self._client.run_script("list", PAGE)
         ids = [name.decode() for name in names]
         states = [_texts(zip(flat[::2], flat[1::2], strict=True)) for flat in first]
-        found = [Batch(b, fields) for b, fields in zip(ids, states, strict=False) if fields]
+        found = [Batch(b, fields, before) for b, fields in zip(ids, states, strict=False) if fields]
         return found + [batch for batch in self.states(ids[PAGE:]) if batch]
 
     def newest_ids(self, count: int = 1000) -> list[str]:

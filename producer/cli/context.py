@@ -60,11 +60,6 @@ class Context:
         ttl_ms = self.settings.result_ttl_ms
         return BatchStore.open(url, "warmq-producer", ttl_ms=ttl_ms, retry=self.outage)
 
-    @property
-    def outages(self) -> int:
-        """Number of reported outages of Redis that have ended."""
-        return self.outage.ended if self.outage else 0
-
     def wait_for_redis(self, seconds: float) -> None:
         """Let the store wait up to `seconds` for Redis; call this before the store's first use."""
         if not seconds:

@@ -258,9 +258,12 @@ class Collector:
 
     def _read_again(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
         """Return results, and whether the missing ones are lost."""
-        before = self._watch.state()
-        raws = self._adapt_fetch_count(self._store.results(request_ids))
-        after = self._watch.state()
+        again = True
+        while again:  # Redis was away: it may have lost results, and workers have made them since
+            before = self._watch.state()
+            raws = self._adapt_fetch_count(self._store.results(request_ids))
+            after = self._watch.state()
+            again = before.reconnects != after.reconnects
         retried = before.number("retried") != after.number("retried")
         return raws, before.finished and after.finished and not retried
 

@@ -205,6 +205,7 @@ class Run:
                 context = WindowContext(digest, self._seen, files.done.name, before)
                 submission = replace(self.submission, batch_id=batch_id, window=context)
                 try:
+                    self._delete_misplaced(batch_id, raws, waiting)
                     window = self._begin(submission, digest, source, limit)
                     if window is None:
                         break
@@ -231,6 +232,21 @@ class Run:
                     raise
             elif raws.peek() is not None:
                 self._wait(MEMORY_EVERY_S, files.done, self._why_full)
+
+    def _delete_misplaced(
+        self, batch_id: str, raws: _Chunks, waiting: Sequence[tuple[_Window, Batch]]
+    ) -> None:
+        """Delete a stored window that begins at another line: Redis lost the end of the last one.
+
+        A window whose end Redis has kept is followed by the lines that its index names.
+        """
+        kept_end = not waiting or waiting[-1][0].sealed
+        if kept_end or self.store.batch(batch_id) is None:
+            return
+        kept, first = next(self.store.index(batch_id), None), raws.peek()
+        fits = kept and first and (kept.cursor, kept.digest) == (first.cursor, first.digest)
+        if not fits:
+            self.store.delete(batch_id, force=True)
 
     def _begin(
         self, submission: Submission, digest: str, source: Source, limit: FailureLimit

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract import naming
-from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore
 from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
 from producer.batch_watch import (
+    Submitted,
     batch_closed,
-    batch_deleted,
     different_file,
     wait_while_full,
     writes_lost,
@@ -49,7 +48,7 @@ class PlannedMessages:
 
     store: BatchStore
     settings: Settings
-    batch: Batch
+    submitted: Submitted
     list_key: str
     option: OrderOption
     _spool: Spool = field(default_factory=Spool)
@@ -85,8 +84,9 @@ class PlannedMessages:
             BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost messages.
             StoreUnavailable: the batch stays open.
         """
-        state = self.store.batch(self.batch.id) or self.batch
-        cache = cache_tokens(self.store, self.batch.fields.get("queue", ""))
+        batch = self.submitted.batch
+        state = self.store.batch(batch.id) or batch
+        cache = cache_tokens(self.store, batch.fields.get("queue", ""))
         choice = choose_order(self.option, self._records, cache, state.fields.get("plan", ""))
         position = confirmed = pushed = 0
         while position < len(self._spool):
@@ -138,7 +138,7 @@ class PlannedMessages:
     ) -> Enqueued:  # fmt: skip
         def enqueue() -> Enqueued:
             return self.store.enqueue_planned(
-                self.batch,
+                self.submitted.batch,
                 self.list_key,
                 end,
                 choice.name,
@@ -149,12 +149,14 @@ class PlannedMessages:
                 queues=queues,
             )
 
-        return wait_while_full(enqueue, lambda text: report(position, text))
+        return wait_while_full(
+            lambda: self.submitted.send(enqueue), lambda text: report(position, text)
+        )
 
     def _refused(self, answer: Enqueued, end: tuple[int, str]) -> Exception:
-        batch_id = self.batch.id
+        batch_id = self.submitted.batch.id
         if answer.answer == "gone":
-            return batch_deleted(batch_id)
+            return self.submitted.gone()
         if answer.answer == "sealed":
             return batch_closed(batch_id, "all its requests were queued")
         if answer.answer == "moved" and answer.cursor > end[0]:
@@ -162,8 +164,9 @@ class PlannedMessages:
         return writes_lost(batch_id, answer)
 
     def _other_order(self, theirs: str, ours: str) -> BatchConflict:
+        batch_id = self.submitted.batch.id
         return BatchConflict(
-            f"batch {self.batch.id} is being queued in an order ({theirs}) that this version of "
+            f"batch {batch_id} is being queued in an order ({theirs}) that this version of "
             f"warmq does not plan for the same file (it plans {ours}); go on with the "
             "version that began it",
             remedy="new_batch_id",

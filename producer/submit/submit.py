@@ -25,10 +25,11 @@ from contract.redis.enqueued import Enqueued
 from contract.results import error_of
 from contract.settings import Settings
 from producer.batch_watch import (
+    Submitted,
     WritesLost,
     batch_closed,
-    batch_deleted,
     different_file,
+    end_lost,
     wait_while_full,
     writes_lost,
 )
@@ -98,6 +99,7 @@ class Submitter:
         self._writer = self.submission.writer(batch, self.submission.queue)
         self._routes = Routes.of(batch, self.submission)
         self._summary, self._sample = Summary(batch), Sample()
+        self._submitted = Submitted(self.store, batch)
         self._end = (0, self.submission.start)
         #: Chunks in flight: the future of (queued, rejected, found), and the reasons of waits.
         self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
@@ -122,7 +124,7 @@ class Submitter:
             from producer.submit.planned import PlannedMessages  # noqa: PLC0415 - loads numpy
 
             self._planned = PlannedMessages(
-                self.store, self.settings, summary.batch, self._list_key, self.submission.order
+                self.store, self.settings, self._submitted, self._list_key, self.submission.order
             )
         try:
             with closing(self._planned) if self._planned else nullcontext():
@@ -250,7 +252,7 @@ class Submitter:
                 queues=chunk.queues,
             )
 
-        answer = wait_while_full(enqueue, waits.put, self._stop)
+        answer = wait_while_full(lambda: self._submitted.send(enqueue), waits.put, self._stop)
         if answer.answer == "full":
             return 0, 0, 0
         if answer.answer == "ok":
@@ -263,7 +265,7 @@ class Submitter:
         Another submit has stored them, or a script whose reply was lost.
         """
         if answer.answer == "gone":
-            raise batch_deleted(self._id)
+            raise self._submitted.gone()
         kept = next(self.store.index(self._id, chunk.ordinal), None)
         if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
             raise writes_lost(self._id, answer)
@@ -287,7 +289,9 @@ class Submitter:
         reason = ""
         if batch is not None and batch.number("valid") == 0:
             reason = self._why_nothing_runs(batch)
-        answer = self.store.seal(summary.batch, self._end, reason, self._expected(batch))
+        answer = self._submitted.send(
+            lambda: self.store.seal(summary.batch, self._end, reason, self._expected(batch))
+        )
         if answer.answer == "at" or (answer.answer == "moved" and answer.cursor < self._end[0]):
             raise writes_lost(self._id, answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
@@ -296,7 +300,9 @@ class Submitter:
             )
         after = self.store.batch(self._id)
         if answer.answer == "gone" or after is None or after.created != summary.batch.created:
-            raise batch_deleted(self._id)
+            raise self._submitted.gone()
+        if not after.sealed:
+            raise end_lost(self._id)
         summary.batch = after
         return summary
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from contract.settings import Settings, load
-from producer.batch_watch import BatchChanged, WritesLost
+from producer.batch_watch import WritesLost
 from producer.cli import options
 from producer.cli.collect import check_outputs, tell_renamed
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
@@ -143,26 +143,26 @@ def _run(
             else:
                 meter.update(source.position, text, source.size, force=not waiting)
 
+        cut = 0
         while True:
             run = Run(context.store, context.settings, submission, window, report, local=local)
-            outages = context.outages
             try:
                 done = run.run(source, *files)
                 break
-            except BatchChanged as error:
+            except WritesLost as error:
                 # A failover loses the last writes: the run goes on where its output ends.
-                lost = isinstance(error, WritesLost) or context.outages > outages
-                if not (lost and source.repeatable):
+                if not source.repeatable:
                     raise
                 tell(f"{output}: {error.message}; goes on where the output ends")
             finally:
+                cut += run.cut
                 source.close()
             source = source.reopen()
     if run.choice:
         tell(f"{output}: {order_text(run.choice)}")
     if run.ignored:
         tell(f"{output}: {ignored_text(run.ignored)}")
-    return done, run.cut
+    return done, cut
 
 
 def _export(export: Export, submission: Submission, source: Source) -> None:

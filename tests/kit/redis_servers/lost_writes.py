@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ from kit.commands.support import TTL_MS
 from kit.protocol.lessee import client_of
 
 from contract.redis.batches import BatchStore
-from contract.redis.enqueued import Enqueued
 
 
 class Snapshot:
@@ -37,29 +37,21 @@ class Snapshot:
 
 
 class ForgetfulStore(BatchStore):
-    """Runs `before` and `after` around the nth call of ENQUEUE or SEAL."""
+    """Runs `before` and `after` around the nth run of a script, for example `enqueue 2`."""
 
     def __init__(self, whole: BatchStore) -> None:
         super().__init__(client_of(whole), ttl_ms=TTL_MS)
         self.before: dict[str, Callable[[], None]] = {}
         self.after: dict[str, Callable[[], None]] = {}
-        self._calls = {"enqueue": 0, "seal": 0}
+        self._calls = Counter[str]()
 
-    def _around(
-        self, name: str, call: Callable[..., Enqueued], *args: Any, **more: Any
-    ) -> Enqueued:
+    def _run(self, name: str, *args: Any) -> Any:
         self._calls[name] += 1
         nth = f"{name} {self._calls[name]}"
         self.before.get(nth, lambda: None)()
-        answer = call(*args, **more)
+        reply = super()._run(name, *args)
         self.after.get(nth, lambda: None)()
-        return answer
-
-    def enqueue(self, *args: Any, **more: Any) -> Enqueued:
-        return self._around("enqueue", super().enqueue, *args, **more)
-
-    def seal(self, *args: Any, **more: Any) -> Enqueued:
-        return self._around("seal", super().seal, *args, **more)
+        return reply
 
 
 class Memory:
@@ -75,3 +67,8 @@ class Memory:
     def put_back(self) -> None:
         assert self._snapshot is not None
         self._snapshot.restore(self._redis)
+
+    def fail_over(self) -> None:
+        """Put it back as a Redis does that was started again: all connections break."""
+        self.put_back()
+        self._redis.client_kill_filter(_type="normal", skipme=True)
