@@ -20,6 +20,8 @@ ifneq ($(basename $(shell $(PYTHON) --version 2>/dev/null)),$(basename $(shell $
 $(STAMP): other-device
 endif
 endif
+# Tests start hundreds of short processes, which would compile the product's modules again and again.
+export PYTHONDONTWRITEBYTECODE =
 # No downloads from a model hub, no usage reports.
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
@@ -195,7 +197,6 @@ buckets-full: $(STAMP) ## 300,000 rows of parquet from bucket to bucket, killed 
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.
 $(RBLN_VENV)/.installed: export PIP_COMPILE = 0
-test-rbln: export PYTHONDONTWRITEBYTECODE =
 $(RBLN_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt)
 	@VENV=$(RBLN_VENV) DEVICE=cpu scripts/setup
 	@VENV=$(RBLN_VENV) scripts/setup rbln-emulated
