@@ -13,10 +13,12 @@ from demo.stack import RedisServer
 
 RESULT_TTL_MS = 60_000
 
+# A shell starts background commands with Ctrl-C ignored, and `nohup` has SIGHUP ignored. Children
+# inherit that: the processes under test would ignore the signals that tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background commands with Ctrl-C ignored, and children inherit that:
-    # the processes under test would be deaf to the SIGINT that tests send them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
