@@ -67,7 +67,7 @@ def test_a_request_that_hangs_the_loop_becomes_a_dead_letter(
 ) -> None:
     with stage(tmp_path) as on:
         on.submit(bodies("simulate:spin"))
-        with supervised(on, make=KINDS[kind], front_ends=front_ends):
+        with supervised(on, make=KINDS[kind], front_ends=front_ends, max_deaths=1):
             on.finish(timeout_s=110)
         assert set(exit_codes(on)) <= {1}
         assert len(hung_processes(on)) >= 2
@@ -162,7 +162,7 @@ def test_a_front_end_that_hangs_ends_soon_after_its_worker_was_killed(tmp_path: 
 def test_a_loop_that_hangs_while_redis_is_away_ends_as_well(how: str, tmp_path: Path) -> None:
     with stage(tmp_path) as on:
         on.submit(bodies("simulate:spin"))
-        with supervised(on):
+        with supervised(on, max_deaths=1):
             eventually(lambda: hangs(on), 40, "the worker hangs")
             redis = on.server.process
             assert redis is not None
