@@ -67,7 +67,7 @@ class InFlight:
         return [*self._by_lease, *self._replaced]
 
     def oldest_s(self) -> float:
-        """Return the seconds since the longest running request began, 0 if none runs.
+        """Return the seconds since the longest-running request began, 0 if none runs.
 
         Any thread may call this.
         """

@@ -38,8 +38,7 @@ POP_BYTES = 2 * 2**20
 class Popped:
     """The reply of POP.
 
-    `now` is Redis's time in seconds. `more`: the lists may have more messages that this worker can
-    take. `suspects` is the number of suspects in the queue, `group` the number of them that run
+    `now` is Redis's time in seconds. `more`: the lists may have more messages for this worker. `suspects` is the number of suspects in the queue, `group` the number of them that run
     together next, 0 if none is set.
     """
 
@@ -74,7 +73,7 @@ class Leases:
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
         #: The highest lease number known.
         self._highest = 0
-        #: For each POP whose reply is not read yet: the value of `_highest` when it was sent.
+        #: `_highest` at the sending of each POP whose reply is not read yet.
         self._open_pops: list[int] = []
         #: The list whose turn goes on, and how many sequences it may still give in this turn.
         self._turn: tuple[bytes | str, int] = "", 0
@@ -83,7 +82,7 @@ class Leases:
         self, count: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
         most_multi: int = 0, context: int = 0, excluded: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
-        """Lease up to `count` requests, of which at most `most_multi` have several sequences.
+        """Lease up to `count` requests, at most `most_multi` of them with several sequences.
 
         None is of a tenant in `excluded`. `context` is the model's context length in tokens, 0 if
         it is unknown; it limits the estimated cost of a request. The caller must add the deliveries
@@ -165,8 +164,9 @@ class Leases:
             return await self._done([ending])
         except StoreRefused as error:
             delivery = ending.delivery
-            text, extra = "request %s has no result, its lease will end: %s", "result_refused"
-            log.error(text, delivery.request_id, error, extra=log_extra(delivery, extra))
+            extra = log_extra(delivery, "result_refused")
+            text = "request %s has no result, its lease will end: %s"
+            log.error(text, delivery.request_id, error, extra=extra)
             return 0
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:

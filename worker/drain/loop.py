@@ -87,8 +87,9 @@ async def _refill(drain: Drain) -> None:
 #
 # Suspects run apart from the queue, in groups, on one worker at a time. RELEASE and SWEEP keep the
 # size of the next group in Redis. If the engine dies with a group, the next group has half its
-# size. Requests that complete are no longer suspects. A request that runs alone and kills the engine
-# twice becomes a dead letter. So one poison among n suspects costs at most log2(n) + 2 further deaths.
+# size. Requests that complete are no longer suspects. A request that runs alone and kills the
+# engine twice becomes a dead letter. So one poison among n suspects costs at most log2(n) + 2
+# further deaths.
 
 
 async def _run_suspects(drain: Drain) -> bool:

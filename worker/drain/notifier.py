@@ -1,8 +1,8 @@
-"""Posts the webhooks of batches that `producer submit` made, when the batches have ended.
+"""Posts the webhooks that `producer submit` asked for, when their batches have ended.
 
 The script that ends a batch with a webhook makes the webhook due, and a worker that claims it posts
-it. Until the receiver answers 2xx or 410, or three days are over, the webhook becomes due again, for
-any worker.
+it. Until the receiver answers 2xx or 410, or three days are over, the webhook becomes due again,
+for any worker.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ RESULTS = 10_000
 
 
 async def sweep(drain: Drain) -> None:
-    """Sweep until cancelled, and at once when the engine is ready: producers wait for this state."""
+    """Sweep until cancelled, and at once when the engine is ready, for which producers wait."""
     pause_s = min(SWEEP_S, drain.settings.lease_s / 8)
     due = asyncio.Event()
     drain.events.subscribe(EngineReady, lambda _: due.set())
