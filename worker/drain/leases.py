@@ -38,8 +38,9 @@ POP_BYTES = 2 * 2**20
 class Popped:
     """The reply of POP.
 
-    `now` is Redis's time in seconds. `more`: the lists may have more messages for this worker. `suspects` is the number of suspects in the queue, `group` the number of them that run
-    together next, 0 if none is set.
+    `now` is Redis's time in seconds. `more`: the lists may have more messages for this worker.
+    `suspects` is the number of suspects in the queue, `group` the number of them that run together
+    next, 0 if none is set.
     """
 
     now: float
@@ -79,8 +80,9 @@ class Leases:
         self._turn: tuple[bytes | str, int] = "", 0
 
     async def pop(
-        self, count: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        most_multi: int = 0, context: int = 0, excluded: Sequence[str] = (),
+        self, count: int, slots: int, lists: Sequence[str] | None = None,
+        max_bytes: float = math.inf, most_multi: int = 0, context: int = 0,
+        excluded: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
         """Lease up to `count` requests, at most `most_multi` of them with several sequences.
 

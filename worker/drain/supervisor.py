@@ -16,7 +16,8 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds before the second try to rebuild an engine; each further pause is twice as long.
+#: Half of the seconds before the second try to rebuild an engine; each further pause is twice as
+#: long as the pause before.
 REBUILD_BACKOFF_S = 1.0
 #: Seconds after an engine's start from which its death, with no request in it, is not counted as
 #: one of those in a row.
