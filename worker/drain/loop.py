@@ -88,8 +88,8 @@ async def _refill(drain: Drain) -> None:
 # Suspects run apart from the queue, in groups, on one worker at a time. RELEASE and SWEEP keep the
 # size of the next group in Redis. If the engine dies with a group, the next group has half its
 # size. Requests that complete are no longer suspects. A request that runs alone and kills the
-# engine twice becomes a dead letter. So one poison among n suspects costs at most log2(n) + 2
-# further deaths.
+# engine twice becomes a dead letter. So one poison among n suspects costs at most log2(n) + 1
+# further deaths, rounded up.
 
 
 async def _run_suspects(drain: Drain) -> bool:

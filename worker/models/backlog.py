@@ -19,8 +19,8 @@ from contract.redis.reads import Reads
 from worker.drain.leases import POP_BYTES
 from worker.models.policy import Demand
 
-#: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. The
-#: wait of a batch counts from then, or from the batch's creation if that is later.
+#: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. A
+#: batch waits from that time, or from its creation if that is later.
 LEFT_MS = 86_400_000
 #: Assumed tokens of a request until a request of its queue has ended.
 UNKNOWN_TOKENS = 256.0
@@ -48,8 +48,8 @@ class BacklogReads(Reads):
     def __init__(self, client: Any, result_ttl_ms: int = 86_400_000) -> None:
         super().__init__(client)
         self._ttl_ms = result_ttl_ms
-        #: When requests without a batch were first seen to wait, by queue: online requests, and
-        #: those at any priority. Their messages have no time.
+        #: By queue, the time (s since 1970) since which requests without a batch wait: online ones,
+        #: and those at any priority. Their messages have no time, so this object notes it.
         self._online_since: dict[str, float] = {}
         self._plain_since: dict[str, float] = {}
         #: The same of requests in lists that have the name of no batch.
@@ -60,9 +60,9 @@ class BacklogReads(Reads):
     def backlog(
         self, queues: Mapping[str, str], worker: str, rates: Mapping[str, float]
     ) -> Backlog:
-        """Return the work that waits, by model; `queues` has each model's queue.
+        """Return the work that waits for each model; `queues` maps models to their queues.
 
-        `rates` are the measured tokens per second of models, for deadlines.
+        `rates` maps models to their measured tokens per second, from which `slack_s` is computed.
         """
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(keys.WORKERS).time().hgetall(keys.SWAP_CLAIMS).hgetall(keys.SWAP_LEFT)
@@ -152,7 +152,7 @@ class BacklogReads(Reads):
         self._run("pop", worker, queue, 0, POP_BYTES, *no_lease, *lists)
 
     def claim(self, queue: str, worker: str, slots: int, life_s: float, seen: int) -> bool:
-        """Claim a queue to load its model, unless its number of claims is no longer `seen`.
+        """Claim a queue to load its model; return False if its number of claims is not `seen`.
 
         `seen` is the number of claims in the backlog that led to this swap.
         """
@@ -222,8 +222,9 @@ def _slots_of_other_workers(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return by queue the slots of other workers that serve or have claimed it, and its claims.
 
-    A claim of a worker that does not announce itself gives no slots, as it died during its swap;
-    a worker that starts claims its first queue before its first announcement.
+    The claim of a worker that does not announce itself gives no slots, because the worker died
+    during its swap. A young claim does: a worker that starts claims its first queue before its
+    first announcement.
     """
     alive: dict[str, Any] = {w["id"]: w for w in read_announcements(raw, now_s) if is_alive(w)}
     slots: dict[str, int] = {}
