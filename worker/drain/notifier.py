@@ -1,4 +1,4 @@
-"""Posts the webhooks that `producer submit` asked for, when their batches have ended.
+"""Posts the webhooks of submitted batches, when the batches have ended.
 
 The script that ends a batch with a webhook makes the webhook due, and a worker that claims it posts
 it. Until the receiver answers 2xx or 410, or three days are over, the webhook becomes due again,
