@@ -187,7 +187,8 @@ local function why_not(list, budget, sequences)
 end
 
 -- Takes messages from a list until `most` sequences are leased. Returns why the next message stays; nil if there
--- is no message, or this call takes no more. `budget` is nil for lists named in ARGV.
+-- is no message, or this call takes no more. `budget` is nil while leases are taken from lists named in
+-- ARGV.
 local function take_from(list, most, budget)
   local unusable = 0
   while not full and charged < most do
@@ -315,6 +316,7 @@ local function take_all()
     take_turns()
   end
 end
+-- Leases messages from the lists named in ARGV; with k = 0 only removes messages that must not run.
 local function take_named()
   if k <= 0 then most_unusable = EXAMINE end
   for i = 15, #ARGV do

@@ -26,8 +26,8 @@ LEFT_MS = 86_400_000
 UNKNOWN_TOKENS = 256.0
 #: Most batches of one queue whose creation and deadline are read, and most tenants of a priority.
 MOST_LISTS, MOST_TENANTS = 100, 20
-#: Seconds for which a list that no batch has is not searched again for messages of batches that
-#: have ended or are gone.
+#: Seconds from a search that removed nothing until a list whose name is no batch's is searched again
+#: for messages of batches that have ended or are gone.
 SEARCH_EVERY_S = 10.0
 
 
@@ -52,9 +52,9 @@ class BacklogReads(Reads):
         #: and those at any priority. Their messages have no time, so this object notes it.
         self._online_since: dict[str, float] = {}
         self._plain_since: dict[str, float] = {}
-        #: The same of requests in lists that have the name of no batch.
+        #: By queue, the same time for requests in lists whose name is no batch's.
         self._shared_since: dict[str, float] = {}
-        #: When such lists were searched last.
+        #: By such a list, the time (s since 1970) of the latest search that removed nothing.
         self._searched: dict[str, float] = {}
 
     def backlog(
@@ -128,7 +128,7 @@ class BacklogReads(Reads):
     ) -> _Removed:
         """Remove messages of ended and gone batches; count those that were there before.
 
-        All messages in the lists `ended` are such, some in `shared` may be.
+        In the lists `ended` all messages are of such batches, in the lists `shared` some may be.
         """
         recent = {k: at for k, at in self._searched.items() if now_s - at < SEARCH_EVERY_S}
         searched = [key for key in shared if key not in recent]
@@ -144,8 +144,8 @@ class BacklogReads(Reads):
     def remove_ended(self, queue: str, worker: str, lists: Sequence[str]) -> None:
         """Remove the messages before the first one that may run, from each of a queue's lists.
 
-        POP judges and ends each of them, as it does for a worker that serves the queue; one call
-        removes at most 1,000 messages. Nobody else would, until a worker loads the queue's model.
+        POP ends these requests as it does for a worker that serves the queue; one call removes at
+        most 1,000 messages. Otherwise they would stay until a worker loads the queue's model.
         """
         date = dt.datetime.now(dt.UTC).isoformat()
         no_lease = (0, 1, self._ttl_ms, date, 0, "", 0, 0, 0, "")
@@ -194,7 +194,7 @@ class _Times(NamedTuple):
 
 
 class _Removed(NamedTuple):
-    """The messages that need no model, and the number of lists that are empty without them."""
+    """The number of messages that need no model, and of lists that are empty without them."""
 
     messages: int = 0
     emptied: int = 0
