@@ -26,8 +26,8 @@ LEFT_MS = 86_400_000
 UNKNOWN_TOKENS = 256.0
 #: Most batches of one queue whose creation and deadline are read, and most tenants of a priority.
 MOST_LISTS, MOST_TENANTS = 100, 20
-#: Seconds from a search that removed nothing until a list whose name is no batch's is searched again
-#: for messages of batches that have ended or are gone.
+#: Seconds from a search that removed nothing until a list whose name is no batch's is searched
+#: again for messages of batches that have ended or are gone.
 SEARCH_EVERY_S = 10.0
 
 
