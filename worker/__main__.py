@@ -1,4 +1,4 @@
-"""Start a worker: `python -m worker`, the same as `warmq-worker`."""
+"""Starts a worker: `python -m worker` does the same as `warmq-worker`."""
 
 from worker.tools.start import main
 

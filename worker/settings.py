@@ -14,13 +14,13 @@ from contract.settings import PRIVATE_WEBHOOKS, Count, Seconds, Settings, Text
 ENGINE_FIELD = Field("vllm", description="vllm, openai, triton, simulated, or an installed engine")
 
 
-def _name(text: str) -> str:
+def _checked_name(text: str) -> str:
     if text.startswith("-"):
         raise ValueError("must not begin with -, like an option")
     return text
 
 
-def _endpoint(text: str) -> str:
+def _checked_address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) < 6 and 1 <= int(port) <= 65535):
         raise ValueError("must be a port from 1 to 65535, or an address, a colon and a port")
@@ -30,7 +30,7 @@ def _endpoint(text: str) -> str:
     return text
 
 
-Name = Annotated[Text, AfterValidator(_name)]
+Name = Annotated[Text, AfterValidator(_checked_name)]
 
 
 class WorkerSettings(Settings):
@@ -102,10 +102,12 @@ class WorkerSettings(Settings):
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
     # In a TOML file the port may be a number.
-    metrics_port: Annotated[Text, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
-        None,
-        description="port of /metrics, or address and port, for example 127.0.0.1:9100; unset: "
-        "not served",
+    metrics_port: Annotated[Text, BeforeValidator(str), AfterValidator(_checked_address)] | None = (
+        Field(
+            None,
+            description="port of /metrics, or address and port, for example 127.0.0.1:9100; unset: "
+            "not served",
+        )
     )
     heartbeat_file: Text | None = Field(
         None,
@@ -128,7 +130,7 @@ class WorkerSettings(Settings):
         return self
 
     def with_engine_log(self, workers_log: str | None) -> Self:
-        """Return these settings with the engine's log, for an engine that has one of its own."""
+        """Return these settings; an engine with a log of its own adds the log's path."""
         return self
 
     @property
@@ -138,7 +140,7 @@ class WorkerSettings(Settings):
 
     @cached_property
     def model_name(self) -> str | None:
-        """The name of the model, of a folder the last part of its path."""
+        """The model's name; if the model is a folder, the folder's name."""
         folder = Path(self.model or "")
         return (folder.is_dir() and self.model and folder.resolve().name) or self.model
 

@@ -63,8 +63,8 @@ class SequenceLimit:
     """Limits how many sequences the requests with several sequences have in the engine.
 
     These requests enter in order of arrival while the sum of their sequences is at most `limit`.
-    A request with more sequences than the limit enters when no other is inside. `admitted` is
-    called when a request that waited has entered.
+    A request with more sequences than the limit enters when no other of them is inside. `admitted`
+    is called when a request that waited has entered.
     """
 
     def __init__(
@@ -129,17 +129,17 @@ class LargeMessages:
     """
 
     def __init__(self) -> None:
-        self._one = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0  # time.monotonic()
 
     async def wait(self) -> None:
         """Wait until a large message may be read; the caller then reads it without awaiting."""
-        async with self._one:
+        async with self._one_at_a_time:
             await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
-            # _has_run() runs in the loop's next iteration, when the caller has read its message.
-            # No other message is read before: the lock is released after this call.
-            asyncio.get_running_loop().call_soon(self._has_run, time.monotonic())
+            # _note_read() runs in the loop's next iteration, when the caller has read its message.
+            # No other message is read before, because the lock is still held.
+            asyncio.get_running_loop().call_soon(self._note_read, time.monotonic())
 
-    def _has_run(self, began: float) -> None:
+    def _note_read(self, began: float) -> None:
         now = time.monotonic()
         self._not_before = now + (now - began)

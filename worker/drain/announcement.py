@@ -1,6 +1,6 @@
 """Makes the announcement: a worker's state in Redis, written every second for producers.
 
-A worker that fails writes a last one, with the reason.
+A worker that fails writes a last announcement, with the reason.
 """
 
 import orjson
@@ -23,7 +23,7 @@ _VERSION = version()
 
 def announcement(drain: Drain) -> bytes:
     """Return this worker's state, load and averages as JSON (docs/reference/redis-keys.md)."""
-    supervisor, every = drain.supervisor, (drain.counts, *drain.earlier)
+    supervisor, all_counts = drain.supervisor, (drain.counts, *drain.earlier)
     state, why = drain.lifecycle.state, supervisor.why
     if drain.lifecycle.swapping:
         why = drain.swap_reason
@@ -44,12 +44,12 @@ def announcement(drain: Drain) -> bytes:
         "in_flight": len(drain.in_flight),
         "limit": drain.limits.limit,
         "done": {  # totals since the start: two announcements give a rate
-            "completed": sum(counts.completed for counts in every),
-            "other": sum(counts.ended - counts.completed for counts in every),
-            "prompt_tokens": sum(counts.prompt_tokens for counts in every),
-            "completion_tokens": sum(counts.completion_tokens for counts in every),
+            "completed": sum(counts.completed for counts in all_counts),
+            "other": sum(counts.ended - counts.completed for counts in all_counts),
+            "prompt_tokens": sum(counts.prompt_tokens for counts in all_counts),
+            "completion_tokens": sum(counts.completion_tokens for counts in all_counts),
             "cached_tokens": supervisor.cached_prompt_tokens(),
-            "handed_back": sum(counts.handed_back for counts in every),
+            "handed_back": sum(counts.handed_back for counts in all_counts),
         },
         "deaths": supervisor.deaths,
         **_engine(drain),
@@ -73,9 +73,9 @@ def _engine(drain: Drain) -> dict[str, object]:
     }
 
 
-def without_secrets(why: str, settings: WorkerSettings) -> str:
-    """Return a reason's first line, shortened and without the settings' secrets."""
-    line = next(iter(why.strip().splitlines()), "")
+def without_secrets(text: str, settings: WorkerSettings) -> str:
+    """Return a text's first line, shortened and without the settings' secrets."""
+    line = next(iter(text.strip().splitlines()), "")
     for secret in _secrets(settings):
         line = line.replace(secret, "***")
     return line if len(line) <= REASON_CHARACTERS else line[: REASON_CHARACTERS - 1] + "…"

@@ -32,7 +32,7 @@ class Cancels:
         self._timeout_s = drain.settings.redis_timeout_s
 
     async def run(self) -> None:
-        """Receive until cancelled; after a lost connection, look up which requests have ended."""
+        """Receive until cancelled; after each connect look up what was cancelled without one."""
         while True:
             pubsub = self._leases.subscribe()
             try:
@@ -92,6 +92,7 @@ class Cancels:
         return (r for r in self._in_flight if r.delivery.request_id in request_ids)
 
     async def _catch_up(self) -> None:
+        """Abort requests that have ended or were cancelled while no message could be received."""
         running = [r for r in self._in_flight if not r.ended]
         flags = await self._leases.ended([r.delivery for r in running])
         ended = [r for r, flag in zip(running, flags, strict=True) if flag]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases
 
-#: Seconds that an ending waits for more to share its DONE. At 1,200 requests/s ten requests then
-#: share a round trip, and the median result is 4 ms later (docs/decisions/0009).
+#: Seconds that an ending waits for more, so that one DONE writes them all. At 1,200 requests/s ten
+#: requests then share a round trip, and the median result is 4 ms later (docs/decisions/0009).
 LINGER_S = 0.008
 #: Fewest endings of one engine step that are committed without waiting for more.
 STEP_GROUP = 8
-#: Most endings of one DONE. While Redis writes them, the engine computes (docs/decisions/0009).
+#: Most endings of one DONE. The engine goes on while Redis writes them (docs/decisions/0009).
 GROUP = 64
 #: Bytes of results after which a group is complete, because Redis serves no other client while it
 #: writes a group.

@@ -13,7 +13,7 @@ HALF_LIFE_S = 600.0
 
 
 class Counts:
-    """Totals since the worker started. Only completed requests have tokens."""
+    """The totals since the worker started; only completed requests have tokens."""
 
     def __init__(self, events: Events) -> None:
         self.popped = self.handed_back = 0
@@ -58,7 +58,7 @@ class Averages:
         self._counts = counts
         # What an earlier drain of the model has counted is not recent.
         self._before = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
-        # Decaying sums: answers, their tokens, their prompts' tokens.
+        # Sums in which older answers count less: answers, their tokens, their prompts' tokens.
         self._sums = [0.0] * 3
         self._full_s = self._busy_s = 0.0
 
@@ -66,22 +66,22 @@ class Averages:
         """Add the last `seconds`, in which `running` requests were in the engine."""
         counts = self._counts
         now = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
-        keep = (1 - 1 / ANSWERS) ** (now[0] - self._before[0])
+        kept_share = (1 - 1 / ANSWERS) ** (now[0] - self._before[0])
         new = [after - before for after, before in zip(now, self._before, strict=True)]
-        self._sums = [a * keep + b for a, b in zip(self._sums, new, strict=True)]
+        self._sums = [old * kept_share + n for old, n in zip(self._sums, new, strict=True)]
         self._before = now
         if running and slots:
-            keep = 0.5 ** (seconds / HALF_LIFE_S)
-            self._full_s = self._full_s * keep + (seconds if running >= slots else 0.0)
-            self._busy_s = self._busy_s * keep + seconds
+            kept_share = 0.5 ** (seconds / HALF_LIFE_S)
+            self._full_s = self._full_s * kept_share + (seconds if running >= slots else 0.0)
+            self._busy_s = self._busy_s * kept_share + seconds
 
     def as_json(self) -> dict[str, Any]:
         """Return the known averages as an announcement has them (docs/reference/redis-keys.md)."""
         count, answers, prompts = self._sums
-        found: dict[str, Any] = {}
+        averages: dict[str, Any] = {}
         if count >= 1:
-            found["mean_answer"] = round(answers / count, 1)
-            found["mean_prompt"] = round(prompts / count, 1)
+            averages["mean_answer"] = round(answers / count, 1)
+            averages["mean_prompt"] = round(prompts / count, 1)
         if self._busy_s:
-            found["slots_full"] = round(self._full_s / self._busy_s, 3)
-        return found
+            averages["slots_full"] = round(self._full_s / self._busy_s, 3)
+        return averages

@@ -38,7 +38,7 @@ class Drain:
         leases: Leases,
         make: Callable[[], Engine],
     ) -> None:
-        """Prepare; `make` returns the engine, whose `build()` has not been called yet."""
+        """Prepare; `make` makes the engine, whose `build()` the supervisor calls later."""
         self.settings = settings
         self.leases = leases
         self.events = Events()
@@ -61,12 +61,13 @@ class Drain:
         self._serving = Serving(
             self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes
         )
-        #: The fields that a worker with WARMQ_MODELS announces more, among them `models`.
+        #: The additional fields of the announcement with WARMQ_MODELS, among them `models`.
         self.models: Mapping[str, Any] = {}
         #: The totals of this process's drains of its other models.
         self.earlier: list[Counts] = []
         #: The reason of a swap that has begun.
         self.swap_reason = ""
+        #: The requests that ran when the engine died; they are not handed back yet.
         self._crashed: list[Running] = []
         # A slot is refilled when its result is in Redis, so a killed worker loses at most the work
         # in its slots and look-ahead. Answers of the same length end in the same step: once
@@ -84,10 +85,10 @@ class Drain:
     def served(self) -> str:
         """The model's name in metrics and announcements; '' while it is unknown."""
         settings, capacity = self.settings, self.supervisor.capacity
-        known = settings.model_name
+        name = settings.model_name
         if capacity is not None and capacity.model != settings.model:
-            known = capacity.model  # the one that its server lists
-        return settings.served_model_name or known or ""
+            name = capacity.model  # the model that the engine's server lists
+        return settings.served_model_name or name or ""
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -105,15 +106,15 @@ class Drain:
             self._serving.names = (name, *capacity.adapters)
 
     async def pop(
-        self, k: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
+        self, count: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
     ) -> Popped | None:
-        """Lease up to k requests; None if Redis does not answer."""
+        """Lease up to `count` requests; return None if Redis does not answer."""
         limits = self.limits
         most_multi = max(0, limits.multi_sequence_waiting - self._sequences.waiting)
         busy = self.preparing.busy_tenants(limits.preparing_each)
         try:
             popped = await self.leases.pop(
-                k, limits.slots, lists, max_bytes, most_multi, limits.context, busy
+                count, limits.slots, lists, max_bytes, most_multi, limits.context, busy
             )
         except ERRORS as error:
             self.outage.lost(error)
@@ -129,22 +130,22 @@ class Drain:
         if popped.deliveries:
             self.events.publish(events.Leased(popped.deliveries, popped.now))
         for delivery in popped.deliveries:
-            if same := self.in_flight.same_request(delivery):
+            if repeated := self.in_flight.same_request(delivery):
                 # The lease was swept although the request runs here, or a client sent the request
                 # twice. A lost lease may no longer write an error, so the request ends with the
-                # new one.
-                earlier = self.in_flight.replace_delivery(same, delivery)
+                # new lease.
+                earlier = self.in_flight.replace_delivery(repeated, delivery)
                 self._committer.put(Ending(earlier, ""))
                 continue
             running = self.in_flight.add(delivery)
-            left = math.inf if delivery.deadline is None else delivery.deadline - popped.now
-            if left <= 0:
+            left_s = math.inf if delivery.deadline is None else delivery.deadline - popped.now
+            if left_s <= 0:
                 self._fail(running, "not started before its deadline", "expired", "expired")
                 continue
             running.task = asyncio.create_task(self._serve(running, popped.now))
-            if left < math.inf:
+            if left_s < math.inf:
                 running.timer = asyncio.get_running_loop().call_later(
-                    left, self.in_flight.abort, [running], "expired"
+                    left_s, self.in_flight.abort, [running], "expired"
                 )
 
     async def _serve(self, running: Running, popped_at: float) -> None:
@@ -268,7 +269,7 @@ class Drain:
         self.averages = Averages(self.counts)
 
     def swap(self, reason: str) -> None:
-        """Take no more requests, so that the worker can load another model; `reason` is shown."""
+        """Take no more requests, to load another model; `reason` is announced."""
         self.lifecycle.swapping, self.swap_reason = True, reason
         self.begin_stop()
 

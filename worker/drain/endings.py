@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 MAX_TOKENS = 2**40
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make, once a request
+# Not frozen: a frozen one takes three times as long to make, and each request makes one.
+@dataclass(slots=True)
 class Ending:
     """How one delivery ended.
 
@@ -41,17 +42,19 @@ class Ending:
 def done_arguments(endings: Sequence[Ending]) -> list[Any]:
     """Return the arguments of DONE; token counts are limited to 0..MAX_TOKENS."""
     args: list[Any] = []
-    for e in endings:
-        d, outcome = e.delivery, e.outcome
-        if d.ignore_result and outcome and not d.batch:  # Celery's ignore_result, not in batches
+    for ending in endings:
+        delivery, outcome = ending.delivery, ending.outcome
+        # Celery's ignore_result; a batch needs the result of each of its requests.
+        if delivery.ignore_result and outcome and not delivery.batch:
             outcome = "ignored"
-        prompt, completion = e.prompt_tokens, e.completion_tokens
+        prompt, completion = ending.prompt_tokens, ending.completion_tokens
         if not (0 <= prompt <= MAX_TOKENS and 0 <= completion <= MAX_TOKENS):
             prompt, completion = (min(max(0, n), MAX_TOKENS) for n in (prompt, completion))
-        life = d.life if d.batch else d.keep_ms or ""
+        life = delivery.life if delivery.batch else delivery.keep_ms or ""
+        flag = "cut" if ending.cut else int(ending.keep)
         args += (
-            d.lease, d.request_id, d.batch, life, outcome, "cut" if e.cut else int(e.keep), prompt,
-            completion, e.meta,
+            delivery.lease, delivery.request_id, delivery.batch, life, outcome, flag, prompt,
+            completion, ending.meta,
         )  # fmt: skip
     return args
 
@@ -63,24 +66,23 @@ def failed(
     timing: dict[str, float | int] | None = None,
 ) -> Ending:
     """Return the ending of a request that has an error instead of a response."""
-    d = delivery
     meta = failure_meta(
-        d.request_id, error, batch=d.batch, custom_id=d.custom_id, line=d.line, timing=timing,
-        revoked=outcome != "failed",
+        delivery.request_id, error, batch=delivery.batch, custom_id=delivery.custom_id,
+        line=delivery.line, timing=timing, revoked=outcome != "failed",
     )  # fmt: skip
     keep = not isinstance(error, RequestRejected)
-    return Ending(d, outcome, meta, keep, times=timing or {})
+    return Ending(delivery, outcome, meta, keep, times=timing or {})
 
 
 def with_error(ending: Ending, text: str, code: str) -> Ending:
     """Return an ending with this error in place of the result, and log the error."""
-    d = ending.delivery
-    log.error("request %s: %s", d.request_id, text, extra=log_extra(d, code))
-    return failed(d, RequestFailed(text, code=code))
+    delivery = ending.delivery
+    log.error("request %s: %s", delivery.request_id, text, extra=log_extra(delivery, code))
+    return failed(delivery, RequestFailed(text, code=code))
 
 
 def log_extra(delivery: Delivery, action: str) -> dict[str, str]:
     """Return `extra` of a log line about one request, with `trace_id` if it has a trace."""
-    found = {"action": action, "request_id": delivery.request_id, "batch_id": delivery.batch}
+    extra = {"action": action, "request_id": delivery.request_id, "batch_id": delivery.batch}
     context = read_context(delivery.headers.get("traceparent"))
-    return found | ({"trace_id": f"{context.trace_id:032x}"} if context else {})
+    return extra | ({"trace_id": f"{context.trace_id:032x}"} if context else {})

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Line(NamedTuple):
-    """The log line of one kind of event; the event's fields fill in `text`."""
+    """The log line for one type of event; the event's fields are the values of `text`."""
 
     level: int
     action: str
@@ -45,8 +45,8 @@ def log_events(published: Events, queue: str, see_engine_log: str) -> None:
             capacity.max_num_seqs, capacity.max_model_len, extra={"action": "engine_ready"},
         )  # fmt: skip
 
-    for kind in LINES:
-        published.subscribe(kind, _log)
+    for event_type in LINES:
+        published.subscribe(event_type, _log)
     published.subscribe(events.EngineReady, ready)
     published.subscribe(events.EngineDied, died)
     published.subscribe(events.LeasesLost, _log_lost)

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Leased(NamedTuple):
-    """A POP returned these requests; `now` is Redis's time then, in seconds."""
+    """A POP returned these requests; `now` is Redis's time at the POP, in seconds."""
 
     deliveries: Sequence[Delivery]
     now: float
@@ -61,7 +61,7 @@ class Swept(NamedTuple):
 
 
 class EngineReady(NamedTuple):
-    """An engine has started; `rebuilt` if it replaces a dead one."""
+    """An engine has started within `seconds`; `rebuilt` if it replaces a dead one."""
 
     seconds: float
     capacity: Capacity
@@ -81,7 +81,7 @@ class RedisLost(NamedTuple):
 
 
 class RedisBack(NamedTuple):
-    """Redis answers again."""
+    """Redis answers again, after `away_s` seconds."""
 
     away_s: float
 
@@ -117,22 +117,23 @@ Subscriber = Callable[[Any], None]
 
 
 class Events:
-    """Calls the subscribers of each kind of event in order, in the drain's event loop."""
+    """Calls the subscribers of each type of event in order, in the drain's event loop."""
 
     def __init__(self) -> None:
         self._subscribers: dict[type, tuple[Subscriber, ...]] = {}
 
-    def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
-        """Call the subscriber with every event of this kind from now on."""
-        self._subscribers[kind] = (*self.subscribers(kind), subscriber)
+    def subscribe(self, event_type: type[E], subscriber: Callable[[E], None]) -> None:
+        """Call the subscriber with every event of this type from now on."""
+        self._subscribers[event_type] = (*self.subscribers(event_type), subscriber)
 
-    def unsubscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
+    def unsubscribe(self, event_type: type[E], subscriber: Callable[[E], None]) -> None:
         """Do not call the subscriber any more."""
-        self._subscribers[kind] = tuple(s for s in self.subscribers(kind) if s != subscriber)
+        remaining = (s for s in self.subscribers(event_type) if s != subscriber)
+        self._subscribers[event_type] = tuple(remaining)
 
-    def subscribers(self, kind: type) -> tuple[Subscriber, ...]:
-        """Return the subscribers of a kind; without any, a costly event need not be made."""
-        return self._subscribers.get(kind, ())
+    def subscribers(self, event_type: type) -> tuple[Subscriber, ...]:
+        """Return the subscribers of a type; without any, a costly event need not be made."""
+        return self._subscribers.get(event_type, ())
 
     def publish(self, event: Event) -> None:
         """Call the event's subscribers now; log the errors that they raise."""

@@ -24,7 +24,7 @@ class NotAFileError(Exception):
 
 
 def write_starting(file: str | None) -> None:
-    """Write `starting` over an earlier process's state, long before the event loop runs.
+    """Write `starting` over an earlier process's state, before the event loop runs.
 
     If the file cannot be written, `beat` logs that later.
 
@@ -63,6 +63,6 @@ def _write(file: Path, state: State) -> None:
     """Replace the file atomically by one line with the state."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise NotAFileError(f"{file} is not a regular file, but a folder, a device or a link")
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(f"{state.value}\n")
-    part.replace(file)
+    temporary = file.with_name(f"{file.name}.part")
+    temporary.write_text(f"{state.value}\n")
+    temporary.replace(file)

@@ -9,8 +9,8 @@ from contract.batch import BY_USER
 from contract.message import Delivery
 from worker.drain.leases import lease_number
 
-#: The errors of requests that an abort ends, by the abort's reason. Other aborts end no request:
-#: after `released` and `died` it is handed back, and after `lost` its lease has expired.
+#: The error texts of requests that an abort ends, by the abort's reason. Other aborts do not end
+#: the request: after `released` and `died` it is handed back; after `lost` its lease is lost.
 _ERRORS = {"cancelled": BY_USER, "expired": "not finished before its deadline"}
 
 
@@ -49,7 +49,7 @@ class InFlight:
         self._by_lease: dict[str, Running] = {}
         #: The latest delivery of each request.
         self._by_request: dict[str, Running] = {}
-        #: Leases whose request has a later delivery, until Redis has dropped them.
+        #: Leases whose request has a later delivery, until `drop` removes them.
         self._replaced: set[str] = set()
         #: Bytes of all messages in flight, as stored in Redis.
         self.size = 0
@@ -63,11 +63,11 @@ class InFlight:
         )
 
     def leases(self) -> list[str]:
-        """Return all leases, not in any order."""
+        """Return all leases, in no particular order."""
         return [*self._by_lease, *self._replaced]
 
     def oldest_s(self) -> float:
-        """Return the seconds since the first running request began, 0 if none runs.
+        """Return the seconds since the longest-running request began, 0 if none runs.
 
         Any thread may call this.
         """

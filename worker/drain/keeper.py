@@ -29,9 +29,9 @@ class EngineKeeper:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        #: Whether a shutdown has not ended in time: the thread can do nothing else.
+        #: Whether a shutdown has not ended in time; then the thread can do nothing else.
         self.stuck = False
-        #: Why the engine is not kept any more, although it could be; '' if that is not so.
+        #: Why an engine that could be kept is no longer kept; '' while nothing has failed.
         self.failure = ""
 
     def take(self) -> tuple[Engine, Capacity] | None:
@@ -39,7 +39,7 @@ class EngineKeeper:
         return None
 
     async def wake(self, engine: Engine) -> bool:
-        """Make an engine that was kept ready for requests; False if it must be replaced."""
+        """Make a kept engine ready for requests; return False if it must be replaced."""
         return not engine.dead()
 
     def before_build(self, engine: Engine) -> None:
@@ -49,9 +49,9 @@ class EngineKeeper:
         """Note that an engine has started, and has no request yet."""
 
     async def keep(self, engine: Engine, capacity: Capacity, wanted: Callable[[], bool]) -> bool:
-        """Keep an engine without requests; False if it must be shut down.
+        """Keep an engine without requests; return False if the caller must shut it down.
 
-        Ends early, with False, when `wanted()` is no longer true.
+        If `wanted()` becomes false meanwhile, return False at once.
         """
         return False
 
@@ -71,17 +71,18 @@ class EngineKeeper:
     ) -> None:
         """Shut an engine down; log errors, since the rest of the stop must follow.
 
-        Without an engine this waits for earlier calls in the thread, for `grace_s` longer.
+        Without an engine this waits for earlier calls in the thread, at most `grace_s` + SHUTDOWN_S
+        seconds.
         """
         limit_s = (engine.grace_s if engine else grace_s) + SHUTDOWN_S
         deadline = time.monotonic() + limit_s
-        ending = asyncio.create_task(self.in_thread(engine.shutdown if engine else _nothing))
-        ending.add_done_callback(_log_failure)
-        while not ending.done() and (left_s := deadline - time.monotonic()) > 0:
+        shutdown = asyncio.create_task(self.in_thread(engine.shutdown if engine else _do_nothing))
+        shutdown.add_done_callback(_log_failure)
+        while not shutdown.done() and (left_s := deadline - time.monotonic()) > 0:
             if kill and engine is not None:
                 kill_engine(engine)  # repeatedly, because it may just start another process
-            await asyncio.wait([ending], timeout=min(left_s, KILL_EVERY_S))
-        if not ending.done():
+            await asyncio.wait([shutdown], timeout=min(left_s, KILL_EVERY_S))
+        if not shutdown.done():
             self.stuck = True
             text = "the engine's shutdown has not ended after %g s; its processes end with this one"
             log.error(text, limit_s, extra={"action": "shutdown_hangs"})
@@ -95,11 +96,11 @@ def kill_engine(engine: Engine) -> None:
         log.exception("the engine could not be killed", extra={"action": "kill_failed"})
 
 
-def _log_failure(ending: asyncio.Task[None]) -> None:
-    if not ending.cancelled() and (error := ending.exception()):
+def _log_failure(shutdown: asyncio.Task[None]) -> None:
+    if not shutdown.cancelled() and (error := shutdown.exception()):
         text, extra = "the engine's shutdown failed: %s", {"action": "shutdown_failed"}
         log.error(text, error, exc_info=error, extra=extra)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: wait in the engine's thread for earlier calls to end."""

@@ -1,7 +1,7 @@
 """Takes, renews, ends and hands back leases by the scripts POP, RENEW, DONE, RELEASE and SWEEP.
 
 The scripts are in worker/lua. Writes of results are retried until Redis is back, so that no result
-is computed twice. POP is not retried here, because the drain has other work to do.
+is computed twice. POP is not retried here, because the drain's loop has other work meanwhile.
 """
 
 import datetime as dt
@@ -38,8 +38,9 @@ POP_BYTES = 2 * 2**20
 class Popped:
     """The reply of POP.
 
-    `now` is Redis's time in seconds. `more`: the lists have more messages. `suspects` is the number
-    of suspects in the queue, `group` the size of the group that runs next, 0 if none is set.
+    `now` is Redis's time in seconds. `more`: the lists may have more messages for this worker.
+    `suspects` is the number of suspects in the queue, `group` the number of them that run together
+    next, 0 if none is set.
     """
 
     now: float
@@ -67,47 +68,53 @@ class Leases:
         self.scripts = Scripts(self._client, self.queue)
         #: Whether this worker runs the suspects of its queue; the lock for this expires by itself.
         self.holds_suspects_lock = False
-        self._left = False
+        self._has_left = False
+        #: The number of POPs that were sent.
         self._pops = 0
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
         #: The highest lease number known.
         self._highest = 0
-        #: The values of `_highest` when the POPs were sent whose replies are not read yet.
+        #: `_highest` at the sending of each POP whose reply is not read yet.
         self._open_pops: list[int] = []
         #: The list whose turn goes on, and how many sequences it may still give in this turn.
         self._turn: tuple[bytes | str, int] = "", 0
 
     async def pop(
-        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        most_multi: int = 0, context: int = 0, excluded: Sequence[str] = (),
+        self, count: int, slots: int, lists: Sequence[str] | None = None,
+        max_bytes: float = math.inf, most_multi: int = 0, context: int = 0,
+        excluded: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
-        """Lease up to k requests, of which at most `most_multi` have several sequences.
+        """Lease up to `count` requests, at most `most_multi` of them with several sequences.
 
         None is of a tenant in `excluded`. `context` is the model's context length in tokens, 0 if
         it is unknown; it limits the estimated cost of a request. The caller must add the deliveries
         to its own leases before it awaits anything else: `renew` hands back leases that its caller
         does not name. Raises StoreUnavailable if Redis does not answer.
         """
-        s = self.settings
+        settings = self.settings
         self._pops += 1
         began = self._highest
         self._open_pops.append(began)
         try:
             reply = await self.scripts.run(
-                "pop", self.worker_id, self.queue, k, min(POP_BYTES, max_bytes), s.lease_ms,
-                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, most_multi, context,
-                "".join(f"{tenant}\6" for tenant in excluded), *(lists or ()),
+                "pop", self.worker_id, self.queue, count, min(POP_BYTES, max_bytes),
+                settings.lease_ms, slots, settings.result_ttl_ms, _date(), self._highest,
+                *self._turn, most_multi, context, "".join(f"{tenant}\6" for tenant in excluded),
+                *(lists or ()),
             )  # fmt: skip
-            self._highest = max(self._highest, reply[4])
-            self._turn = reply[5], reply[6]
-            return await self._read(reply)
+            now_ms, suspects, group, more, highest, turn, turn_left, *leased = reply
+            self._highest = max(self._highest, highest)
+            self._turn = turn, turn_left
+            popped = Popped(now_ms / 1000, more=more == 1, suspects=suspects, group=int(group))
+            await self._read(leased, popped)
+            return popped
         finally:
             self._open_pops.remove(began)
 
-    async def _read(self, reply: list[Any]) -> Popped:
-        popped = Popped(reply[0] / 1000, more=reply[3] == 1, suspects=reply[1], group=int(reply[2]))
-        for i in range(7, len(reply), 5):
-            lease, returns, deaths, message, tenant = reply[i : i + 5]
+    async def _read(self, leased: list[Any], popped: Popped) -> None:
+        """Add the leases of a reply to `popped`; each has five fields (worker/lua/pop.lua)."""
+        for i in range(0, len(leased), 5):
+            lease, returns, deaths, message, tenant = leased[i : i + 5]
             try:
                 delivery = read_delivery(lease.decode(), message, int(returns), int(deaths))
             except RequestRejected as error:
@@ -115,7 +122,6 @@ class Leases:
             else:
                 delivery.tenant = str(tenant, "utf-8", "replace")
                 popped.deliveries.append(delivery)
-        return popped
 
     async def _bury(self, lease: str, reason: str) -> None:
         """Make a leased message that cannot be read a dead letter."""
@@ -124,7 +130,7 @@ class Leases:
         await self.scripts.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
 
     async def done(self, endings: Sequence[Ending]) -> int:
-        """Commit endings; return how many results were written. Existing ones are kept.
+        """Commit endings; return how many results were written. Existing results are kept.
 
         If Redis refuses a result, the request fails with that error.
         """
@@ -145,13 +151,13 @@ class Leases:
         return int(await self.scripts.until_done("done", self.worker_id, ttl_ms, *args))
 
     async def _fitting(self, ending: Ending) -> Ending:
-        """Return the ending; if its result is too large for Redis, with an error instead."""
+        """Return the ending, with an error in place of a result that is too large for Redis."""
         size, limit = len(ending.meta), await self.scripts.max_bytes()
         if size <= limit:
             return ending
         text = (
-            f"the result has {size} bytes, and Redis takes {limit} in one value "
-            "(proto-max-bulk-len): ask for less, or raise it"
+            f"the result has {size} bytes, and Redis takes {limit} in one value: ask for less, or "
+            "raise Redis's proto-max-bulk-len"
         )
         return with_error(ending, text, "result_too_large")
 
@@ -159,9 +165,10 @@ class Leases:
         try:
             return await self._done([ending])
         except StoreRefused as error:
-            d = ending.delivery
+            delivery = ending.delivery
+            extra = log_extra(delivery, "result_refused")
             text = "request %s has no result, its lease will end: %s"
-            log.error(text, d.request_id, error, extra=log_extra(d, "result_refused"))
+            log.error(text, delivery.request_id, error, extra=extra)
             return 0
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:
@@ -169,14 +176,13 @@ class Leases:
         await self._release([d.lease for d in deliveries], died)
 
     async def _release(self, leases: Sequence[str], died: frozenset[str] = frozenset()) -> None:
-        s = self.settings
-        common = (self.worker_id, s.max_deaths, s.result_ttl_ms)
+        common = (self.worker_id, self.settings.max_deaths, self.settings.result_ttl_ms)
         newest_first = sorted(leases, key=lease_number, reverse=True)
-        pairs = [part for lease in newest_first for part in (lease, int(lease in died))]
+        pairs = [value for lease in newest_first for value in (lease, int(lease in died))]
         try:
-            _, left = await self.scripts.until_done("release", *common, _date(), *pairs)
-            while left:  # one call returns a few megabytes of messages
-                _, left = await self.scripts.until_done("release", *common, _date())
+            _, more = await self.scripts.until_done("release", *common, _date(), *pairs)
+            while more:  # one call moves a few megabytes of messages
+                _, more = await self.scripts.until_done("release", *common, _date())
         except StoreRefused as error:
             text = "%d requests return when their leases end: %s"
             log.error(text, len(leases), error, extra={"action": "release_refused"})
@@ -185,34 +191,34 @@ class Leases:
         """Extend leases; return those that this worker no longer has.
 
         Leases that only Redis knows, because the reply of their POP was lost, are handed back.
-        A lease with a higher number than was known when the oldest open POP was sent is not:
-        that POP's reply may have it.
+        A lease with a higher number than was known when the oldest open POP was sent is not handed
+        back: that POP's reply may have it.
         """
-        pops, known = self._pops, min(self._open_pops, default=self._highest)
-        quiet = not self._open_pops
+        pops, highest = self._pops, min(self._open_pops, default=self._highest)
+        no_pop = not self._open_pops
         lost, unnamed = await self.scripts.run(
             "renew", self.worker_id, self.settings.lease_ms, *leases
         )
-        quiet = quiet and pops == self._pops
+        no_pop = no_pop and pops == self._pops  # no POP was open during RENEW
         names = (raw.decode() for raw in unnamed)
-        unknown = [lease for lease in names if quiet or lease_number(lease) <= known]
-        if unknown:
+        reply_lost = [lease for lease in names if no_pop or lease_number(lease) <= highest]
+        if reply_lost:
             text = "handing back %d leases whose POP reply was lost"
-            log.warning(text, len(unknown), extra={"action": "lost_pop"})
-            await self._release(unknown)
+            log.warning(text, len(reply_lost), extra={"action": "lost_pop"})
+            await self._release(reply_lost)
         return [raw.decode() for raw in lost]
 
     async def sweep(self, announcement: bytes) -> int:
         """Return expired leases to the queue, and write this worker's announcement.
 
-        Return the number of these leases; -1 if SWEEP waits one lease first (worker/lua/sweep.lua).
+        Return the number of these leases; -1 while SWEEP waits for renewals (worker/lua/sweep.lua).
         """
-        if self._left:
+        if self._has_left:
             return 0
-        s = self.settings
+        settings = self.settings
         count = await self.scripts.run(
-            "sweep", s.lease_ms, s.max_deaths, s.result_ttl_ms, _date(), SWEEP_LIMIT,
-            self.worker_id, announcement, self.queue,
+            "sweep", settings.lease_ms, settings.max_deaths, settings.result_ttl_ms, _date(),
+            SWEEP_LIMIT, self.worker_id, announcement, self.queue,
         )  # fmt: skip
         return int(count)
 
@@ -226,7 +232,7 @@ class Leases:
 
     async def leave(self) -> None:
         """Remove this worker's announcement; later sweeps do nothing."""
-        self._left = True
+        self._has_left = True
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self) -> bool:
@@ -250,10 +256,10 @@ class Leases:
         ]
 
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Return for each request whether it has its result.
+        """Return for each request whether it needs no worker: it or its batch has ended.
 
-        Results of an unfinished batch have no time to live: one with a time to live is that of
-        a plain Celery request.
+        A result in an unfinished batch has no time to live (PTTL -1). A result with a time to live
+        under the same id is that of a request without a batch. PTTL -2: there is no result.
         """
         if not deliveries:
             return []
@@ -280,7 +286,7 @@ class Leases:
         await self.scripts.run("revoke", int(keep_s), *request_ids)
 
     def subscribe(self) -> Any:
-        """Return a pub/sub connection, not subscribed yet."""
+        """Return a pub/sub connection that has no subscription yet."""
         return self._client.pubsub()
 
     async def publish_texts(self, pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
@@ -288,8 +294,8 @@ class Leases:
         if not pieces:
             return {}
         pipe = self._client.pipeline(transaction=False)
-        for listener, of_it in pieces.items():
-            pipe.publish(naming.text_channel(listener), encode_pieces(of_it))
+        for listener, its_pieces in pieces.items():
+            pipe.publish(naming.text_channel(listener), encode_pieces(its_pieces))
         return dict(zip(pieces, await pipe.execute(), strict=True))
 
     async def take_suspects_lock(self) -> bool:
@@ -314,7 +320,7 @@ class Leases:
         return bool(await self.scripts.run("suspects_lock", suspects, self.worker_id, ttl_ms))
 
     async def note_history(self, numbers: Sequence[int]) -> None:
-        """Add to the history of the current minute (worker/lua/ring.lua)."""
+        """Add counts, in the order of worker/lua/ring.lua, to the history of the current minute."""
         await self.scripts.run("ring", self.queue, self.part_of or self.worker_id, *numbers)
 
     async def note_machine(self, report: bytes, ttl_ms: int) -> None:

@@ -21,8 +21,8 @@ ABORT_S = 2.0
 HURRY_S = 5.0
 #: Seconds that cancelled tasks get to end.
 CANCEL_S = 1.0
-#: Seconds of a stop after its two settings: the sum of HURRY_S, SHUTDOWN_S (keeper.py), several
-#: CANCEL_S, and the time in which Celery closes connections to a Redis that does not answer.
+#: The rest of a stop's seconds: the sum of HURRY_S, SHUTDOWN_S (keeper.py), several CANCEL_S, and
+#: the time in which Celery closes connections to a Redis that does not answer.
 STOP_S = 25.0
 #: The file descriptor of stderr.
 _STDERR = 2
@@ -113,29 +113,29 @@ class Lifecycle:
         self.state = State.STOPPED
 
     async def until_asked(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await `work`; if a stop begins, cancel it and return False."""
+        """Await `work` and return True; if a stop begins, cancel `work` and return False."""
         return await until(self._asked, work)
 
     async def until_hurried(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await `work`; if the stop is hurried, cancel it and return False."""
+        """Await `work` and return True; if the stop is hurried, cancel `work` and return False."""
         return await until(self._hurried, work)
 
 
 async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
-    """Await `work`; if the event is set first, cancel it and return False."""
+    """Await `work` and return True; if the event is set first, cancel `work` and return False."""
     task = asyncio.create_task(work)
     event_set = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([task, event_set], return_when=asyncio.FIRST_COMPLETED)
     finally:
         event_set.cancel()
-        over = task.done()
+        finished = task.done()
         await end_tasks([task], CANCEL_S)
-    if over:
+    if finished:
         task.result()
     elif task.done() and not task.cancelled() and (error := task.exception()):
         log.warning("while stopping: %s", error, extra={"action": "stop_error"})
-    return over
+    return finished
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.inf) -> None:
@@ -155,8 +155,8 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.
 class ExitTimer:
     """Ends the process with exit status 1 if its stop takes too long.
 
-    The thread of faulthandler does this, which needs neither the event loop nor a lock. Before the
-    exit it writes the tracebacks of all threads to stderr.
+    The thread of faulthandler does this, because it needs neither the event loop nor a lock. Before
+    the exit it writes the tracebacks of all threads to stderr.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ MAX_IN_FLIGHT_BYTES = 256 * 2**20
 async def run_drain(drain: Drain, side_tasks: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Start the engine, run requests until stopped, and hand the rest back.
 
-    The error of a side task ends this, too.
+    An error of a side task ends the drain, too.
     """
     async with asyncio.TaskGroup() as group:
         side = [
@@ -77,7 +77,7 @@ async def _refill(drain: Drain) -> None:
         if popped is None:
             continue
         drain.admit(popped)
-        if popped.suspects and await _ran_suspects(drain):
+        if popped.suspects and await _run_suspects(drain):
             continue
         if not popped.deliveries and not popped.more:
             await drain.wakeup.wait(queue_empty=True)
@@ -87,16 +87,17 @@ async def _refill(drain: Drain) -> None:
 #
 # Suspects run apart from the queue, in groups, on one worker at a time. RELEASE and SWEEP keep the
 # size of the next group in Redis. If the engine dies with a group, the next group has half its
-# size. Requests that complete are no longer suspects. A single request that kills the engine twice
-# becomes a dead letter. So one poison among n suspects costs at most log2(n) + 2 further deaths.
+# size. Requests that complete are no longer suspects. A request that runs alone and kills the
+# engine twice becomes a dead letter. So one poison among n suspects costs at most log2(n) + 1
+# further deaths, rounded up.
 
 
-async def _ran_suspects(drain: Drain) -> bool:
-    """Run one group of suspects; return False if another worker runs suspects.
+async def _run_suspects(drain: Drain) -> bool:
+    """Run one group of suspects; return False if another worker has the lock for suspects.
 
-    Requests of the queue run before the next group, since each group may cost a start of the
+    The queue's other requests run before the next group, since each group may cost a start of the
     engine. A worker that stops keeps the lock until it has handed its requests back, because
-    suspects may still run in its engine. If Redis is lost, the lock expires.
+    suspects may still run in its engine. If Redis does not answer, the lock expires.
     """
     leases = drain.leases
     try:
@@ -120,15 +121,15 @@ async def _ran_suspects(drain: Drain) -> bool:
 
 async def _run_group(drain: Drain) -> None:
     await drain.settle()
-    await drain.recover()  # requests of the queue may have killed the engine just now
-    popped = await drain.pop(0)  # asks for the number of suspects, which may have changed
+    await drain.recover()  # the queue's other requests may have killed the engine just now
+    popped = await drain.pop(0)  # to read the number of suspects, which may have changed
     if not popped or not popped.suspects or drain.lifecycle.stopping:
         return
     group = popped.group or math.ceil(popped.suspects / 2)
     suspects = keys.suspects_list(drain.leases.queue)
-    found = await drain.pop(min(group, drain.limits.slots), [suspects])
-    if found and found.deliveries:
-        drain.admit(found)
+    taken = await drain.pop(min(group, drain.limits.slots), [suspects])
+    if taken and taken.deliveries:
+        drain.admit(taken)
         await drain.settle()
         await drain.recover()
 
@@ -137,7 +138,7 @@ async def _run_group(drain: Drain) -> None:
 
 
 async def _hand_over(drain: Drain) -> None:
-    """Let requests finish within WARMQ_DRAIN_TIMEOUT_S, then hand the rest back.
+    """Let requests finish until the stop is hurried (lifecycle.py), then hand the rest back.
 
     Raises:
         StoreUnavailable: Redis does not answer, and requests are still leased.
@@ -159,7 +160,7 @@ async def _hand_over(drain: Drain) -> None:
 
 async def _finish(drain: Drain) -> None:
     """Hand the look-ahead back, and wait for the requests in the engine's slots."""
-    await _give_up(drain, list(drain.in_flight)[drain.limits.slots :])
+    await _abort_and_hand_back(drain, list(drain.in_flight)[drain.limits.slots :])
     if tasks := drain.in_flight.tasks():
         await asyncio.wait(tasks)
     await drain.hand_back_crashed()
@@ -169,12 +170,13 @@ async def _finish(drain: Drain) -> None:
 
 async def _leave(drain: Drain) -> None:
     """Hand back all leases, also those whose POP reply was lost, and remove the announcement."""
-    await _give_up(drain, list(drain.in_flight))
+    await _abort_and_hand_back(drain, list(drain.in_flight))
     await drain.flush()
     try:
         await drain.leases.renew(drain.in_flight.leases())
         await drain.leases.drop_suspects_lock()
-        # Producers that wait can read the reason for some seconds; a swap goes on announcing soon.
+        # Waiting producers can read a failed worker's reason for some seconds. A worker that swaps
+        # announces itself again soon.
         if drain.supervisor.failed or drain.lifecycle.swapping:
             await drain.leases.sweep(announcement(drain))
         else:
@@ -183,8 +185,8 @@ async def _leave(drain: Drain) -> None:
         log.debug("could not remove this worker's announcement: %s", error)
 
 
-async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
-    """Abort those of the requests that still run, and hand them back without a death."""
+async def _abort_and_hand_back(drain: Drain, which: Sequence[Running]) -> None:
+    """Abort these requests if they still run, and hand back the unended ones without a death."""
     drain.in_flight.abort(which, "released")
     if tasks := [r.task for r in which if r.task]:
         _, hanging = await asyncio.wait(tasks, timeout=lifecycle.ABORT_S)

@@ -1,7 +1,8 @@
-"""Posts the webhooks that submits have asked for, when their batches have ended.
+"""Posts the webhooks of submitted batches, when the batches have ended.
 
-The script that ends such a batch makes its webhook due. The worker that claims it posts it; until
-the receiver answers 2xx or 410, or three days are over, it is due again later, for any worker.
+The script that ends a batch with a webhook makes the webhook due, and a worker that claims it posts
+it. Until the receiver answers 2xx or 410, or three days are over, the webhook becomes due again,
+for any worker.
 """
 
 import asyncio
@@ -18,25 +19,26 @@ from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
-#: The kind of work in Redis (contract/redis/due.py).
+#: The name of this work in DUE_CLAIM (contract/lua/due_claim.lua).
 WORK = "notify"
-#: Seconds between two claims, seconds of a claim's lease, and webhooks of one claim.
+#: Seconds between two claims, seconds of a claim's lease, and most webhooks of one claim.
 EVERY_S, LEASE_S, AT_ONCE = 2.0, 30, 8
-#: Seconds after a batch's end in which its webhook is tried, and bounds of the wait before each
-#: further try, which is as long as the time since the end.
-TRIED_S, FIRST_S, LONGEST_S = 3 * 86400, 5, 8 * 3600
+#: Seconds after a batch's end in which its webhook is tried.
+TRIED_S = 3 * 86400
+#: The least and the most seconds between two tries; between them, as many as since the batch's end.
+FIRST_S, LONGEST_S = 5, 8 * 3600
 
 
 async def notify(drain: Drain) -> None:
-    """Post what is due until cancelled."""
-    while not drain.leases.part_of:  # a worker's further front ends leave it to the first
+    """Post due webhooks until cancelled; a further front end leaves them to its worker."""
+    while not drain.leases.part_of:
         await asyncio.sleep(EVERY_S)
         try:
             longest_ms = 1000 * (LONGEST_S + LEASE_S)
             claimed = await drain.leases.scripts.run(
                 "due_claim", WORK, 1000 * LEASE_S, AT_ONCE, longest_ms
             )
-            pairs = zip(claimed[1::2], claimed[2::2], strict=True)
+            pairs = zip(claimed[1::2], claimed[2::2], strict=True)  # after Redis's time
             await asyncio.gather(*(
                 _deliver(drain, batch_id.decode(), token.decode()) for batch_id, token in pairs
             ))  # fmt: skip
@@ -85,23 +87,23 @@ def _log(batch_id: str, problem: str, again_s: int | None) -> None:
     log.warning(text, batch_id, problem, later, extra=extra)
 
 
-def _set(done: asyncio.Future[str], found: str) -> None:
-    if not done.done():  # the worker may be stopping
-        done.set_result(found)
+def _set_result(future: asyncio.Future[str], problem: str) -> None:
+    if not future.done():  # the worker may be stopping
+        future.set_result(problem)
 
 
 async def _in_thread(call: partial[str]) -> str:
-    """Run a call in a thread that does not keep the process from ending."""
+    """Run a call in a daemon thread; return its result, or the name of its error's type."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[str] = loop.create_future()
+    future: asyncio.Future[str] = loop.create_future()
 
     def run() -> None:
         try:
-            found = call()
+            problem = call()
         except Exception as error:  # the webhook is tried again
-            found = type(error).__name__
+            problem = type(error).__name__
         if not loop.is_closed():
-            loop.call_soon_threadsafe(_set, done, found)
+            loop.call_soon_threadsafe(_set_result, future, problem)
 
     threading.Thread(target=run, name="webhook", daemon=True).start()
-    return await done
+    return await future

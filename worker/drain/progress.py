@@ -34,16 +34,17 @@ class Progress:
         self._drain = drain
         self._logged_at = -math.inf
         self._was_empty = True
-        #: The start of the time that the next line covers, and the totals then. None after a line
-        #: about the empty queue.
-        self._mark: tuple[float, Counts] | None = None
+        #: The start of the time that the next log line covers, and the totals at that time. None
+        #: after a line about the empty queue.
+        self._covered_from: tuple[float, Counts] | None = None
+        #: The time.monotonic() of the latest commit.
         self._ended_at = 0.0
         drain.events.subscribe(Leased, self._leased)
         drain.events.subscribe(Committed, self._committed)
 
     def _leased(self, _: Leased) -> None:
-        if self._mark is None:
-            self._mark = time.monotonic(), copy(self._drain.counts)
+        if self._covered_from is None:
+            self._covered_from = time.monotonic(), copy(self._drain.counts)
 
     def _committed(self, _: Committed) -> None:
         self._ended_at = time.monotonic()
@@ -55,34 +56,34 @@ class Progress:
             await self.log_if_due()
 
     async def log_if_due(self) -> None:
-        """Log a line if it is due; the queue counts as empty after two such checks in a row."""
-        mark = self._mark
-        if mark is None or self._drain.lifecycle.stopping:
+        """Log a line if one is due; the queue counts as empty if two checks in a row find it so."""
+        covered_from = self._covered_from
+        if covered_from is None or self._drain.lifecycle.stopping:
             return
         empty = not self._drain.in_flight and self._drain.wakeup.queue_empty.is_set()
-        stays, self._was_empty = empty and self._was_empty, empty
+        still_empty, self._was_empty = empty and self._was_empty, empty
         now = time.monotonic()
-        due = stays if empty else now - max(mark[0], self._logged_at) >= EVERY_S
+        due = still_empty if empty else now - max(covered_from[0], self._logged_at) >= EVERY_S
         if not due or now - self._logged_at < LEAST_S:
             return
-        line = self._line(*mark, self._ended_at if empty else now)
+        line = self._line(*covered_from, self._ended_at if empty else now)
         self._logged_at = now
-        self._mark = None if stays else (now, copy(self._drain.counts))
-        log.info("%s; %s", line, await self._left(), extra={"action": "progress"})
+        self._covered_from = None if still_empty else (now, copy(self._drain.counts))
+        log.info("%s; %s", line, await self._remaining(), extra={"action": "progress"})
 
     def _line(self, began: float, before: Counts, until: float) -> str:
         counts, seconds = self._drain.counts, max(until - began, 0.001)
         answered = counts.completed - before.completed
-        wrote = (counts.completion_tokens - before.completion_tokens) / seconds
+        written = (counts.completion_tokens - before.completion_tokens) / seconds
         read = (counts.prompt_tokens - before.prompt_tokens) / seconds
         line = (
             f"{answered:,} answered in {seconds:.1f} s: {answered / seconds:.1f} a second, "
-            f"{wrote:,.0f} tokens a second written, {read:,.0f} read"
+            f"{written:,.0f} tokens a second written, {read:,.0f} read"
         )
         unanswered = counts.ended - before.ended - answered
         return f"{line}; {unanswered:,} failed or cancelled" if unanswered else line
 
-    async def _left(self) -> str:
+    async def _remaining(self) -> str:
         in_flight = f"{len(self._drain.in_flight):,} in flight"
         try:
             waiting = await self._drain.leases.waiting()
@@ -125,7 +126,7 @@ class History:
         self._slots_s += slots * seconds
 
     async def write(self) -> None:
-        """Add the new counts to the ring, unless this worker had no engine meanwhile."""
+        """Add the new counts to the ring, if there are any; without an engine there are none."""
         totals, busy_s, slots_s = self._totals(), self._busy_s, self._slots_s
         new = [now - before for now, before in zip(totals, self._written, strict=True)]
         if not slots_s and not any(new):

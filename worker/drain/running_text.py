@@ -1,10 +1,10 @@
 """Publishes the text of running requests to listeners over Redis's pub/sub.
 
 A listener is a process that reads requests' text while they run (contract/streaming.py). A tick is
-one round of fetching new text from the engine (docs/decisions/0008) and publishing it; only
+one round of fetching new text from the engine (docs/decisions/0008) and publishing it. Only
 requests with a listener take part, and each listener gets one publication for all its requests. A
 tick follows a step of the engine. The first text of a request is published immediately, later text
-after PAUSE_S. Redis keeps no text; the result has all of it.
+after PAUSE_S. Redis keeps no running text; the result has all of it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from contract.errors import EngineDead
 from contract.naming import LISTENER
@@ -26,7 +26,7 @@ from worker.engine import NotifiesText
 
 log = logging.getLogger(__name__)
 
-#: Fewest seconds between two ticks over texts that have begun.
+#: Fewest seconds between two ticks that publish later text.
 PAUSE_S = 0.02
 #: The pause is at least this many times the processor time that a tick takes.
 LOOP_PARTS = 10
@@ -35,7 +35,12 @@ RETRY_S = 1.0
 #: Most texts with a listener, because anybody may publish a subscription.
 MAX_TEXTS = 10_000
 
-Key = tuple[str, str]  # request id, listener
+
+class Key(NamedTuple):
+    """A text: a request's id, and the listener that gets its text."""
+
+    request_id: str
+    listener: str
 
 
 @dataclass(slots=True)
@@ -80,7 +85,9 @@ class RunningText:
         self._timer: asyncio.TimerHandle | None = None
         #: The time.monotonic() before which a tick publishes first texts only.
         self._not_before = 0.0
+        #: Whether ticks follow a timer, because the engine does not report new text.
         self._polls = False
+        #: The last error that was logged.
         self._logged = ""
         drain.events.subscribe(Leased, self._leased)
         drain.events.subscribe(EngineReady, self._engine_ready)
@@ -98,7 +105,7 @@ class RunningText:
     def _leased(self, event: Leased) -> None:
         for delivery in event.deliveries:
             if delivery.listener:
-                self._add((delivery.request_id, delivery.listener), _Published())
+                self._add(Key(delivery.request_id, delivery.listener), _Published())
 
     def subscribe(self, message: Any) -> None:
         """Add a listener's subscription; the texts are published from their beginning.
@@ -112,7 +119,8 @@ class RunningText:
         if not LISTENER.fullmatch(listener):
             raise ValueError(listener)
         for request_id in map(str, message["ids"]):
-            self._add((request_id, listener), _Published(time.monotonic() + LISTEN_S, raw))
+            published = _Published(time.monotonic() + LISTEN_S, raw)
+            self._add(Key(request_id, listener), published)
 
     def _add(self, key: Key, published: _Published) -> None:
         if key in self._published or len(self._published) < MAX_TEXTS:
@@ -138,16 +146,16 @@ class RunningText:
             await asyncio.sleep(RETRY_S)
 
     async def _tick(self) -> None:
-        """Publish new text: of all requests after PAUSE_S, before it only first text."""
+        """Publish new text: of all requests if PAUSE_S is over, else first texts only."""
         began, used = time.monotonic(), time.thread_time()
-        everything = began >= self._not_before
-        which = list(self._published if everything else self._fresh)
-        news = [found for found in self._news(which, began) if found.pieces]
-        if everything:  # processor time, because the thread waits on a busy machine
+        all_texts = began >= self._not_before
+        keys = list(self._published if all_texts else self._fresh)
+        news = [each for each in self._news(keys, began) if each.pieces]
+        if all_texts:  # processor time, because the thread waits on a busy machine
             self._not_before = began + max(PAUSE_S, LOOP_PARTS * (time.thread_time() - used))
         if news:
             await self._publish(news)
-        if self._published and (not everything or self._polls):
+        if self._published and (not all_texts or self._polls):
             self._tick_after(self._not_before - time.monotonic())
 
     def _tick_after(self, seconds: float) -> None:
@@ -157,22 +165,22 @@ class RunningText:
 
     async def _publish(self, news: Sequence[_News]) -> None:
         by_listener: dict[str, list[Piece]] = {}
-        for found in news:
-            by_listener.setdefault(found.key[1], []).extend(found.pieces)
+        for each in news:
+            by_listener.setdefault(each.key.listener, []).extend(each.pieces)
         receivers = await self._drain.leases.publish_texts(by_listener)
-        for found in news:  # after the publication: if it fails, the next tick has these pieces
-            if self._published.get(found.key) is not found.before:
+        for each in news:  # after the publication: if it fails, the next tick has these pieces
+            if self._published.get(each.key) is not each.before:
                 continue  # the listener has subscribed again meanwhile
-            if not receivers[found.key[1]]:  # the listener is gone; it may subscribe again
-                self._forget(found.key)
+            if not receivers[each.key.listener]:  # the listener is gone; it may subscribe again
+                self._forget(each.key)
                 continue
-            self._fresh.discard(found.key)
-            running = found.running
+            self._fresh.discard(each.key)
+            running = each.running
             if not running.text_seen:
                 running.text_seen = True
                 after_s = time.monotonic() - running.since
                 self._drain.events.publish(FirstText(running.delivery, after_s))
-            self._published[found.key] = found.after
+            self._published[each.key] = each.after
 
     def _forget(self, key: Key) -> None:
         self._published.pop(key, None)
@@ -185,7 +193,7 @@ class RunningText:
         try:
             for key in keys:
                 before = self._published[key]
-                running = self._drain.in_flight.unended(key[0])
+                running = self._drain.in_flight.unended(key.request_id)
                 if running is None:
                     if before.until < now:
                         self._forget(key)
@@ -203,15 +211,16 @@ def _is_chat(running: Running) -> bool:
 def _news_of(key: Key, before: _Published, running: Running, texts: Sequence[str]) -> _News:
     """Return the new text of a request; all of it if it does not continue the published text."""
     attempt = running.delivery.attempt
-    known = before.texts if before.attempt == attempt else {}
-    after = _Published(before.until, before.raw, attempt, dict(known))
+    published = before.texts if before.attempt == attempt else {}
+    after = _Published(before.until, before.raw, attempt, dict(published))
     news = _News(key, before, running, [], after)
     for choice, text in enumerate(texts):
-        old = known.get(choice, "")
+        old = published.get(choice, "")
         if len(text) > len(old) and text.startswith(old):
-            news.pieces.append(Piece(key[0], attempt, choice, len(old), text[len(old) :]))
+            piece = Piece(key.request_id, attempt, choice, len(old), text[len(old) :])
+            news.pieces.append(piece)
             after.texts[choice] = text
         elif not old.startswith(text):
-            anew = _news_of(key, _Published(before.until, before.raw), running, texts)
-            return replace(anew, before=before)
+            whole = _news_of(key, _Published(before.until, before.raw), running, texts)
+            return replace(whole, before=before)
     return news

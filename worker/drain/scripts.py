@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 #: The errors that a drain survives: Redis cannot be used now, or a socket failed.
 ERRORS = (StoreUnavailable, OSError)
-#: The lowest proto-max-bulk-len that Redis can have: a value of this many bytes is never too large.
+#: The lowest proto-max-bulk-len that Redis allows: a value of this many bytes is never too large.
 ALWAYS_TAKEN_BYTES = 2**20
 #: Redis's default of proto-max-bulk-len, for workers whose user may not call CONFIG GET.
 DEFAULT_TAKEN_BYTES = 512 * 2**20
@@ -50,17 +50,18 @@ class Scripts:
             raise
 
     async def _foreign_keys(self) -> str:
-        """Return text that names the queue's keys with a type of another program; '' if unknown."""
+        """Return text that names the queue's keys whose type is not warmq's; '' if unknown."""
         names = [*types_of(self._queue)]
         pipe = self._client.pipeline(transaction=False)
         for name in names:
             pipe.type(name)
         try:
-            found = wrong_types(self._queue, dict(zip(names, await pipe.execute(), strict=True)))
+            types = dict(zip(names, await pipe.execute(), strict=True))
         except ERRORS:
             return ""
         return "".join(
-            f"; the key {k!r} is a {kind} of another program" for k, kind in found.items()
+            f"; the key {key!r} is a {of_type} of another program"
+            for key, of_type in wrong_types(self._queue, types).items()
         )
 
     async def until_done(self, name: str, *args: Any) -> Any:
@@ -76,7 +77,7 @@ class Scripts:
                 return await self.run(name, *args)
             except ERRORS as error:
                 if isinstance(error, StoreUnreachable) and _large(args):
-                    broken += await self._answers()
+                    broken += await self._answers_ping()
                 if isinstance(error, StoreRefused) or broken == BROKEN_TIMES:
                     raise StoreRefused(str(error)) from error
                 if time.monotonic() > self._give_up_at:
@@ -90,7 +91,7 @@ class Scripts:
                 await asyncio.sleep(delay)
                 delay = min(1.0, delay * 2)
 
-    async def _answers(self) -> bool:
+    async def _answers_ping(self) -> bool:
         try:
             return bool(await self._client.ping())
         except ERRORS:

@@ -26,7 +26,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
         RequestRejected: the request's author must change it.
     """
     body = read_body(delivery)
-    delivery.message = {}  # frees memory: the message may be megabytes, and is decoded now
+    delivery.message = {}  # frees memory: the message may be megabytes, and its body is decoded
     url = delivery.url or infer_url(body)
     body = check_body(url, body)
     model = body.get("model")
@@ -43,13 +43,13 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
     """Return the result's `warmq.timing`; `queued_s` counts from the batch's creation."""
     delivery = running.delivery
-    found: dict[str, float | int] = {
+    timing: dict[str, float | int] = {
         "engine_s": round(time.monotonic() - running.since, 4),
         "attempts": delivery.attempt,
     }
     if delivery.batch:
-        found["queued_s"] = round(popped_at - int(delivery.created) / 1000, 3)
-    return found
+        timing["queued_s"] = round(popped_at - int(delivery.created) / 1000, 3)
+    return timing
 
 
 class Serving:
@@ -98,8 +98,8 @@ class Serving:
             return failed(delivery, error, timing=timing_of(running, popped_at))
         timing = timing_of(running, popped_at)
         prompt = prompt_beginning(request.body) if delivery.batch else ""
-        # The same for a single choice, and faster.
-        cut = is_last_cut if count == 1 else is_cut
+        # For a single choice both return the same; is_last_cut is faster.
+        ended_at_limit = is_last_cut if count == 1 else is_cut
         return Ending(
             delivery,
             "completed",
@@ -107,7 +107,7 @@ class Serving:
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             times=timing,
-            cut=completion.completion_tokens > 0 and cut(completion.body),
+            cut=completion.completion_tokens > 0 and ended_at_limit(completion.body),
         )
 
     async def _unpack(self, delivery: Delivery, preparation: Preparation) -> None:

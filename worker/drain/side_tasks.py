@@ -56,17 +56,17 @@ async def keep_leases(drain: Drain) -> None:
             continue
         drain.outage.over()
         pause_s = lease_s / 3
-        known = (drain.in_flight.get(lease) for lease in lost)
-        if gone := [r for r in known if r is not None and not r.ended]:
-            drain.events.publish(LeasesLost([r.delivery for r in gone]))
-            drain.in_flight.abort(gone, "lost")
+        requests = (drain.in_flight.get(lease) for lease in lost)
+        if unended := [r for r in requests if r is not None and not r.ended]:
+            drain.events.publish(LeasesLost([r.delivery for r in unended]))
+            drain.in_flight.abort(unended, "lost")
 
 
 class Watchdog:
     """Kills an engine that makes no step for WARMQ_STALL_TIMEOUT_S while requests are in it.
 
-    The time is a sum of pauses between checks, not that of a clock: if the worker's process was
-    stopped (SIGSTOP), the time does not count against the engine.
+    The time is a sum of pauses between checks, not a clock's time: the time in which the worker's
+    process was suspended (SIGSTOP) does not count.
     """
 
     def __init__(self, drain: Drain) -> None:
@@ -94,7 +94,8 @@ class Watchdog:
             self._stalled_s = self._stalled_s + self._pause_s if stalled else 0.0
             self._latest_step = step
         elif supervisor.dead():
-            self._drain.wakeup.poke()  # the loop rebuilds it now, without waiting for a request
+            # The drain's loop rebuilds the engine now, without waiting for a request.
+            self._drain.wakeup.poke()
 
     def _kill(self) -> None:
         text = "the engine made no step for %.0f s with requests in flight: killing it"

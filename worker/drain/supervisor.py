@@ -16,9 +16,11 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds before the second try to rebuild an engine; each further pause is twice as long.
+#: Half of the seconds before the second try to rebuild an engine; each further pause is twice as
+#: long as the pause before.
 REBUILD_BACKOFF_S = 1.0
-#: Seconds after its start from which the death of an engine without requests does not count.
+#: Seconds after an engine's start from which its death, with no request in it, is not counted as
+#: one of those in a row.
 IDLE_S = 300.0
 
 
@@ -39,7 +41,7 @@ class EngineShare:
         return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
 
     def of(self, amount: int) -> int:
-        """Return this share of a number, at least 1; they add up to it if it is large enough."""
+        """Return this share of a number, at least 1; the shares of a larger number add up to it."""
         return max(1, (amount + self.count - 1 - self.number) // self.count)
 
     def settings(self, settings: WorkerSettings) -> WorkerSettings:
@@ -89,11 +91,12 @@ class Supervisor:
         self._max_deaths = max_deaths
         self._lifecycle = lifecycle
         self._events = events
+        #: Deaths in a row without a completed request.
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
-        #: Returns the running engine's count of prompt tokens from its prefix cache. It is kept
-        #: because isinstance() with a protocol is slow.
+        #: Returns the running engine's count of prompt tokens from its prefix cache. This attribute
+        #: avoids isinstance() with a protocol, which is slow.
         self._cached: Callable[[], int] | None = None
         self._cached_before = 0
         self._building: Engine | None = None
@@ -225,7 +228,7 @@ class Supervisor:
             raise self._fail(
                 f"the engine died {self._fruitless} times in a row without completing a request"
             )
-        last: Exception | None = None
+        last_error: Exception | None = None
         for tried in range(self._tries):
             await asyncio.sleep(REBUILD_BACKOFF_S * 2**tried if tried else 0)
             text, extra = "rebuilding the engine, try %d of %d", {"action": "engine_rebuild"}
@@ -234,10 +237,10 @@ class Supervisor:
                 return await self.start()
             except Exception as error:  # after any library's error the next try may succeed
                 log.exception("the engine could not be rebuilt", extra={"action": "engine_failed"})
-                last = error
+                last_error = error
         raise self._fail(
-            f"the engine could not be rebuilt in {self._tries} tries: {last}"
-        ) from last
+            f"the engine could not be rebuilt in {self._tries} tries: {last_error}"
+        ) from last_error
 
     def survived(self) -> None:
         """Note that a request completed: deaths in a row count from 0 again."""
@@ -245,7 +248,7 @@ class Supervisor:
 
     def _deaths_allowed(self) -> int:
         # Suspects that fill the engine run in halves, down to one poison, which then runs alone
-        # once more: in log2(slots) + 2 deaths no request may complete.
+        # once more: possibly no request completes during log2(slots) + 2 deaths.
         slots = self.capacity.max_num_seqs if self.capacity else 1
         return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 2
 
@@ -263,14 +266,14 @@ class Supervisor:
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
         await self.peers.end(died=False)
-        if building is None and await self._kept(engine):
+        if building is None and await self._keep(engine):
             engine = None
         if not self.keeper.stuck:  # also without an engine: an earlier shutdown may still run
             await self.keeper.shut_down(engine, self.grace_s, kill=building is not None)
         self._lifecycle.stopped()
 
-    async def _kept(self, engine: Engine | None) -> bool:
-        """Return whether the keeper has kept the engine, for a later drain of its model."""
+    async def _keep(self, engine: Engine | None) -> bool:
+        """Let the keeper keep the engine for a later drain; return whether it does."""
         if engine is None or engine.dead() or not self._lifecycle.swapping:
             return False
         return await self.keeper.keep(

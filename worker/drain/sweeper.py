@@ -15,14 +15,14 @@ from worker.drain.scripts import ERRORS
 
 #: Most seconds between two sweeps.
 SWEEP_S = 1.0
-#: Most batches retired between two sweeps; so many that thousands of small ones take a minute.
+#: Most batches retired between two sweeps: enough to retire thousands of small ones in a minute.
 BATCHES = 100
 #: Number of results retired or deleted after which the next sweep is run first.
 RESULTS = 10_000
 
 
 async def sweep(drain: Drain) -> None:
-    """Sweep until cancelled, and immediately when the engine is ready, as producers wait for it."""
+    """Sweep until cancelled, and at once when the engine is ready, for which producers wait."""
     pause_s = min(SWEEP_S, drain.settings.lease_s / 8)
     due = asyncio.Event()
     drain.events.subscribe(EngineReady, lambda _: due.set())
@@ -56,17 +56,20 @@ async def retire_some(leases: Leases) -> int:
 
 
 async def _retire(leases: Leases, batch_id: str) -> int:
-    """Set the time to live of one batch's keys, the index last, so that a retry finds the rest."""
-    ttl, life = leases.settings.result_ttl_ms, await leases.life_of(batch_id)
+    """Set the time to live of one batch's keys, the index last; return the number of results.
+
+    The index is last so that a repeated call finds all results.
+    """
+    ttl_ms, life = leases.settings.result_ttl_ms, await leases.life_of(batch_id)
     count = start = 0
-    while raws := await leases.index_chunks(batch_id, start, 2):
-        ids = [rid for raw in raws for rid in IndexChunk.load(raw).request_ids(batch_id)]
-        answer = await leases.scripts.run("retire", batch_id, life, ttl, 0, *ids)
-        if answer < 1:
+    while chunks := await leases.index_chunks(batch_id, start, 2):
+        ids = [each for raw in chunks for each in IndexChunk.load(raw).request_ids(batch_id)]
+        answer = await leases.scripts.run("retire", batch_id, life, ttl_ms, 0, *ids)
+        if answer < 1:  # -1: the batch is being deleted; 0: it must not be retired now
             return count + (await _delete(leases, batch_id) if answer < 0 else 0)
         count += len(ids)
-        start += len(raws)
-    if await leases.scripts.run("retire", batch_id, life, ttl, 1) < 0:
+        start += len(chunks)
+    if await leases.scripts.run("retire", batch_id, life, ttl_ms, 1) < 0:
         count += await _delete(leases, batch_id)
     return count
 
@@ -76,7 +79,7 @@ async def _delete(leases: Leases, batch_id: str) -> int:
     count, more = 0, 1
     while more and count < RESULTS:
         chunks = await leases.index_chunks(batch_id, 0, 1)
-        ids = [rid for raw in chunks for rid in IndexChunk.load(raw).request_ids(batch_id)]
+        ids = [each for raw in chunks for each in IndexChunk.load(raw).request_ids(batch_id)]
         more = await leases.scripts.run("delete_chunk", batch_id, *(chunks or [b""]), *ids)
         count += len(ids)
     return count

@@ -13,7 +13,7 @@ from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
-#: Seconds of pause after Redis did not answer.
+#: Seconds of pause after a call that Redis did not answer.
 REDIS_PAUSE_S = 0.25
 #: Seconds between two polls of a Redis that does not push.
 POLL_S = 0.25
@@ -77,7 +77,7 @@ class Arrivals:
         self._quick_calls = 0
 
     async def wait(self, timeout_s: float) -> bool:
-        """Return True once a key exists, False if none exists after `timeout_s`.
+        """Wait until a key exists; return False if none exists after `timeout_s`.
 
         Raises:
             StoreUnavailable: Redis does not answer; the next call connects again.
@@ -90,18 +90,18 @@ class Arrivals:
                 return bool(await self._client.exists(*self._keys))
             pushed = await self._connection.can_read()  # a push since the last call
             # EXISTS finds keys that were there before; a push reports keys written after EXISTS.
-            found = await self._any()
-            self._quick_calls = self._quick_calls + 1 if found and not pushed else 0
-            if found:
+            exists = await self._any_exists()
+            self._quick_calls = self._quick_calls + 1 if exists and not pushed else 0
+            if exists:
                 return True
-            # Returns after a push or `timeout_s`; the EXISTS after it also tests the connection.
+            # This returns after a push or `timeout_s`; the next EXISTS also tests the connection.
             await self._connection.read_response(timeout=timeout_s, push_request=True)
-            return await self._any()
+            return await self._any_exists()
         except (exceptions.RedisError, OSError) as error:
             await self.close()
             raise translated(error) from error
 
-    async def _any(self) -> bool:
+    async def _any_exists(self) -> bool:
         await self._connection.send_command("EXISTS", *self._keys)
         return bool(await self._connection.read_response())
 

@@ -1,9 +1,9 @@
--- NOTIFIED: record a try of a batch's webhook. Then the webhook is due at its next try, or no more. If the batch
--- was retried and has ended again since the try began, the webhook is due now.
+-- NOTIFIED: record a try of a batch's webhook. Afterwards the webhook is due at its next try, or no longer due. If
+-- the batch was retried and has ended again since the try began, the webhook is due now.
 -- ARGV: batch, token of the claim, finished_at that the worker read ('': the batch has not ended), ms until the
 --   next try ('': none), why the webhook was not delivered ('': it was)
 -- Touches: warmq:batch:<id>, warmq:gateway:due:notify, warmq:gateway:due:notify:held
--- Returns: 1; 0 if the claim has ended: nothing is written
+-- Returns: 1; 0 if the claim has ended: then nothing is written.
 allow_when_full()
 local batch, token, ended, wait, problem = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local key, held, now = batch_key(batch), NOTIFY .. ':held', now_ms()

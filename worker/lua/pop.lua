@@ -1,16 +1,16 @@
 -- POP: lease up to k messages. It examines at most max_bytes of messages, but at least one message. The highest
 -- priority comes first; within a priority tenants and their lists have turns (contract/lua/turns.lua). A turn
--- is a run of consecutive messages of one list; one that this POP cannot finish continues in the worker's next
--- POP, which names its list. A request of n sequences counts n in its turn and in its tenant's cap; one with
--- more sequences than the cap runs when its tenant has nothing in flight. The leases are written at the end,
--- also after an error, so that none is lost.
+-- is a run of consecutive messages of one list. A turn that this POP cannot finish continues in the worker's next
+-- POP, which names the list. A request of n sequences counts n in its turn and in its tenant's cap. A request
+-- with more sequences than the cap runs when its tenant has nothing in flight. The leases are written at the
+-- end, also after an error, so that none is lost.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, highest lease number that the worker
 --   knows, list of the turn that continues ('' for none), sequences left of that turn, most requests of
 --   several sequences to lease, the model's context in tokens (0: unknown), tenants of which to take nothing
 --   now (\6 after each), then keys of lists: if any are given, messages are taken from these lists only. With
---   k = 0 none is leased: each of these lists loses the messages before its first one that may run.
---   The lease number is for a Redis that has lost its last writes: it must not give a number twice, or one
---   request's DONE would drop another's lease.
+--   k = 0 none is leased: each of these lists loses the messages before its first message that may run.
+--   The lease number is for a Redis that has lost its last writes: Redis must not give a number twice, or the
+--   DONE of one request would drop the lease of another request.
 -- Touches: the lists of waiting messages, <queue>:suspects*, warmq:{lease_seq,leases,sequences,dead,
 --   returns,deaths,revoked}, warmq:dead:<n>, warmq:worker:<worker>, warmq:leased:<lease>, turns, endings
 -- Returns: {now_ms, number of suspects, how many of them run together next (0: not set), 1 if messages may
@@ -31,7 +31,7 @@ local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
 -- `multi_left`: how many more requests of several sequences may be leased.
 local multi_left, context, now = tonumber(ARGV[12]), tonumber(ARGV[13]), now_ms()
 allow_when_full()
--- Changes nothing. If this key has another type, the script fails here, before it moves a message.
+-- This call changes nothing. If the key has another type, the script fails here, before it moves a message.
 redis.call('HDEL', worker_key(worker), '')
 local highest = tonumber(redis.call('GET', 'warmq:lease_seq') or 0)
 if highest < tonumber(ARGV[9]) then
@@ -81,7 +81,7 @@ local function why_cancelled(batch, state)
 end
 
 -- Removes the last message of a list if it must not run: its batch is gone, or its request has an ending, is
--- cancelled or expired. Commits the ending if there is none. Returns whether it removed the message.
+-- cancelled or expired. Commits the ending if the request has none. Returns whether it removed the message.
 local function end_unrun(list, message, request)
   local state = request.batch ~= '' and batch_state(request.batch)
   if state and not state.life and string.match(list, '\6[^\6]*\6([^\6]*)$') == request.batch then
@@ -186,12 +186,13 @@ local function why_not(list, budget, sequences)
   return in_flight_of(queue_of, tenant) > 0 and 'capped' or nil
 end
 
--- Takes messages from a list until `most` sequences are leased. Returns why the next message stays, nil if
--- there is none or the limits of this call are reached. `budget` is nil for lists named in ARGV.
+-- Takes messages from a list until `most` sequences are leased. Returns why the next message stays; nil if there
+-- is no message, or this call takes no more. `budget` is nil while leases are taken from lists named in
+-- ARGV.
 local function take_from(list, most, budget)
   local unusable = 0
   while not full and charged < most do
-    -- One at a time: a range of the list could be gigabytes.
+    -- Messages are read one at a time: a range of the list could be gigabytes.
     local message = redis.call('LINDEX', list, -1)
     if not message then break end
     if examined > 0 and bytes + #message > max_bytes or examined >= EXAMINE then full = true break end
@@ -233,7 +234,7 @@ end
 
 -- The list whose turn it is, and how many sequences are left of its turn.
 local turn, turn_left = ARGV[10], tonumber(ARGV[11])
--- The number of tenants that this call has moved to the capped ones, and the most that it may.
+-- The number of tenants that this call has moved to the capped tenants, and the most that it may move.
 local capped, EXAMINE_CAPPED = 0, 500
 
 -- Returns the list whose turn it is at a priority, how many sequences may be taken from it now, and how many
@@ -254,7 +255,7 @@ local function next_list(step)
     if not tenant then return nil end
     local lists, budget = ring .. '\6' .. tenant, cap_left_at(queue, step, tenant)
     if budget <= 0 and capped >= EXAMINE_CAPPED then
-      full = true return nil -- the rest at the next call
+      full = true return nil -- the next call moves the rest
     elseif budget <= 0 then
       cap_turns(queue, step, tenant)
       capped = capped + 1
@@ -315,6 +316,7 @@ local function take_all()
     take_turns()
   end
 end
+-- Leases messages from the lists named in ARGV; with k = 0 only removes messages that must not run.
 local function take_named()
   if k <= 0 then most_unusable = EXAMINE end
   for i = 15, #ARGV do
@@ -325,7 +327,7 @@ end
 local finished, problem = pcall(#ARGV > 14 and take_named or take_all)
 if not full and examined + skips == 0 and #ARGV <= 14 and not next(excluded)
    and redis.call('EXISTS', turns_key(queue) .. ':capped') == 0 then
-  redis.call('HDEL', turns_key(queue), 'waiting') -- none was found: a user may have removed a list
+  redis.call('HDEL', turns_key(queue), 'waiting') -- no message was found: a user may have removed a list
 end
 call_many('HSET', worker_key(worker), records)
 call_many('ZADD', LEASES, ends)

@@ -5,21 +5,21 @@
 --   the POP that took an unnamed lease was lost, or is on its way.
 local worker_hash, expiry = worker_key(ARGV[1]), now_ms() + tonumber(ARGV[2])
 allow_when_full()
--- Whether a lease exists and its message is not returning to the queue (a negative score).
-local function held(lease)
+-- Returns whether a lease exists, and its message is not returning to the queue (a negative score).
+local function is_held(lease)
   local score = redis.call('ZSCORE', LEASES, lease)
   return score and tonumber(score) >= 0
 end
 local lost, unnamed, named = {}, {}, {}
 for i = 3, #ARGV do
   named[ARGV[i]] = true
-  if held(ARGV[i]) then
+  if is_held(ARGV[i]) then
     redis.call('ZADD', LEASES, 'XX', expiry, ARGV[i])
   else
     lost[#lost + 1] = ARGV[i]
   end
 end
 for _, lease in ipairs(redis.call('HKEYS', worker_hash)) do
-  if not named[lease] and held(lease) then unnamed[#unnamed + 1] = lease end
+  if not named[lease] and is_held(lease) then unnamed[#unnamed + 1] = lease end
 end
 return { lost, unnamed }

@@ -16,6 +16,6 @@ if not holder or holder == worker then
   redis.call('SET', lock, worker, 'PX', ttl_ms)
   return 1
 end
--- A TTL of more than a lease means that Redis' clock has stepped back: a dead holder must not keep it.
+-- A TTL of more than a lease means that Redis's clock has stepped back: a dead holder must not keep the lock.
 if redis.call('PTTL', lock) > ttl_ms then redis.call('PEXPIRE', lock, ttl_ms) end
 return 0

@@ -1,20 +1,22 @@
--- SWEEP: return the messages of expired leases to the queue. If the last sweep was more than a third of a lease
--- ago (Redis was down, paused or failed over, or no worker swept), it first waits lease_ms, so that living
--- workers renew. It counts a death for a worker's oldest leases only, as many as its engine has slots: engines
--- admit in order, so no other request was inside. It counts none if the worker has renewed another lease: the
--- worker lives, and lost the reply of the POP that took these. It also writes the worker's announcement, removes
--- announcements after a minute and records of deleted or expired things, gives tenants turns whose cap is no
--- longer reached, and ends sequences in flight that no lease has.
+-- SWEEP: return the messages of expired leases to the queue.
+-- If the last sweep was more than a third of a lease ago (Redis was down, paused or failed over, or no worker
+-- swept), SWEEP returns no lease for lease_ms, so that living workers renew theirs first.
+-- SWEEP counts a death for a worker's oldest leases only, as many as its engine has slots: requests enter an
+-- engine in the order of their leases, so no other request was inside. SWEEP counts no death if the worker has
+-- renewed another lease: the worker lives, and lost the reply of the POP that took the expired ones.
+-- SWEEP also writes the calling worker's announcement; removes announcements after a minute, the entries of gone
+-- batches and of their dead letters, and expired dead letters and revocations; gives turns again to tenants whose
+-- cap is no longer reached; and ends charges that belong to no lease.
 -- ARGV: lease_ms, max_deaths, ttl_ms, date, most leases to return, worker, announcement (JSON), queue
 -- Touches: warmq:{sweep,workers,batches,revoked,dead}, and what RELEASE touches
--- Returns: how many leases were returned; -1 while it waits.
+-- Returns: how many leases were returned; -1 while it waits for renewals.
 local lease_ms, max_deaths, ttl_ms, date = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local limit, now = tonumber(ARGV[5]), now_ms()
 allow_when_full()
 local announced = redis.call('HGETALL', 'warmq:workers')
 for i = 1, #announced, 2 do
   local at = tonumber(string.match(announced[i + 1], '^(%d+)'))
-  -- A time in the future was written before Redis' clock stepped back.
+  -- A time in the future was written before Redis's clock stepped back.
   if at and math.abs(now - at) > 60000 then redis.call('HDEL', 'warmq:workers', announced[i]) end
 end
 redis.call('HSET', 'warmq:workers', ARGV[6], now .. '\0' .. ARGV[7])
@@ -26,6 +28,7 @@ for _, batch in ipairs(redis.call('ZRANDMEMBER', 'warmq:batches', 20)) do
     note_missed_webhook(batch) -- RETIRE does it too, but a worker of 0.2.0 may have retired the batch
   end
 end
+-- pack_letter (leases.lua) makes the records of dead letters.
 local letters = redis.call('HRANDFIELD', 'warmq:dead', 20, 'WITHVALUES')
 for i = 1, #letters, 2 do
   local at, batch, life = string.match(letters[i + 1], '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
@@ -43,8 +46,8 @@ local state = redis.call('HMGET', 'warmq:sweep', 'last', 'hold')
 local last, hold = tonumber(state[1] or 0), tonumber(state[2] or 0)
 local stepped = last - now > lease_ms / 3
 if stepped then
-  -- Redis's clock has stepped back. Leases from before the step keep the time that they had left; they are the
-  -- ones that expire nearer to the old time than to the new one.
+  -- Redis's clock has stepped back. Leases from before the step keep the time that they had left. Those leases
+  -- expire nearer to the old time than to the new one.
   for _, lease in ipairs(redis.call('ZRANGEBYSCORE', LEASES, (now + last) / 2, '+inf')) do
     redis.call('ZINCRBY', LEASES, now - last, lease)
   end
@@ -69,26 +72,27 @@ local function leases_of(worker)
   return all, alive
 end
 
--- Hands back a worker's expired leases, the newest first; returns their number. It hands back `most` of them and
--- leaves the rest to later calls, but all that count a death in one call: they decide the suspects' group.
+-- Hands back a worker's expired leases, the newest first; returns their number. It hands back at most `most` of
+-- them, and leaves the rest to later calls. But once one counts a death, it hands back all that do: their number
+-- decides how many suspects run together next.
 local function sweep_worker(worker, most)
-  local back, left, died = {}, {}, false
+  local back, outside, died = {}, {}, false
   local all, alive = leases_of(worker)
-  for i, found in ipairs(all) do
-    local record = redis.call('HGET', worker_key(worker), found.id)
-    if found.expired and #back >= most and not died then break end
+  for i, lease in ipairs(all) do
+    local record = redis.call('HGET', worker_key(worker), lease.id)
+    if lease.expired and #back >= most and not died then break end
     local leased = unpack_lease(record)
-    leased.lease, leased.record, leased.died = found.id, record, not alive and #all - i < leased.slots
-    if found.expired then
+    leased.lease, leased.record, leased.died = lease.id, record, not alive and #all - i < leased.slots
+    if lease.expired then
       back[#back + 1] = leased
       died = died or leased.died
     elseif not leased.died then
-      left[#left + 1] = leased
+      outside[#outside + 1] = leased
     end
   end
-  -- The rest was not inside the engine. Their records get 0 slots, so that later calls count no death either:
-  -- by then they are the worker's oldest leases.
-  for _, leased in ipairs(died and left or {}) do
+  -- Afterwards the unexpired leases are the worker's oldest. The records of those that were not inside the engine
+  -- get 0 slots, so that later calls count no death for them.
+  for _, leased in ipairs(died and outside or {}) do
     redis.call('HSET', worker_key(worker), leased.lease, (string.gsub(leased.record, '^%d+', '0')))
   end
   hand_back(worker, back, max_deaths, now, date, ttl_ms, true)

@@ -1,6 +1,6 @@
 """Keeps what a worker of several models announces of them: swaps, and models that cannot be loaded.
 
-It also decides how long the worker waits before it tries such a model again.
+It also decides how long the worker waits before it tries again to load a model that failed to load.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WHY_CHARACTERS = 200
 
 
 class AnnouncedModels:
-    """The fields that a worker's announcement has more if the worker has several models."""
+    """The additional fields of the announcement of a worker with several models."""
 
     def __init__(self, queues: Mapping[str, str]) -> None:
         self._swaps: list[dict[str, Any]] = []
         self._unloadable: dict[str, dict[str, Any]] = {}
-        #: By model that cannot be loaded: the time of the next try.
+        #: The time.monotonic() of the next try, for each model that cannot be loaded.
         self._retry_at: dict[str, float] = {}
         self._sleep_failed: dict[str, str] = {}
         self._loads: dict[str, dict[str, float]] = {}
@@ -48,13 +48,13 @@ class AnnouncedModels:
 
     def begin(self, model: str, why: str) -> None:
         """Note that the worker begins to load a model, and why."""
-        was = {"from": self._loaded} if self._loaded else {}
+        source = {"from": self._loaded} if self._loaded else {}
         at = int(time.time() * 1000)
-        self._swap = {**was, "to": model, "why": why[:WHY_CHARACTERS], "at": at}
+        self._swap = {**source, "to": model, "why": why[:WHY_CHARACTERS], "at": at}
         self._loaded = ""
 
     def loaded(self, model: str, seconds: float) -> None:
-        """Note that a model was loaded in so many seconds, measured from the decision."""
+        """Note that a model was loaded `seconds` after the decision to load it."""
         self._loaded = model
         self._unloadable.pop(model, None)
         self._retry_at.pop(model, None)
@@ -76,7 +76,7 @@ class AnnouncedModels:
         return pause_s
 
     def may_load(self, model: str) -> bool:
-        """Return whether a model may be loaded now: its last try worked, or is long ago."""
+        """Return whether a model may be loaded now: its last load worked, or its pause is over."""
         return time.monotonic() >= self._retry_at.get(model, 0.0)
 
     def _counts(self, model: str) -> dict[str, float]:

@@ -22,16 +22,16 @@ SLEEP_S = 180.0
 WAKE_S = 60.0
 #: Deaths in a row, asleep or while waking, after which the engine is not kept any more.
 MOST_DEATHS = 2
-#: Seconds between two looks whether the swap goes on.
-_LOOK_S = 0.1
+#: Seconds between two checks whether the engine sleeps, or the swap has become a stop.
+_CHECK_S = 0.1
 
 
 class Asleep(EngineKeeper):
     """The keeper of one model's engine, which sleeps between two stays.
 
-    After each sleep the device's memory is read, after each wake one fixed question is asked. If
-    too much memory stays in use, or the answer is another one than after the engine's start, the
-    engine is shut down, and from then on each stay starts a new engine.
+    After each sleep the device's memory is read; after each wake the engine is asked one fixed
+    question. If too much memory stays in use, or the answer differs from the one after the engine's
+    start, the engine is shut down, and from then on each stay starts a new engine.
     """
 
     def __init__(self, model: str, asleep_bytes: int) -> None:
@@ -47,7 +47,7 @@ class Asleep(EngineKeeper):
         self._deaths = 0
 
     def take(self) -> tuple[Engine, Capacity] | None:
-        """Return the engine that sleeps, which the caller then has to wake or end."""
+        """Return the sleeping engine, if any; the caller then has to wake it or shut it down."""
         kept, self._kept = self._kept, None
         return kept
 
@@ -65,7 +65,7 @@ class Asleep(EngineKeeper):
                 self._answer = await engine.answer_fixed_question()
         except EngineDead:
             raise
-        except Exception as error:  # the model is then served as without sleep
+        except Exception as error:  # the model is served, but its engine is not kept
             self._stop_keeping(f"it has no answer to the fixed question: {text_of(error)}")
 
     async def wake(self, engine: Engine) -> bool:
@@ -74,7 +74,7 @@ class Asleep(EngineKeeper):
             return False
         if engine.dead():
             return self._died("it died asleep")
-        # The device has what this engine keeps asleep and what other programs have.
+        # The bytes in use now: those that this engine keeps asleep, and those of other programs.
         before = engine.device_used()
         try:
             async with asyncio.timeout(WAKE_S):
@@ -101,7 +101,7 @@ class Asleep(EngineKeeper):
         began, awake = time.monotonic(), engine.device_used()
         sleeping = asyncio.create_task(engine.sleep())
         while not sleeping.done() and wanted() and time.monotonic() < began + SLEEP_S:
-            await asyncio.wait([sleeping], timeout=_LOOK_S)
+            await asyncio.wait([sleeping], timeout=_CHECK_S)
         if not sleeping.done():
             await end_tasks([sleeping], CANCEL_S)
             if wanted():
@@ -123,7 +123,7 @@ class Asleep(EngineKeeper):
         return True
 
     def _is_free(self, asleep: int | None) -> bool:
-        """Whether the engine has freed the device's memory; True if it cannot be read."""
+        """Return whether the engine has freed the device's memory; True if this cannot be read."""
         if asleep is None or self._before is None:
             return True
         more = asleep - self._before

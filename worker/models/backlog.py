@@ -19,15 +19,15 @@ from contract.redis.reads import Reads
 from worker.drain.leases import POP_BYTES
 from worker.models.policy import Demand
 
-#: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. The
-#: wait of a batch counts from then, or from the batch's creation if that is later.
+#: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. A
+#: batch waits from that time, or from its creation if that is later.
 LEFT_MS = 86_400_000
 #: Assumed tokens of a request until a request of its queue has ended.
 UNKNOWN_TOKENS = 256.0
 #: Most batches of one queue whose creation and deadline are read, and most tenants of a priority.
 MOST_LISTS, MOST_TENANTS = 100, 20
-#: Seconds for which a list that no batch has is not searched again for messages of batches that
-#: have ended or are gone.
+#: Seconds from a search that removed nothing until a list whose name is no batch's is searched
+#: again for messages of batches that have ended or are gone.
 SEARCH_EVERY_S = 10.0
 
 
@@ -48,21 +48,21 @@ class BacklogReads(Reads):
     def __init__(self, client: Any, result_ttl_ms: int = 86_400_000) -> None:
         super().__init__(client)
         self._ttl_ms = result_ttl_ms
-        #: When requests without a batch were first seen to wait, by queue: online requests, and
-        #: those at any priority. Their messages have no time.
+        #: By queue, the time (s since 1970) since which requests without a batch wait: online ones,
+        #: and those at any priority. Their messages have no time, so this object notes it.
         self._online_since: dict[str, float] = {}
         self._plain_since: dict[str, float] = {}
-        #: The same of requests in lists that have the name of no batch.
+        #: By queue, the same time for requests in lists whose name is no batch's.
         self._shared_since: dict[str, float] = {}
-        #: When such lists were searched last.
+        #: By such a list, the time (s since 1970) of the latest search that removed nothing.
         self._searched: dict[str, float] = {}
 
     def backlog(
         self, queues: Mapping[str, str], worker: str, rates: Mapping[str, float]
     ) -> Backlog:
-        """Return the work that waits, by model; `queues` has each model's queue.
+        """Return the work that waits for each model; `queues` maps models to their queues.
 
-        `rates` are the measured tokens per second of models, for deadlines.
+        `rates` maps models to their measured tokens per second, from which `slack_s` is computed.
         """
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(keys.WORKERS).time().hgetall(keys.SWAP_CLAIMS).hgetall(keys.SWAP_LEFT)
@@ -128,7 +128,7 @@ class BacklogReads(Reads):
     ) -> _Removed:
         """Remove messages of ended and gone batches; count those that were there before.
 
-        All messages in the lists `ended` are such, some in `shared` may be.
+        In the lists `ended` all messages are of such batches, in the lists `shared` some may be.
         """
         recent = {k: at for k, at in self._searched.items() if now_s - at < SEARCH_EVERY_S}
         searched = [key for key in shared if key not in recent]
@@ -144,15 +144,15 @@ class BacklogReads(Reads):
     def remove_ended(self, queue: str, worker: str, lists: Sequence[str]) -> None:
         """Remove the messages before the first one that may run, from each of a queue's lists.
 
-        POP judges and ends each of them, as it does for a worker that serves the queue; one call
-        removes at most 1,000 messages. Nobody else would, until a worker loads the queue's model.
+        POP ends these requests as it does for a worker that serves the queue; one call removes at
+        most 1,000 messages. Otherwise they would stay until a worker loads the queue's model.
         """
         date = dt.datetime.now(dt.UTC).isoformat()
         no_lease = (0, 1, self._ttl_ms, date, 0, "", 0, 0, 0, "")
         self._run("pop", worker, queue, 0, POP_BYTES, *no_lease, *lists)
 
     def claim(self, queue: str, worker: str, slots: int, life_s: float, seen: int) -> bool:
-        """Claim a queue to load its model, unless its number of claims is no longer `seen`.
+        """Claim a queue to load its model; return False if its number of claims is not `seen`.
 
         `seen` is the number of claims in the backlog that led to this swap.
         """
@@ -194,7 +194,7 @@ class _Times(NamedTuple):
 
 
 class _Removed(NamedTuple):
-    """The messages that need no model, and the number of lists that are empty without them."""
+    """The number of messages that need no model, and of lists that are empty without them."""
 
     messages: int = 0
     emptied: int = 0
@@ -222,8 +222,9 @@ def _slots_of_other_workers(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return by queue the slots of other workers that serve or have claimed it, and its claims.
 
-    A claim of a worker that does not announce itself gives no slots, as it died during its swap;
-    a worker that starts claims its first queue before its first announcement.
+    The claim of a worker that does not announce itself gives no slots, because the worker died
+    during its swap. A young claim does: a worker that starts claims its first queue before its
+    first announcement.
     """
     alive: dict[str, Any] = {w["id"]: w for w in read_announcements(raw, now_s) if is_alive(w)}
     slots: dict[str, int] = {}

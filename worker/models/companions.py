@@ -1,6 +1,6 @@
-"""Models that are loaded whenever another one is (`with`): both have an engine and a drain.
+"""Loads models together with another one (`with`): each of them has an engine and a drain.
 
-The worker swaps them together: what waits for either of them counts for both.
+The worker swaps them together: what waits for one of them counts for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Companions:
-    """The models with a `with` that can be kept, and the drains of those that are loaded now."""
+    """The companions: models that are loaded together with a main model; and their drains."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Companions:
         together: Mapping[str, str],
         run: Callable[[WorkerSettings, Callable[[Drain], None]], Awaitable[None]],
     ) -> None:
-        """`together` has the model that each of them is loaded with."""
+        """`together` maps each companion to its main model."""
         self._models, self._run = models, run
         self._with = dict(together)
         self._drains: dict[str, Drain] = {}
@@ -44,28 +44,28 @@ class Companions:
         return [name for name in self._models if name not in self._with]
 
     def merged(self, demands: Mapping[str, Demand]) -> dict[str, Demand]:
-        """Return what waits for each of these models and those that are loaded with it."""
+        """Return one demand for each main model and its companions."""
         return {
             main: merge([demands[name] for name in self.members(main) if name in demands])
             for main in self.main_models()
         }
 
     def members(self, main: str) -> list[str]:
-        """Return a model and those that are loaded with it."""
-        return [main, *(name for name, other in self._with.items() if other == main)]
+        """Return the names of a main model and its companions."""
+        return [main, *(name for name, its_main in self._with.items() if its_main == main)]
 
     def in_flight(self) -> int:
-        """Return the number of requests in flight in the loaded ones."""
+        """Return the number of requests that the loaded companions have in flight."""
         return sum(len(drain.in_flight) for drain in self._drains.values())
 
     def begin(self, main: str) -> None:
-        """Load the models of this one, one after the other, in a task; once for each stay."""
+        """Load a main model's companions one after the other, in a task; once for each stay."""
         if not self._tasks:
             self._leaving = False
             self._tasks.append(asyncio.create_task(self._load(self.members(main)[1:])))
 
     async def _load(self, names: Iterable[str]) -> None:
-        """Start the drains, each when the one before is ready: engines measure free memory."""
+        """Start the drains, each when the drain before is ready: engines measure free memory."""
         for name in names:
             if self._leaving:
                 return
@@ -84,8 +84,8 @@ class Companions:
             if self._leaving:
                 drain.begin_stop()
 
-        other = self._with[model.name]
-        log.info("model %s is loaded, together with %s", model.name, other,
+        main = self._with[model.name]
+        log.info("model %s is loaded, together with %s", model.name, main,
                  extra={"action": "model_load", "model": model.name})  # fmt: skip
         try:
             await self._run(model.settings, begin)
@@ -93,8 +93,8 @@ class Companions:
             if not self._leaving:
                 self._with.pop(model.name, None)
                 log.error(
-                    "model %s is not loaded together with %s any more, they take turns: %s",
-                    model.name, other, text_of(error), exc_info=error,
+                    "model %s is no longer loaded together with %s, but in stays of its own: %s",
+                    model.name, main, text_of(error), exc_info=error,
                     extra={"action": "together_failed", "model": model.name},
                 )  # fmt: skip
         finally:
@@ -102,7 +102,7 @@ class Companions:
                 self.totals.setdefault(model.name, Counts(Events())).add(drain.counts)
 
     def leave(self, reason: str = "") -> None:
-        """Let the drains end: of a swap with a reason, else since the worker stops."""
+        """Let the drains end; `reason` is that of a swap, '' if the worker stops."""
         self._leaving = True
         for drain in self._drains.values():
             if reason:

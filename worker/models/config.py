@@ -1,4 +1,4 @@
-"""Reads WARMQ_MODELS: the models that one worker loads in turn, and the terms of each."""
+"""Reads WARMQ_MODELS: the models between which one worker swaps, and the limits of each."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from contract.settings import SettingsError, Text
 from worker.models.policy import Terms, default_stay_s
 from worker.settings import Name, WorkerSettings
 
-#: Most models of one worker: each second it reads what waits for each of them.
+#: Most models of one worker, because it reads each second what waits for each of them.
 MOST_MODELS = 64
-#: The seconds of a swap that are assumed until one was measured.
+#: The assumed seconds of a swap to a model, until a swap to it was measured.
 ASSUMED_SWAP_S = 20.0
 
 
-def _seconds(value: object) -> object:
+def _as_seconds(value: object) -> object:
     if isinstance(value, str):
         seconds = duration_s(value) if len(value) < 50 else None
         if seconds is None:
@@ -32,7 +32,7 @@ def _seconds(value: object) -> object:
 
 
 _NAME: TypeAdapter[str] = TypeAdapter(Annotated[Name, Field(min_length=1, max_length=200)])
-_Duration = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=86400 * 7)]
+_Duration = Annotated[float, BeforeValidator(_as_seconds), Field(ge=0, le=86400 * 7)]
 
 
 class ModelEntry(BaseModel, extra="forbid", frozen=True):
@@ -49,14 +49,14 @@ class ModelEntry(BaseModel, extra="forbid", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: its name, the settings of a worker that serves it alone, and its terms."""
+    """A model: its name, the settings of a worker that serves it alone, and its entry."""
 
     name: str
     settings: WorkerSettings
     entry: ModelEntry
 
     def terms(self, swap_s: float | None, slot_rate: float = 0.0) -> Terms:
-        """Return the limits of its stays; `swap_s` is the measured time to load it, if known."""
+        """Return the limits of this model's stays; `swap_s` is None before a swap was measured."""
         seconds = ASSUMED_SWAP_S if swap_s is None else swap_s
         stay_s = self.entry.min_stay
         return Terms(
@@ -128,17 +128,17 @@ def _entry(name: str, raw: object) -> ModelEntry:
 
 def _check_with(name: str, entry: ModelEntry, entries: Mapping[str, ModelEntry]) -> None:
     """Check that `with` names another model, which has no `with` itself."""
-    other = entry.loaded_with
+    main = entry.loaded_with
     place = f"WARMQ_MODELS: model {name!r}: with"
-    if other is None:
+    if main is None:
         return
-    if other not in entries or other == name:
-        known = ", ".join(each for each in entries if each != name)
-        remedy = f"name one of {known}" if known else "remove it"
-        raise SettingsError(f"{place}: {other!r} is no other model; {remedy}")
-    if (main := entries[other].loaded_with) is not None:
-        remedy = f'write with = "{main}"' if main != name else "remove one of the two"
-        raise SettingsError(f"{place}: {other!r} has a `with` itself; {remedy}")
+    if main not in entries or main == name:
+        allowed = ", ".join(each for each in entries if each != name)
+        remedy = f"name one of {allowed}" if allowed else "remove it"
+        raise SettingsError(f"{place}: {main!r} is no other model; {remedy}")
+    if (its_main := entries[main].loaded_with) is not None:
+        remedy = f'write with = "{its_main}"' if its_main != name else "remove one of the two"
+        raise SettingsError(f"{place}: {main!r} has a `with` itself; {remedy}")
 
 
 def _settings(settings: WorkerSettings, name: str, entry: ModelEntry) -> WorkerSettings:

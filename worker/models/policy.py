@@ -1,17 +1,19 @@
-"""Decides which of a worker's models is loaded next. Pure: no clock, no Redis, no engine.
+"""Decides which of a worker's models is loaded next; uses no clock, no Redis and no engine.
 
-A worker has one model loaded at a time; a swap unloads it and loads another one. Each second the
-worker passes what waits in the queue of each of its models, and what the other workers serve, to
-`choose`.
+A worker has one model loaded at a time, or one main model with its companions (companions.py). A
+swap unloads it and loads another one. Each second the worker passes what waits in the queue of each
+of its models, and what the other workers serve, to `choose`.
 
 1. While its own queue has work, a model stays at least `min_stay_s`.
-2. After that, another model may displace it if that model's queue would miss a deadline, if an
-   online request has waited there for `max_online_wait_s`, or if any request has for `max_wait_s`.
-   A queue with an earlier one of these reasons comes first.
+2. After that, another model may displace it for an urgent reason. In order of urgency: its queue
+   would miss a deadline; an online request has waited there for `max_online_wait_s`; any request
+   has waited there for `max_wait_s`, and no other worker serves the queue. None of these counts if
+   the queue's other workers have a slot for each waiting request.
 3. The worker may also move to a queue that takes longer to empty than its own, if other workers
    serve its own queue, too, and the longer of the two times becomes shorter by a factor of GAIN.
-4. A worker whose queue is empty takes, after `pause_s`, the first of: deadlines, online requests,
-   overdue requests, the most waiting tokens for each slot that serves the queue.
+4. A worker without work takes, after `pause_s`, a queue with an urgent reason, else one with an
+   online request and no other worker, else the one with the most waiting tokens for each slot. The
+   latter must have no other worker, or so much work that help is worth a swap (HELP_FOR_SWAP).
 
 So with M models whose queues always have work, a request waits at most `max_wait_s` and M - 1 stays
 and swaps of the other models before its model is loaded, and no stay with work is shorter than
@@ -39,7 +41,7 @@ PAUSE_FOR_SWAP = 1.0
 class Terms:
     """The limits of one model's stays and waits, in seconds.
 
-    `slot_rate` are the measured tokens per second of one slot, 0 if they are not known yet.
+    `slot_rate` is the measured number of tokens per second of one slot, 0 if it is not known yet.
     """
 
     swap_s: float
@@ -132,26 +134,27 @@ def _needs_one_more(demand: Demand, terms: Terms) -> bool:
     if not demand.slots:
         return True
     rate = demand.slots * terms.slot_rate
-    lasts = not rate or demand.tokens / rate > HELP_FOR_SWAP * terms.swap_s
-    return demand.requests > demand.slots and lasts
+    takes_long = not rate or demand.tokens / rate > HELP_FOR_SWAP * terms.swap_s
+    return demand.requests > demand.slots and takes_long
 
 
 def _urgent(waiting: Mapping[str, Demand], terms: Mapping[str, Terms]) -> Swap | None:
     """Return the swap to the queue that cannot wait longer, if there is one."""
-    found: list[tuple[int, float, str, str]] = []
+    # Urgency (0 is the highest), seconds that are left (negative if late), model, reason.
+    urgent: list[tuple[int, float, str, str]] = []
     for model, demand in waiting.items():
-        own = terms[model]
+        limits = terms[model]
         if 0 < demand.requests <= demand.slots:
             continue  # the workers of this queue take its requests now
-        if demand.slack_s <= own.swap_s:
-            found.append((0, demand.slack_s, model, "a deadline needs it"))
-        elif demand.online_s is not None and demand.online_s >= own.max_online_wait_s:
-            late = own.max_online_wait_s - demand.online_s
-            found.append((1, late, model, f"an online request waits {demand.online_s:.0f} s"))
-        elif demand.oldest_s >= own.max_wait_s and not demand.slots:
-            late = own.max_wait_s - demand.oldest_s
-            found.append((2, late, model, f"a request waits {demand.oldest_s:.0f} s"))
-    return Swap(*min(found)[2:]) if found else None
+        if demand.slack_s <= limits.swap_s:
+            urgent.append((0, demand.slack_s, model, "a deadline needs it"))
+        elif demand.online_s is not None and demand.online_s >= limits.max_online_wait_s:
+            left_s = limits.max_online_wait_s - demand.online_s
+            urgent.append((1, left_s, model, f"an online request waits {demand.online_s:.0f} s"))
+        elif demand.oldest_s >= limits.max_wait_s and not demand.slots:
+            left_s = limits.max_wait_s - demand.oldest_s
+            urgent.append((2, left_s, model, f"a request waits {demand.oldest_s:.0f} s"))
+    return Swap(*min(urgent)[2:]) if urgent else None
 
 
 def _first(waiting: Mapping[str, Demand], terms: Mapping[str, Terms], slots: int) -> Swap | None:
@@ -175,11 +178,11 @@ def _balanced(
     own = demands.get(stay.model or "", Demand())
     if not own.slots:
         return None
-    without = own.tokens / own.slots
+    own_after = own.tokens / own.slots  # without this worker's slots
     best: tuple[float, str] | None = None
     for model, demand in waiting.items():
         before = demand.tokens / demand.slots if demand.slots else math.inf
-        after = max(demand.tokens / (demand.slots + stay.slots), without)
+        after = max(demand.tokens / (demand.slots + stay.slots), own_after)
         gain = before / after if after else math.inf
         if gain >= GAIN and (best is None or (gain, model) > best):
             best = gain, model

@@ -17,7 +17,7 @@ from worker.models.asleep import Asleep
 from worker.models.config import Model
 from worker.settings import WorkerSettings
 
-#: The part of the machine's free memory that weights of sleeping engines may take.
+#: The share of the machine's free memory that the weights of sleeping engines may take.
 HOST_SHARE = 0.8
 
 
@@ -25,8 +25,9 @@ HOST_SHARE = 0.8
 class Residence:
     """Where a model's engine is between two stays, and why.
 
-    `sleep` is None if it is stopped. `settings` are those that leave memory for engines that sleep;
-    None: the model's own. `loaded_with` is the model with which it is loaded and unloaded.
+    `sleep` is None if the engine is stopped. `settings` are those that leave memory for sleeping
+    engines; None: the model's own. `loaded_with` is the model with which this one is loaded and
+    unloaded.
     """
 
     sleep: Sleep | None
@@ -45,26 +46,27 @@ class Residence:
 
 
 def choose(plans: Mapping[str, Sleep | str], free: int) -> dict[str, Residence]:
-    """Choose for each model; `free` are the bytes of the machine's memory that are free.
+    """Choose the residence of each model's engine, the first models first.
 
-    Models are asked in their order: the first ones get the memory for weights.
+    `plans` has how an engine can sleep, or why it cannot. `free` is the machine's free memory in
+    bytes, which the sleeping engines share.
     """
     room = int(free * HOST_SHARE)
-    found, taken = {}, 0
+    chosen, taken = {}, 0
     for model, plan in plans.items():
         if isinstance(plan, str):
-            found[model] = Residence(None, plan)
+            chosen[model] = Residence(None, plan)
         elif taken + plan.host_bytes > room:
             why = (
                 f"its weights, {_gib(plan.host_bytes)} GiB, do not fit into the memory with the "
                 f"{_gib(taken)} GiB of other models: {_gib(room)} GiB may be used"
             )
-            found[model] = Residence(None, why, plan.settings)
+            chosen[model] = Residence(None, why, plan.settings)
         else:
             taken += plan.host_bytes
             why = f"{plan.why}; {_gib(taken)} of {_gib(room)} GiB of memory are planned so far"
-            found[model] = Residence(plan, why, plan.settings)
-    return found
+            chosen[model] = Residence(plan, why, plan.settings)
+    return chosen
 
 
 def with_residences(models: Mapping[str, Model]) -> tuple[dict[str, Model], dict[str, Residence]]:
@@ -91,7 +93,7 @@ def with_residences(models: Mapping[str, Model]) -> tuple[dict[str, Model], dict
 
 
 def _together(models: Mapping[str, Model]) -> dict[str, Residence]:
-    """Return for each model with a `with` whether both fit, by the engine's arithmetic."""
+    """Return the residence of each model with a `with`; the engine computes whether all fit."""
     found: dict[str, Residence] = {}
     for name, each in models.items():
         if (main := each.entry.loaded_with) is None:
@@ -107,8 +109,8 @@ def _names_with(main: str | None, found: Mapping[str, Residence]) -> list[str]:
     return [name for name, each in found.items() if each.loaded_with == main]
 
 
-def _plan(model: Model, more: int) -> Sleep | str:
-    return find_engine(model.settings.engine).sleep(model.settings, more)
+def _plan(model: Model, other_models: int) -> Sleep | str:
+    return find_engine(model.settings.engine).sleep(model.settings, other_models)
 
 
 def _gib(size: int) -> str:

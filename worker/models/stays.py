@@ -34,14 +34,14 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Runs one drain until it has stopped; the callable is called with the drain before it starts.
+#: Runs one drain until it has stopped; calls the callable with the drain before the drain starts.
 RunDrain = Callable[[WorkerSettings, Callable[[Drain], None]], Awaitable[None]]
 
 #: Seconds between two decisions.
 EVERY_S = 1.0
-#: Seconds between two looks at the running requests that a swap waits for.
+#: Seconds between two checks of the running requests that a swap waits for.
 TAIL_S = 0.1
-#: Least seconds that a claim lives, if its worker dies during the swap.
+#: Least seconds after which a claim expires, if its worker dies during the swap.
 CLAIM_S = 120.0
 
 
@@ -51,7 +51,7 @@ class Stays:
     def __init__(
         self, models: Mapping[str, Model], worker_id: str, run: RunDrain, run_more: RunDrain
     ) -> None:
-        """`run_more` runs the drain of a model that is loaded while another one is."""
+        """`run_more` runs the drain of a model that is loaded together with another one."""
         self._models, self._residences = with_residences(models)
         together = {name: each.loaded_with for name, each in self._residences.items()}
         self._companions = Companions(
@@ -78,7 +78,7 @@ class Stays:
         self._reported = ""
         #: The slots of the model that was loaded last.
         self._slots = 1
-        #: The tokens of the loaded model when its stay began.
+        #: The total of the loaded model's tokens when its stay began.
         self._tokens_before = 0
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class Stays:
         """Run stays until the worker stops.
 
         Raises:
-            Exception: the only model cannot be loaded, or none of the models.
+            Exception: the only model cannot be loaded, or none of several models can.
         """
         for name, residence in self._residences.items():
             log.info("model %s is %s", name, residence, extra={"action": "residence"})
@@ -223,7 +223,8 @@ class Stays:
                 await self._decide_now(model, drain)
         if not drain.lifecycle.swapping:
             self._companions.leave()
-            await self._end_kept()  # the worker stops: they end while its last requests run
+            # The worker stops: sleeping engines end while its last requests run.
+            await self._end_kept()
 
     async def _decide_now(self, model: Model, drain: Drain) -> None:
         self._measure(model, drain)
@@ -282,19 +283,19 @@ class Stays:
 
     async def _claim(self, swap: Swap, backlog: Backlog) -> bool:
         life_s = max(CLAIM_S, 3 * self._swap_s.get(swap.model, 0.0))
-        queue, seen = self._queues[swap.model], backlog.claims[swap.model]
+        queue, claims_read = self._queues[swap.model], backlog.claims[swap.model]
         made = await self._in_thread(
-            lambda: self._reads.claim(queue, self._worker_id, self._slots, life_s, seen)
+            lambda: self._reads.claim(queue, self._worker_id, self._slots, life_s, claims_read)
         )
         if made is None:  # Redis may have made it although its reply is lost
             await self._end_claim(swap.model)
         return bool(made)
 
     async def _backlog(self) -> Backlog | None:
-        found = await self._in_thread(
+        backlog = await self._in_thread(
             lambda: self._reads.backlog(self._queues, self._worker_id, self._rates)
         )
-        return found and replace(found, demands=self._companions.merged(found.demands))
+        return backlog and replace(backlog, demands=self._companions.merged(backlog.demands))
 
     async def _in_thread(self, call: Callable[[], T]) -> T | None:
         """Call Redis in a thread; return None if that fails."""

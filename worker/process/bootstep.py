@@ -47,8 +47,8 @@ T = TypeVar("T")
 CONTROL_QUEUE = "warmq-control"
 #: The exit status of a worker whose drain has failed.
 EXIT_FATAL = 1
-#: New objects, as some hundred requests make, between two runs of Python's garbage collector over
-#: young objects. Python's default, 700, took a tenth of the worker's time (docs/decisions/0009).
+#: New objects after which Python's garbage collector looks at the young ones; some hundred requests
+#: make so many. Python's default, 700, took a tenth of the worker's time (docs/decisions/0009).
 YOUNG_OBJECTS = 10_000
 #: Seconds that the process may take to end after its drain.
 LEAVE_S = 20.0
@@ -78,18 +78,18 @@ class EngineStep(bootsteps.StartStopStep):
                 "start the worker with --pool=solo, as `warmq-worker` does: one engine, one process"
             )
         try:
-            whole = load_settings().with_engine_log(_log_file(worker))
-            heartbeat.write_starting(whole.heartbeat_file)
-            self._models = models_of(whole)
-            count = 1 if self._models else front_ends_of(whole)
+            settings = load_settings().with_engine_log(_log_file(worker))
+            heartbeat.write_starting(settings.heartbeat_file)
+            self._models = models_of(settings)
+            count = 1 if self._models else front_ends_of(settings)
         except SettingsError as error:
             sys.exit(str(error))
         self._name = worker.hostname
         self.worker_id = _worker_id(self._name)
         self.front_ends = FrontEnds(self.worker_id, count)
-        self.settings = self.front_ends.settings(whole.model_copy(update={"front_ends": count}))
+        self.settings = self.front_ends.settings(settings.model_copy(update={"front_ends": count}))
         self._stays: Stays | None = None
-        #: The drains of models that are loaded in addition to that of `drain`.
+        #: The drains of the models that are loaded together with the model of `drain`.
         self._companions: list[tuple[Drain, SideTasks]] = []
         self.drain: Drain | None = None
         self.side_tasks: SideTasks | None = None
@@ -180,7 +180,7 @@ class EngineStep(bootsteps.StartStopStep):
         if self._stays is not None:
             self._stays.stop()
         if self._loop_watch is not None:
-            self._loop_watch.stop_asked()
+            self._loop_watch.note_stop()
         finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
         self._exit_timer.within(finish_s + self.drain.supervisor.grace_s + STOP_S)
         if not self._loop.is_closed():
@@ -241,7 +241,7 @@ class EngineStep(bootsteps.StartStopStep):
     async def _run_drain(
         self, settings: WorkerSettings, begin: Callable[[Drain], None] = lambda _: None
     ) -> None:
-        """Run one drain until it has stopped; `begin` is called with it before it starts."""
+        """Run one drain until it has stopped; call `begin` with the drain before its start."""
         if self.drain is not None:  # the drain of another model has ended
             self.front_ends = FrontEnds(self.worker_id, 1)
         self.settings = settings
@@ -270,9 +270,9 @@ class EngineStep(bootsteps.StartStopStep):
     async def _run_companion(
         self, settings: WorkerSettings, begin: Callable[[Drain], None]
     ) -> None:
-        """Run the drain of a model that is loaded while another one is, as `_run_drain` does.
+        """Run, as `_run_drain` does, the drain of a model that is loaded together with another one.
 
-        It has an id of its own in Redis. Its reports are part of this worker's.
+        This drain has a worker id of its own in Redis, but the worker reports its numbers.
         """
         unset = {"heartbeat_file": None, "metrics_port": None}
         settings = settings.model_copy(update=unset)
@@ -280,18 +280,19 @@ class EngineStep(bootsteps.StartStopStep):
         drain = Drain(settings, leases, lambda: make_engine(settings))
         trace_requests(drain)
         begin(drain)
-        part = drain, SideTasks(drain)
-        self._companions.append(part)
+        side_tasks = SideTasks(drain)
+        companion = drain, side_tasks
+        self._companions.append(companion)
         try:
-            await run_drain(drain, part[1].tasks())
+            await run_drain(drain, side_tasks.tasks())
         finally:
-            self._companions.remove(part)
+            self._companions.remove(companion)
             await leases.close()
 
     def _reports(self) -> list[Report]:
         """Return the reports of further front ends, and of models loaded with the main one."""
-        more = [report_of_part(drain) for drain, _ in list(self._companions)]
-        return [*self.front_ends.reports(), *more]
+        companions = [report_of_part(drain) for drain, _ in list(self._companions)]
+        return [*self.front_ends.reports(), *companions]
 
     def _leave(self, worker: Any) -> None:
         """Make the process exit with EXIT_FATAL, through Celery's loop if that already runs."""
@@ -316,12 +317,12 @@ def _log_file(worker: Any) -> str | None:
     return node_format(file, worker.hostname) if isinstance(file, str) and file else None
 
 
-def _log_fatal(error: BaseException, more: str) -> None:
+def _log_fatal(error: BaseException, see_engine_log: str) -> None:
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            _log_fatal(inner, more)
+            _log_fatal(inner, see_engine_log)
         return
     # These two errors' messages are complete; any other error needs its traceback.
     trace = None if isinstance(error, SettingsError | StoreUnavailable) else error
     text = "the drain ended: %s%s"
-    log.critical(text, error, more, exc_info=trace, extra={"action": "fatal"})
+    log.critical(text, error, see_engine_log, exc_info=trace, extra={"action": "fatal"})

@@ -36,8 +36,8 @@ def celery_settings(url: str) -> dict[str, Any]:
         tls |= {name: value for name, value in query.items() if name.startswith("ssl_")}
         # The same values are false as in redis-py's URL parser.
         if (hostname := tls.get("ssl_check_hostname")) is not None:
-            no = ("0", "f", "false", "n", "no", "")
-            tls["ssl_check_hostname"] = hostname.lower() not in no
+            false_words = ("0", "f", "false", "n", "no", "")
+            tls["ssl_check_hostname"] = hostname.lower() not in false_words
         settings |= {"broker_use_ssl": tls, "redis_backend_use_ssl": dict(tls)}
     return settings
 

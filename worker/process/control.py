@@ -30,15 +30,15 @@ from worker.process.bootstep import current
 from worker.telemetry.reports import as_task
 
 log = logging.getLogger(__name__)
-# Without this filter, kombu logs such a line each second, with a traceback, while Redis takes no
-# writes.
+# While Redis takes no writes, kombu logs a line with this beginning each second, with a traceback.
 logging.getLogger("kombu.transport.redis").addFilter(
     lambda record: not str(record.msg).startswith("maybe_refresh_binding_expiry")
 )
 
-#: Seconds of the first and of the longest pause between two attempts to connect.
-FIRST_S, LONGEST_S = 0.25, 2.0
-#: Seconds that a connection must last to reset the number of failed ones.
+#: Seconds of a pause between two attempts to connect: PAUSE_S, doubled with each failed connection,
+#: and at most LONGEST_PAUSE_S.
+PAUSE_S, LONGEST_PAUSE_S = 0.25, 2.0
+#: Seconds that a connection must last; then the number of failed connections is 0 again.
 GOOD_S = 5.0
 #: Failed connections in a row before a warning; during an outage of Redis the drain logs instead.
 WARN_AT = 5
@@ -66,28 +66,28 @@ class ControlConsumer(Consumer):
         """Pause before the next connection; Celery calls this to count restarts."""
         self._failed += 1
         if self._failed > 1:
-            time.sleep(min(LONGEST_S, FIRST_S * 2 ** min(self._failed, 10)))
+            time.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2 ** min(self._failed, 10)))
 
     def on_connection_error_before_connected(self, exc: Exception) -> None:
         """Note that no connection could be made."""
-        self._lost(exc)
+        self._note_lost(exc)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Drop the connection as Celery does, without its two log lines."""
-        # The logger of `connection` stays off until `_good`, for the attempts to connect.
+        # The logger of `connection` stays off until a connection has lasted (_note_good).
         connection.logger.disabled = consumer.logger.disabled = True
         try:
             super().on_connection_error_after_connected(exc)
         finally:
             consumer.logger.disabled = False
-        self._lost(exc)
+        self._note_lost(exc)
 
     def on_ready(self) -> None:
         """Begin to count GOOD_S for this connection."""
         super().on_ready()
-        self._good_at = self.timer.call_after(GOOD_S, self._good)
+        self._good_at = self.timer.call_after(GOOD_S, self._note_good)
 
-    def _lost(self, error: Exception) -> None:
+    def _note_lost(self, error: Exception) -> None:
         if self._good_at is not None:
             self._good_at.cancel()
         drain = current().drain
@@ -99,7 +99,7 @@ class ControlConsumer(Consumer):
             extra={"action": "control_lost"},
         )  # fmt: skip
 
-    def _good(self) -> None:
+    def _note_good(self) -> None:
         self._failed, connection.logger.disabled = 0, False
         if self._warned:
             self._warned = False
@@ -185,9 +185,9 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     ids = [task_id] if isinstance(task_id, str) else list(task_id)
     celery_state.revoked.update(ids)  # `inspect revoked` lists them
     step = current()
-    if parts := step.drains():
+    if drains := step.drains():
         step.front_ends.revoke(ids)
-        for _drain, side_tasks in parts:
+        for _drain, side_tasks in drains:
             step.run_on_loop(side_tasks.cancels.revoke(ids), REPLY_S)
     return {"ok": f"tasks {ids} flagged as revoked"}
 
@@ -197,7 +197,7 @@ def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]
     return revoke(state, task_id)
 
 
-def refused(state: Any, *_: Any, **__: Any) -> dict[str, str]:
+def refuse_queue(state: Any, *_: Any, **__: Any) -> dict[str, str]:
     """Refuse to consume a queue, because Celery's consumer would fail every task in it."""
     return {
         "error": "warmq workers do not consume Celery's queues: set WARMQ_QUEUE and "
@@ -205,7 +205,7 @@ def refused(state: Any, *_: Any, **__: Any) -> dict[str, str]:
     }
 
 
-def no_headers(state: Any, *_: Any, **__: Any) -> dict[str, str]:
+def refuse_headers(state: Any, *_: Any, **__: Any) -> dict[str, str]:
     """Refuse to revoke by stamped headers: warmq ignores them, so nothing would be cancelled."""
     return {"error": "warmq does not read stamped headers: revoke requests by their task ids"}
 
@@ -214,5 +214,5 @@ inspect_command(name="active", alias="dump_active")(active)
 control_command(name="revoke", args=[("task_id", str)], variadic="task_id")(revoke)
 control_command(name="terminate", args=[("signal", str)], variadic="task_id")(terminate)
 Panel.data["dump_active"] = active
-Panel.data["add_consumer"] = Panel.data["cancel_consumer"] = refused
-Panel.data["revoke_by_stamped_headers"] = no_headers
+Panel.data["add_consumer"] = Panel.data["cancel_consumer"] = refuse_queue
+Panel.data["revoke_by_stamped_headers"] = refuse_headers

@@ -2,7 +2,7 @@
 
 The worker starts the process (front_ends.py). The process reads the worker's settings itself, and
 the worker's orders from an inherited socket. If the worker dies, the process hands back its
-requests and ends. Before it is ready it has no requests, and ends immediately.
+requests and ends; a process that is not ready yet has no requests, and ends immediately.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class FrontEndProcess:
                 case "revoke":
                     self._side_tasks.cancels.abort(message["ids"])
                 case "active":
-                    found = [as_task(one, os.getpid()) for one in self.drain.in_flight]
-                    self._send(to="active", answer=found)
+                    tasks = [as_task(one, os.getpid()) for one in self.drain.in_flight]
+                    self._send(to="active", answer=tasks)
         self._hurry()  # the socket is closed: the worker has ended
 
     def _stop(self) -> None:
@@ -166,6 +166,7 @@ async def _main(connection: socket.socket) -> None:
 def main() -> None:
     """Run until stopped; exit with 0, or with 1 after logging the reason."""
     gc.set_threshold(YOUNG_OBJECTS)
-    for ignored in (signal.SIGINT, signal.SIGQUIT):  # the worker gets them from a terminal, too
+    # A terminal sends these to the worker, too, which then stops this process.
+    for ignored in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(ignored, signal.SIG_IGN)
     asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))

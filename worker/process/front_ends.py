@@ -38,9 +38,11 @@ MAIN = "from worker.process.front_end import main; main()"
 LINE_BYTES = 2**28
 #: Most seconds of waiting for an answer.
 ANSWER_S = 2.0
-#: Seconds, all multiples of CHECK_S: between two checks for reports (CHECK_S), without a report
-#: until a suspended process is killed (SILENT_S), and until a warning about any other (WARN_S).
-CHECK_S, SILENT_S, WARN_S = 1.0, 5.0, 15.0
+#: Seconds between two checks for reports.
+CHECK_S = 1.0
+#: Seconds without a report after which a suspended process is killed, and after which a warning
+#: about any other process is logged; multiples of CHECK_S.
+SILENT_S, WARN_S = 5.0, 15.0
 #: Seconds without a report after which a process that must pause is killed, since suspects wait.
 PAUSE_S = 30.0
 #: Seconds that front ends may take to hand back requests of an engine that died or is shut down.
@@ -76,16 +78,16 @@ class FrontEnd:
         command = (sys.executable, "-c", startup_code("end_with_parent") + MAIN, str(its.fileno()))
         with its:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
-        found = cls(number, process)
-        reader, found._writer = await opened(ours)
-        listening = asyncio.create_task(found._listen(reader))
+        front_end = cls(number, process)
+        reader, front_end._writer = await opened(ours)
+        listening = asyncio.create_task(front_end._listen(reader))
         try:
-            found.send(**order)
-            yield found
+            front_end.send(**order)
+            yield front_end
         finally:
-            found.kill()
+            front_end.kill()
             await listening  # until all its messages are read
-            found._writer.close()
+            front_end._writer.close()
 
     def send(self, **message: Any) -> None:
         """Send a message; it is lost if the process has ended."""
@@ -118,9 +120,9 @@ class FrontEnd:
         A process that sends no report for PAUSE_S is killed. One that has never sent a report has
         no requests, and reads this order before it takes any: it is not killed.
         """
-        seen = -1
-        while seen != self._reports:
-            seen = self._reports
+        reports_before = -1
+        while reports_before != self._reports:
+            reports_before = self._reports
             await self.ask("pause", PAUSE_S)
             if "pause" not in self._answers:
                 return
@@ -216,7 +218,7 @@ class FrontEnds(EngineShare):
         #: The latest orders, for front ends that start later.
         self._paused, self._watched, self._stopped_by = False, False, ""
         #: The task events of front ends that have ended.
-        self._left: list[TaskEvent] = []
+        self._left_events: list[TaskEvent] = []
 
     def subscribe(self, events: Events) -> None:
         """Stop the front ends when the worker stops."""
@@ -255,8 +257,8 @@ class FrontEnds(EngineShare):
     def task_events(self) -> list[TaskEvent]:
         """Return the front ends' task events since the last call; any thread may call this."""
         with self._moving:
-            found, self._left = self._left, []
-            return found + [each for one in self._running.values() for each in one.take_events()]
+            events, self._left_events = self._left_events, []
+            return events + [each for one in self._running.values() for each in one.take_events()]
 
     def _send_all(self, **message: Any) -> None:
         for one in self._running.values():
@@ -290,13 +292,13 @@ class FrontEnds(EngineShare):
             self._stop(how)
             if self._keepers:
                 await asyncio.wait(self._keepers, timeout=LEAVE_S / 2)
-        for keeper in (left := list(self._keepers)):
+        for keeper in (late := list(self._keepers)):
             log.warning(
                 "a front end does not end: it is killed", extra={"action": "front_end_hangs"}
             )
             keeper.cancel()
-        if left:
-            await asyncio.wait(left)
+        if late:
+            await asyncio.wait(late)
 
     async def pause(self) -> None:
         """Let the front ends take no more requests; return when they have none in flight."""
@@ -345,7 +347,7 @@ class FrontEnds(EngineShare):
                 "front end %d has died: its requests in flight return to the queue (%s), "
                 "and another is started",
                 number + 1,
-                await _client_aborted(engine, client),
+                await _abort_client(engine, client),
                 extra={"action": "front_end_died"},
             )
 
@@ -366,13 +368,13 @@ class FrontEnds(EngineShare):
             with self._moving:
                 ended = self._running.pop(number, None)
                 if ended is not None:
-                    self._left += ended.take_events()
+                    self._left_events += ended.take_events()
                     if ended.report:
                         self._ended.append(ended.report | NOTHING_HELD)
         return one
 
 
-async def _client_aborted(engine: Attachable, client: dict[str, Any]) -> str:
+async def _abort_client(engine: Attachable, client: dict[str, Any]) -> str:
     """Abort a dead front end's requests in the engine; return log text about the result."""
     try:
         async with asyncio.timeout(ANSWER_S):

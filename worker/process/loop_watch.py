@@ -6,9 +6,9 @@ The engine's processes end with it.
 
 A call that keeps Python's global interpreter lock blocks the checking thread, too. Then a timer of
 the kernel expires, which each check sets again: its signal writes the stacks of all threads and
-ends the process without running Python code. The timer counts the process's CPU time, so a
-suspended process survives. In this case no request is handed back: their leases expire, and SWEEP
-counts the deaths.
+ends the process without running Python code. No requests are handed back in this case: their leases
+expire, and SWEEP counts the deaths. The timer counts the process's CPU time, so a suspended process
+survives.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ _STDERR = 2
 class LoopWatch:
     """Watches the event loop of a drain; a context manager, entered in that loop.
 
-    The time is a sum of pauses between checks, not that of a clock: the time in which the process
-    is suspended does not count.
+    The blocked time is a sum of pauses between checks, not a clock's time, so that the time in
+    which the process is suspended does not count.
     """
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self._limit_s = max(LEAST_S, drain.settings.stall_timeout_s)
         self._pause_s = min(1.0, self._limit_s / 4)
-        self._turns = 0
+        #: Timer calls that the loop has made; the number stays the same while the loop is blocked.
+        self._ticks = 0
         self._over = threading.Event()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop
@@ -65,7 +66,7 @@ class LoopWatch:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=True, chain=True)
-        self._turn()
+        self._tick()
         self._thread.start()
         return self
 
@@ -76,22 +77,22 @@ class LoopWatch:
         self._thread.join(self._pause_s)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
-    def stop_asked(self) -> None:
+    def note_stop(self) -> None:
         """Apply the limit of a process that stops; any thread may call this."""
         self._stopping = True
 
-    def _turn(self) -> None:
-        self._turns += 1
-        self._timer = self._loop.call_later(self._pause_s / 2, self._turn)
+    def _tick(self) -> None:
+        self._ticks += 1
+        self._timer = self._loop.call_later(self._pause_s / 2, self._tick)
 
     def _watch(self) -> None:
-        seen, blocked_s = 0, 0.0
+        ticks_before, blocked_s = 0, 0.0
         while True:
             signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s + RELEASE_S)
             if self._over.wait(self._pause_s):
                 return
-            blocked_s = blocked_s + self._pause_s if self._turns == seen else 0.0
-            seen = self._turns
+            blocked_s = blocked_s + self._pause_s if self._ticks == ticks_before else 0.0
+            ticks_before = self._ticks
             stopping = self._stopping or self._drain.lifecycle.stopping
             limit_s = min(self._limit_s, STOPPING_S) if stopping else self._limit_s
             if blocked_s > limit_s:
@@ -133,8 +134,8 @@ class LoopWatch:
     async def _release(self, deliveries: list[Delivery], culprits: frozenset[str]) -> None:
         """Hand requests back within RELEASE_S, over a connection of this thread.
 
-        If no request is known as the cause, none is handed back: SWEEP then counts a death for all
-        requests in the engine, so that they become suspects, which run apart.
+        If no request is known as the cause, none is handed back: SWEEP then counts a death for each
+        request in the engine. After WARMQ_MAX_DEATHS such deaths they run apart, as suspects.
         """
         if not culprits:
             return

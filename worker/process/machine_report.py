@@ -50,15 +50,15 @@ class RecentLines(logging.Handler):
 
 
 def report(drain: Drain, recent: RecentLines) -> bytes:
-    """Return the memory of host and GPUs in bytes, and the last log lines, as JSON."""
+    """Return used and total memory of host and GPUs in bytes, and the last log lines, as JSON."""
     host, gpus = machine(), gpu_memory()
     log = [
         (at, level, without_secrets(text, drain.settings)[:CHARACTERS])
         for at, level, text in list(recent.lines)
     ]
     memory = {"host": host, "device": gpus}
-    found = {name: [one.total - one.free, one.total] for name, one in memory.items() if one}
-    return orjson.dumps(found | {"log": log})
+    used = {name: [one.total - one.free, one.total] for name, one in memory.items() if one}
+    return orjson.dumps(used | {"log": log})
 
 
 async def report_machine(drain: Drain, recent: RecentLines) -> None:

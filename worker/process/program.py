@@ -55,11 +55,11 @@ def set_option_defaults() -> None:
 def log_as_json() -> None:
     """Make all loggers that Celery sets up write lines of JSON."""
 
-    def change(logger: logging.Logger, **_: Any) -> None:
+    def change_handlers(logger: logging.Logger, **_: Any) -> None:
         as_json(logger.handlers)
 
     for signal_ in (signals.after_setup_logger, signals.after_setup_task_logger):
-        signal_.connect(change, weak=False)
+        signal_.connect(change_handlers, weak=False)
 
 
 class Program(Worker):
@@ -95,10 +95,10 @@ class Program(Worker):
         signals.worker_ready.send(sender=consumer)
 
     def install_platform_tweaks(self, worker: Any) -> None:
-        """Install Celery's signal handlers, but own ones for stops and for the restart.
+        """Install Celery's signal handlers, and warmq's own for stops and for the restart.
 
-        The drain logs the stop, so these print no line. The line of the restart is written in a way
-        that survives a full disk.
+        The drain logs a stop, so the handler of stops prints no line. The handler of the restart
+        prints its line in a way that survives a full disk.
         """
         super().install_platform_tweaks(worker)
         for name in _STOPS:
@@ -127,9 +127,10 @@ class Program(Worker):
 
 
 def reap_inherited() -> None:
-    """Wait, in threads, for the child processes of the program that this process was before.
+    """Wait, in threads, for the child processes that this process had before a restart.
 
-    After SIGHUP these are the previous engine's processes, which would stay as zombies.
+    After SIGHUP this process runs a new worker. The previous engine's processes are still its
+    children, and would stay as zombies.
     """
     with suppress(OSError):  # not every kernel has this file
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():

@@ -92,13 +92,13 @@ class WorkerMetrics(Collector):
         for name, text, value in self._gauges(reports, happenings["ready_s"]):
             yield self._family(GaugeMetricFamily(f"warmq_{name}", text), [("", {}, value)])
         for name, text, value in (
-            *((name, text, counts[of]) for name, text, of in COUNTS),
-            *((name, text, summed(reports, of)) for name, text, of in SUMS),
-            *((name, text, happenings[of]) for name, text, of in TOTALS),
+            *((name, text, counts[field]) for name, text, field in COUNTS),
+            *((name, text, summed(reports, field)) for name, text, field in SUMS),
+            *((name, text, happenings[field]) for name, text, field in TOTALS),
         ):
             yield self._family(CounterMetricFamily(f"warmq_{name}", text), [("_total", {}, value)])
-        for name, text, of in DURATIONS:
-            took = totals["durations"][of]
+        for name, text, field in DURATIONS:
+            took = totals["durations"][field]
             family = HistogramMetricFamily(f"warmq_{name}_seconds", text)
             yield self._family(family, samples(took["counts"], took["total"], {}))
         yield from self._scripts(reports)
@@ -127,21 +127,21 @@ class WorkerMetrics(Collector):
     def _loads(self) -> Iterator[Metric]:
         """Yield how often each of several models was loaded, and which engines cannot sleep."""
         queues, loads = self._drain.models.get("models", {}), self._drain.models.get("loads", {})
-        of = {model: {"model": model, "queue": queues[model]} for model in sorted(loads)}
-        if not of:
+        labels_of = {m: {"model": m, "queue": queues[m]} for m in sorted(loads)}
+        if not labels_of:
             return
         counts: Samples = [
             ("_total", labels | {"outcome": outcome}, float(loads[model][outcome]))
-            for model, labels in of.items() for outcome in ("loaded", "failed")
+            for model, labels in labels_of.items() for outcome in ("loaded", "failed")
         ]  # fmt: skip
         took: Samples = [
-            ("_total", labels, float(loads[model]["seconds"])) for model, labels in of.items()
+            ("_total", labels, float(loads[m]["seconds"])) for m, labels in labels_of.items()
         ]
-        bad = self._drain.models.get("sleep_failed", {})
+        sleepless = self._drain.models.get("sleep_failed", {})
         text = "1 if the model's engine does not sleep between stays, because that has failed"
         yield self._family(
             GaugeMetricFamily("warmq_model_sleep_failed", text),
-            [("", labels, float(model in bad)) for model, labels in of.items()],
+            [("", labels, float(m in sleepless)) for m, labels in labels_of.items()],
         )
         for name, text, values in (
             ("warmq_model_loads", "Models that this worker has loaded, or could not load", counts),
@@ -155,17 +155,17 @@ class WorkerMetrics(Collector):
             for script, (called, took_s, _) in report["scripts"].items():
                 calls[script] += called
                 seconds[script] += took_s
-        for name, text, of in (
+        for name, text, totals in (
             ("warmq_script_calls", "Calls of Redis scripts, by script", calls),
-            ("warmq_script_seconds", "Time until they were answered", seconds),
+            ("warmq_script_seconds", "Time until Redis answered the calls of scripts", seconds),
         ):
-            values = [("_total", {"script": script}, of[script]) for script in sorted(calls)]
+            values = [("_total", {"script": script}, totals[script]) for script in sorted(calls)]
             yield self._family(CounterMetricFamily(name, text), values)
 
 
 #: The first characters of the names of vLLM's series, in prometheus_client's global registry.
 VLLM = "vllm:"
-#: The environment variables with which prometheus_client keeps values in files of each process.
+#: The environment variables with which prometheus_client keeps each process's values in files.
 #: These files are never removed, and each token is written to them. If the folder is missing, the
 #: engine cannot start.
 FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
@@ -177,7 +177,7 @@ class VllmSeries(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield vLLM's series with their present values."""
         if "vllm" in sys.modules:
-            yield from (found for found in REGISTRY.collect() if found.name.startswith(VLLM))
+            yield from (metric for metric in REGISTRY.collect() if metric.name.startswith(VLLM))
 
 
 @contextmanager

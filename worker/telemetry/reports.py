@@ -1,4 +1,4 @@
-"""Makes reports of a drain's requests in flight and counts, and adds those of all front ends.
+"""Makes reports of a drain's requests in flight and counts, and sums up all front ends' reports.
 
 Further front ends send their reports to the worker as JSON (worker/process/front_end.py).
 """
@@ -37,8 +37,9 @@ class EventTotals:
     """Counts a drain's events.
 
     `durations` has histograms of seconds: `engine` in the engine, `queued` from a batch's creation
-    until a request was taken, and `whole` from there to its result. The latter two are of requests
-    in batches only. `happenings` has totals, and `ready_s`, the seconds of the latest engine start.
+    until a request was taken, and `whole` from the batch's creation to the request's answer. The
+    latter two are of requests in batches only. `happenings` has totals, and `ready_s`, the seconds
+    of the latest engine start.
     """
 
     def __init__(self, events: Events) -> None:
@@ -103,7 +104,7 @@ def report_of(drain: Drain, totals: EventTotals | None = None) -> Report:
 
 
 def report_of_part(drain: Drain) -> Report:
-    """Return the report of a drain in a process with another one, which reports the scripts."""
+    """Return the report of a further drain of a process, whose first drain reports the scripts."""
     return report_of(drain) | {"redis_errors": 0, "scripts": {}}
 
 
@@ -133,14 +134,15 @@ def counts_of(reports: Sequence[Report]) -> dict[str, int]:
 
 def totals_of(reports: Sequence[Report]) -> Report:
     """Return the sum of the reports' event totals, with the fields of EventTotals.as_json()."""
-    seen = [each["seen"] for each in reports if "seen" in each]
+    totals = [each["seen"] for each in reports if "seen" in each]
     durations = {}
-    for name in seen[0]["durations"]:
-        same = [each["durations"][name] for each in seen]
-        counts = [sum(bucket) for bucket in zip(*(one["counts"] for one in same), strict=True)]
-        durations[name] = {"counts": counts, "total": sum(one["total"] for one in same)}
+    for name in totals[0]["durations"]:
+        histograms = [each["durations"][name] for each in totals]
+        buckets = zip(*(each["counts"] for each in histograms), strict=True)
+        total = sum(each["total"] for each in histograms)
+        durations[name] = {"counts": [sum(bucket) for bucket in buckets], "total": total}
     happenings = {
-        name: (max if name in HAPPENS_ONCE else sum)(each["happenings"][name] for each in seen)
-        for name in seen[0]["happenings"]
+        name: (max if name in HAPPENS_ONCE else sum)(each["happenings"][name] for each in totals)
+        for name in totals[0]["happenings"]
     }
     return {"durations": durations, "happenings": happenings}

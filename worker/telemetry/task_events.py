@@ -22,26 +22,27 @@ TaskEvent = dict[str, Any]
 MOST_WAITING = 10_000
 #: Most requests a second that have events; with more, Flower would be Redis's busiest client.
 REQUESTS_PER_S = 50.0
-#: Seconds of that rate whose requests may come at once.
+#: Seconds of that rate: the requests of so many seconds may come at once.
 BURST_S = 10.0
 #: Most characters of a text in an event.
 CHARACTERS = 200
-#: The exception of `task-retried` as Celery's workers write it; celery-exporter has its name as a
-#: label.
+#: The exception of `task-retried` as Celery's workers write it; celery-exporter has a label with
+#: the exception's name.
 _RETRIED = "Retry('handed back to the queue')"
 
 
 class TaskEvents:
     """Gathers task events of at most `most_per_s` requests a second; a burst may be larger.
 
-    A burst has at most the requests of BURST_S seconds. A request has all its events or none: none
-    if it was taken while the events were switched off, and no more after its lease was lost.
+    A burst has at most the requests of BURST_S seconds. A request beyond that rate, or taken while
+    the events were switched off, has no events; after its lease was lost it has no further ones.
     """
 
     def __init__(self, events: Events, most_per_s: float = REQUESTS_PER_S) -> None:
         self._events = events
         self._rate = most_per_s
         self._allowed, self._refilled = BURST_S * most_per_s, time.monotonic()
+        #: The ids of the requests in flight that have events.
         self._shown: set[str] = set()
         self._waiting: deque[TaskEvent] = deque(maxlen=MOST_WAITING)
         self._on = False
@@ -103,7 +104,7 @@ class TaskEvents:
 
 
 def pop_all(waiting: deque[TaskEvent]) -> list[TaskEvent]:
-    """Remove and return all items of a deque to which another thread may append."""
+    """Remove and return all events of a deque to which another thread may append."""
     return [waiting.popleft() for _ in range(len(waiting))]
 
 

@@ -1,8 +1,8 @@
 """Records OpenTelemetry spans of requests, from their lease to their result in Redis.
 
-Requests that are sampled or fail have a span. A single request continues the trace in its message,
-which a Celery client with OpenTelemetry or the gateway wrote. A batch's request has its own trace,
-with a link to the batch's span, because no tool can show a million children of one span.
+Requests that are sampled or fail have a span. A request without a batch continues the trace in its
+message, which a Celery client with OpenTelemetry or the gateway wrote. A batch's request has its
+own trace, with a link to the batch's span: no tool can show a million children of one span.
 """
 
 from __future__ import annotations
@@ -75,37 +75,37 @@ class Traces:
         ended = now()
         for ending in event.endings:
             delivery, failed = ending.delivery, ending.outcome in FAILURES
-            begun = self._open.pop(delivery.lease, None) if self._open else None
-            if not ending.outcome or (begun is None and not failed):
+            opened = self._open.pop(delivery.lease, None) if self._open else None
+            if not ending.outcome or (opened is None and not failed):
                 continue
-            if begun is None:
+            if opened is None:
                 engine_ns = int(ending.times.get("engine_s", 0.0) * 1e9)
-                begun = _context(self._tracer, delivery), ended - engine_ns
+                opened = _context(self._tracer, delivery), ended - engine_ns
             error = _error(ending) if failed else ""
-            self._record(delivery, begun, ended, _of_ending(ending), error)
+            self._record(delivery, opened, ended, _of_ending(ending), error)
 
     def _handed_back(self, event: HandedBack) -> None:
         ended = now()
         for delivery in event.deliveries:
-            begun = self._open.pop(delivery.lease, None)
+            opened = self._open.pop(delivery.lease, None)
             died = delivery.lease in event.died
-            if begun or died:
+            if opened or died:
                 # The start of an unsampled request was not noted.
-                begun = begun or (_context(self._tracer, delivery), ended)
+                opened = opened or (_context(self._tracer, delivery), ended)
                 error = "engine_died" if died else ""
-                self._record(delivery, begun, ended, {"warmq.outcome": "handed_back"}, error)
+                self._record(delivery, opened, ended, {"warmq.outcome": "handed_back"}, error)
 
     def _lost(self, event: LeasesLost) -> None:
         ended = now()
         for delivery in event.deliveries:
-            if begun := self._open.pop(delivery.lease, None):
+            if opened := self._open.pop(delivery.lease, None):
                 outcome: dict[str, Value] = {"warmq.outcome": "lease_lost"}
-                self._record(delivery, begun, ended, outcome, "lease_lost")
+                self._record(delivery, opened, ended, outcome, "lease_lost")
 
     def _record(
         self,
         delivery: Delivery,
-        begun: tuple[SpanContext, int],
+        opened: tuple[SpanContext, int],
         ended: int,
         attributes: dict[str, Value],
         error: str,
@@ -116,7 +116,7 @@ class Traces:
             Span(
                 f"process {self._queue}",
                 "consumer",
-                *begun,
+                *opened,
                 ended,
                 None if of_batch else cause,
                 self._attributes(delivery) | attributes,
@@ -126,7 +126,7 @@ class Traces:
         )
 
     def _attributes(self, delivery: Delivery) -> dict[str, Value]:
-        found: dict[str, Value] = {
+        attributes: dict[str, Value] = {
             "messaging.system": "celery",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
@@ -137,11 +137,11 @@ class Traces:
             "warmq.attempt": delivery.attempt,
         }
         if operation := OPERATIONS.get(delivery.url or ""):
-            found["gen_ai.operation.name"] = operation
+            attributes["gen_ai.operation.name"] = operation
         if delivery.batch:
-            found["warmq.batch.id"] = delivery.batch
-            found["warmq.custom_id"] = delivery.custom_id or ""
-        return found
+            attributes["warmq.batch.id"] = delivery.batch
+            attributes["warmq.custom_id"] = delivery.custom_id or ""
+        return attributes
 
 
 def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
@@ -150,8 +150,8 @@ def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
         return cause.child()
     # If the batch's span is not sampled, the spans of its requests are not, either.
     sampled = tracer.samples(delivery.request_id) and (cause is None or cause.sampled)
-    # The same name for all attempts at a request: their spans are in one trace. `life` tells a
-    # batch from a deleted one of the same name.
+    # All attempts at a request have the same name, so that their spans are in one trace. `life`
+    # tells a batch from a deleted one of the same id.
     return root_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
 
 
@@ -162,26 +162,26 @@ def _context_in_message(delivery: Delivery) -> SpanContext | None:
 
 
 def _of_ending(ending: Ending) -> dict[str, Value]:
-    found: dict[str, Value] = {"warmq.outcome": ending.outcome}
+    attributes: dict[str, Value] = {"warmq.outcome": ending.outcome}
     if "queued_s" in ending.times:
-        found["warmq.queued_s"] = ending.times["queued_s"]
+        attributes["warmq.queued_s"] = ending.times["queued_s"]
     if ending.outcome != "completed":
-        return found
-    found["gen_ai.usage.input_tokens"] = ending.prompt_tokens
-    found["gen_ai.usage.output_tokens"] = ending.completion_tokens
+        return attributes
+    attributes["gen_ai.usage.input_tokens"] = ending.prompt_tokens
+    attributes["gen_ai.usage.output_tokens"] = ending.completion_tokens
     answer: dict[str, Any] = orjson.loads(ending.meta)["result"]
     if operation := OPERATIONS_OF_ANSWERS.get(answer.get("object", "")):
-        found["gen_ai.operation.name"] = operation
+        attributes["gen_ai.operation.name"] = operation
     usage = answer.get("usage") or {}
     if cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
-        found["gen_ai.usage.cache_read.input_tokens"] = int(cached)
+        attributes["gen_ai.usage.cache_read.input_tokens"] = int(cached)
     for name in ("id", "model"):
         if isinstance(value := answer.get(name), str):
-            found[f"gen_ai.response.{name}"] = value
+            attributes[f"gen_ai.response.{name}"] = value
     if isinstance(choices := answer.get("choices"), list):
         reasons = [str(choice.get("finish_reason")) for choice in choices]
-        found["gen_ai.response.finish_reasons"] = reasons
-    return found
+        attributes["gen_ai.response.finish_reasons"] = reasons
+    return attributes
 
 
 def _error(ending: Ending) -> str:
@@ -192,7 +192,7 @@ def _error(ending: Ending) -> str:
 def traces(settings: WorkerSettings) -> AbstractContextManager[Tracer | None]:
     """Export spans of this process while in the context, if WARMQ_TRACES is set.
 
-    A process may enter it once, because OpenTelemetry's tracer provider can be set once.
+    A process may enter this context once: OpenTelemetry's tracer provider can be set once.
 
     Raises:
         SettingsError: OpenTelemetry's packages are missing, or its environment variables are wrong.
@@ -202,5 +202,5 @@ def traces(settings: WorkerSettings) -> AbstractContextManager[Tracer | None]:
 
 def trace_requests(drain: Drain) -> None:
     """Record spans of a drain's requests, if this process exports spans."""
-    if (found := tracer()) is not None:
-        Traces(drain, found)
+    if (process_tracer := tracer()) is not None:
+        Traces(drain, process_tracer)

@@ -15,7 +15,7 @@ from kit.drain.draining import soon
 
 from worker.engine.simulated.engine import SimulatedEngine
 from worker.process import front_ends
-from worker.process.front_ends import FrontEnd, FrontEnds, _client_aborted, opened
+from worker.process.front_ends import FrontEnd, FrontEnds, _abort_client, opened
 
 
 class OtherEnd:
@@ -96,8 +96,8 @@ def test_an_engine_that_cannot_abort_does_not_take_the_worker_along() -> None:
         async def abort_client(self, client: dict[str, Any]) -> int:
             raise RuntimeError("no such call")
 
-    assert asyncio.run(_client_aborted(Stubborn(1, 0.0), {})).endswith(": no such call")
-    assert asyncio.run(_client_aborted(SimulatedEngine(1, 0.0), {})).startswith(
+    assert asyncio.run(_abort_client(Stubborn(1, 0.0), {})).endswith(": no such call")
+    assert asyncio.run(_abort_client(SimulatedEngine(1, 0.0), {})).startswith(
         "0 requests were aborted"
     )
 
