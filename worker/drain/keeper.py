@@ -31,6 +31,8 @@ class EngineKeeper:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         #: Whether a shutdown has not ended in time: the thread can do nothing else.
         self.stuck = False
+        #: Whether the engine has not answered in time: its shutdown kills it at once.
+        self.hangs = False
         #: Why the engine is not kept any more, although it could be; '' if that is not so.
         self.failure = ""
 
@@ -71,8 +73,10 @@ class EngineKeeper:
     ) -> None:
         """Shut an engine down; log errors, since the rest of the stop must follow.
 
-        Without an engine this waits for earlier calls in the thread, for `grace_s` longer.
+        An engine that hangs is killed. Without an engine this waits for earlier calls in the
+        thread, for `grace_s` longer.
         """
+        kill, self.hangs = kill or self.hangs, False
         limit_s = (engine.grace_s if engine else grace_s) + SHUTDOWN_S
         deadline = time.monotonic() + limit_s
         ending = asyncio.create_task(self.in_thread(engine.shutdown if engine else _nothing))
