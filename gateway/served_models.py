@@ -6,12 +6,12 @@ Each worker writes its announcement, which has its queue, model and state, into 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from contract.naming import queue_name
-from contract.redis.announced_models import has_loaded
+from contract.redis.announced_models import Unloadable, has_loaded, unloadable_of
 from contract.redis.announcements import (
     UNNAMED,
     is_alive,
@@ -71,6 +71,8 @@ class ServedModels:
     takes_any: bool = False
     #: Queues of models that workers can load, but none has loaded.
     not_loaded: Collection[str] = ()
+    #: Those of them that no worker could load at its last try, and the failures.
+    unloadable: Mapping[str, Unloadable] = field(default_factory=dict)
     #: Paths of models' folders, which are names that callers may use, but do not see.
     paths: Collection[str] = ()
 
@@ -111,6 +113,11 @@ class ServedModels:
                 for each in workers
                 for queue in queues_of(each)
                 if not any(has_loaded(one, queue) for one in workers)
+            },
+            unloadable={
+                queue: failure
+                for queue in {queue for each in workers for queue in queues_of(each)}
+                if (failure := unloadable_of(workers, queue))
             },
             paths={path for each in workers for path in paths_of(each)},
         )

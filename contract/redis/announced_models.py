@@ -29,11 +29,15 @@ class Swap(NamedTuple):
 
 
 class Unloadable(NamedTuple):
-    """A worker's failed tries to load the model of `queue`; `why` is the reason of the last."""
+    """A worker's failed tries to load the model of `queue`; `why` is the reason of the last.
+
+    It tries again at `again_at_s`, in seconds since 1970, if a request waits then.
+    """
 
     queue: str
     why: str
     tries: int
+    again_at_s: float = 0.0
 
 
 class Loads(NamedTuple):
@@ -61,10 +65,11 @@ def unloadable(worker: Worker) -> dict[str, Unloadable]:
     """Return the models that a worker could not load, by name."""
     failed = _dict(worker.get("unloadable"))
     return {
-        name: Unloadable(queue, str(one.get("why") or "unknown reason"), int(_number(one, "tries")))
+        name: Unloadable(queue, str(one.get("why") or "unknown reason"), int(_number(one, "tries")),
+                         _number(one, "again_at") / 1000)
         for name, queue in models_of(worker).items()
         if isinstance(one := failed.get(name), dict)
-    }
+    }  # fmt: skip
 
 
 def sleep_failed(worker: Worker) -> dict[str, str]:
@@ -76,6 +81,15 @@ def sleep_failed(worker: Worker) -> dict[str, str]:
 def failure_of(worker: Worker, queue: str) -> str:
     """Return why a worker cannot load a queue's model, '' if it can or has not tried."""
     return next((one.why for one in unloadable(worker).values() if one.queue == queue), "")
+
+
+def unloadable_of(workers: Iterable[Worker], queue: str) -> Unloadable | None:
+    """Return the failure of the worker that tries first again, if none can load a queue's model."""
+    able = [one for one in workers if one["queue"] == queue or queue in models_of(one).values()]
+    failures = [one for each in able for one in unloadable(each).values() if one.queue == queue]
+    if not failures or len(failures) < len(able):
+        return None
+    return min(failures, key=lambda one: one.again_at_s)
 
 
 def can_load(worker: Worker, queue: str) -> bool:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contract.errors import StoreUnavailable
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, api_error, send_error
-from gateway.http.idempotency import ONLINE_BODY_TYPES
+from gateway.http.idempotency import ONLINE_BODY_TYPES, is_temporary
 from gateway.http.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,7 @@ class WriteAudit:
 
         async def refusals_counted(message: Message) -> None:
             stored = message["type"] == "http.response.start" and scope.get("warmq.remembered")
-            # Answers with status 429 or 5xx are not stored (idempotency.py).
-            if stored and 400 <= message["status"] < 500 and message["status"] != 429:
+            if stored and message["status"] >= 400 and not is_temporary(message["status"]):
                 self._limits.note_refusal(caller)
             await send(message)
 

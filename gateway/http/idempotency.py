@@ -46,6 +46,11 @@ ONLINE_BODY_TYPES = {
 _STORED_HEADERS = frozenset((b"content-type", b"location"))
 
 
+def is_temporary(status: int) -> bool:
+    """Return whether an answer with this status is not stored; 0 stands for no answer."""
+    return status in (0, 408, 409, 429, 499) or status >= 500
+
+
 class KeyedRequest:
     """One POST with an Idempotency-Key; `owned` is True if its answer is the one to store."""
 
@@ -86,7 +91,7 @@ class KeyedRequest:
             return
         self.owned = False
         try:
-            if status in (0, 408, 409, 429, 499) or status >= 500:
+            if is_temporary(status):
                 await self._store.forget(self._name, self._token)
             else:
                 await self._store.finish(self._name, self._token, answer)

@@ -6,6 +6,7 @@ Each worker writes its announcement, which has its queue, model and state, into 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Collection
 from typing import Literal
@@ -26,6 +27,10 @@ STALE_S = 5.0
 AGAIN_S = 0.2
 #: Seconds after which a client may ask again for a model that is not loaded.
 NOT_LOADED_S = 30.0
+#: Most seconds until a worker tries again to load a model (worker/models/announced.py).
+LONGEST_RETRY_S = 600.0
+#: Most characters of the reason why a model cannot be loaded.
+WHY_CHARACTERS = 300
 
 
 class Model(Struct, frozen=True):
@@ -69,7 +74,7 @@ class Models:
         """Return a model's queue, and its name for the request's body ('' for none).
 
         `allowed` has the caller's models, None for all. Raises ApiError (404 if the caller has no
-        such model, 503 if no worker is alive or has loaded it), or StoreUnavailable.
+        such model, 503 if no worker is alive, can load or has loaded it), or StoreUnavailable.
         """
         await self._refresh(STALE_S)
         name = name or self._served.default_of(allowed)
@@ -79,10 +84,10 @@ class Models:
             queue = self._served.queue_of(name, allowed)
         if queue is None:
             raise self._refusal(name, allowed)
-        if self._refuses and queue in self._served.not_loaded:
+        if self._cannot_run(queue, name, allowed):
             await self._refresh(AGAIN_S, wait=True)  # a worker may have loaded it meanwhile
-            if queue in self._served.not_loaded:
-                raise self._not_loaded(name, allowed)
+            if error := self._cannot_run(queue, name, allowed):
+                raise error
         return queue, name
 
     async def all_allowed(self, allowed: Collection[str] | None) -> list[Model]:
@@ -130,6 +135,26 @@ class Models:
             400, f"you must name a model; {which}", code="missing_required_parameter",
             param="model",
         )  # fmt: skip
+
+    def _cannot_run(
+        self, queue: str, name: str, allowed: Collection[str] | None
+    ) -> ApiError | None:
+        """Return the error for a model that is not loaded, None if a request for it may wait.
+
+        A worker tries a model again only if a request waits for it. So requests are queued from the
+        time of the next try, which the worker announces; a time too far ahead is of a wrong clock.
+        """
+        if failure := self._served.unloadable.get(queue):
+            left_s = failure.again_at_s - time.time()
+            if 0 < left_s <= LONGEST_RETRY_S:
+                return ApiError(
+                    503,
+                    f"no worker can load model {name[:200]!r}: {failure.why[:WHY_CHARACTERS]}",
+                    code="model_unloadable", param="model", retry=False, after_s=math.ceil(left_s),
+                )  # fmt: skip
+        if self._refuses and queue in self._served.not_loaded:
+            return self._not_loaded(name, allowed)
+        return None
 
     def _not_loaded(self, name: str, allowed: Collection[str] | None) -> ApiError:
         served = self._served

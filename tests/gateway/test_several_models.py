@@ -22,13 +22,17 @@ MODELS = ("alpha", "beta")
 
 
 @contextmanager
-def several(folder: Path, **settings: object) -> Iterator[Stack]:
-    """Run a gateway, and a worker with two models, of which it loads `alpha` first."""
+def several(folder: Path, beta: str = "", **settings: object) -> Iterator[Stack]:
+    """Run a gateway, and a worker with two models, of which it loads `alpha` first.
+
+    `beta` is the path of the other one.
+    """
     entry = {"min_stay": "1s", "max_online_wait": "1s"}
+    models = dict.fromkeys(MODELS, entry) | ({"beta": entry | {"path": beta}} if beta else {})
     with (
         Stack(folder, worker=False, **settings) as stack,
         simulated(stack.redis.url, folder / "several.log",
-                  models=json.dumps(dict.fromkeys(MODELS, entry))),
+                  models=json.dumps(models)),
     ):  # fmt: skip
         eventually(lambda: loaded(stack) == "alpha", 40, "alpha is loaded")
         yield stack
@@ -80,3 +84,28 @@ def test_by_setting_it_is_refused_and_nothing_is_queued(tmp_path: Path) -> None:
         submit_batch(stack.store, 3, queue="warmq.beta")
         eventually(lambda: loaded(stack) == "beta", 40, "beta is loaded")
         assert ask(stack, "beta") == stack.text_of("Hello")
+
+
+def test_a_request_for_a_model_that_no_worker_can_load_is_refused_at_once(tmp_path: Path) -> None:
+    with several(tmp_path, "simulate:fail") as stack:
+        submit_batch(stack.store, 3, queue="warmq.beta")
+        eventually(lambda: any(one.get("unloadable") for one in stack.store.announcements()),
+                   40, "the failure is announced")  # fmt: skip
+
+        def refused() -> openai.InternalServerError | None:
+            try:
+                stack.client.with_options(timeout=2, max_retries=0).chat.completions.create(
+                    model="beta", messages=HELLO
+                )
+            except openai.InternalServerError as error:
+                return error
+            except openai.APITimeoutError:  # it was queued before the gateway knew
+                return None
+            return None
+
+        error = eventually(refused, 20, "the refusal")
+        assert (error.status_code, error.code, error.param) == (503, "model_unloadable", "model")
+        assert "simulated failure to load" in error.message
+        assert error.response.headers["x-should-retry"] == "false"
+        assert 1 <= int(error.response.headers["retry-after"]) <= 60
+        assert ask(stack, "alpha") == stack.text_of("Hello")

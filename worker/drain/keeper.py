@@ -31,6 +31,8 @@ class EngineKeeper:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         #: Whether a shutdown has not ended in time; then the thread can do nothing else.
         self.stuck = False
+        #: Whether the engine has not answered in time: its shutdown kills it at once.
+        self.hangs = False
         #: Why an engine that could be kept is no longer kept; '' while nothing has failed.
         self.failure = ""
 
@@ -71,9 +73,10 @@ class EngineKeeper:
     ) -> None:
         """Shut an engine down; log errors, since the rest of the stop must follow.
 
-        Without an engine this waits for earlier calls in the thread, at most `grace_s` + SHUTDOWN_S
-        seconds.
+        An engine that hangs is killed. Without an engine this waits for earlier calls in the
+        thread, at most `grace_s` + SHUTDOWN_S seconds.
         """
+        kill, self.hangs = kill or self.hangs, False
         limit_s = (engine.grace_s if engine else grace_s) + SHUTDOWN_S
         deadline = time.monotonic() + limit_s
         shutdown = asyncio.create_task(self.in_thread(engine.shutdown if engine else _do_nothing))

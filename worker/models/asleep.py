@@ -76,18 +76,20 @@ class Asleep(EngineKeeper):
             return self._died("it died asleep")
         # The bytes in use now: those that this engine keeps asleep, and those of other programs.
         before = engine.device_used()
+        waking = asyncio.create_task(_answer_awake(engine))
         try:
-            async with asyncio.timeout(WAKE_S):
-                await engine.wake_up()
-                answer = await engine.answer_fixed_question()
+            await asyncio.wait([waking], timeout=WAKE_S)
+            if not waking.done():
+                return self._hangs(f"it was not awake after {WAKE_S:g} s")
+            answer = waking.result()
         except EngineDead as error:
             return self._died(text_of(error))
-        except TimeoutError:
-            return self._stop_keeping(f"it was not awake after {WAKE_S:g} s")
         except Exception as error:  # the libraries raise many error types
             return (
                 self._died(text_of(error)) if engine.dead() else self._stop_keeping(text_of(error))
             )
+        finally:
+            await end_tasks([waking], CANCEL_S)
         if answer != self._answer:
             return self._stop_keeping("its answer to the fixed question is another one than before")
         self._before = before
@@ -105,7 +107,7 @@ class Asleep(EngineKeeper):
         if not sleeping.done():
             await end_tasks([sleeping], CANCEL_S)
             if wanted():
-                self._stop_keeping(f"it was not asleep after {SLEEP_S:g} s")
+                self._hangs(f"it was not asleep after {SLEEP_S:g} s")
             return False
         if error := sleeping.exception():
             text = text_of(error)
@@ -142,6 +144,10 @@ class Asleep(EngineKeeper):
                     extra={"action": "sleep_died", "model": self._model})  # fmt: skip
         return False
 
+    def _hangs(self, why: str) -> bool:
+        self.hangs = True
+        return self._stop_keeping(why)
+
     def _stop_keeping(self, why: str) -> bool:
         self.works, self.failure = False, why
         log.error(
@@ -149,3 +155,8 @@ class Asleep(EngineKeeper):
             self._model, why, extra={"action": "sleep_failed", "model": self._model},
         )  # fmt: skip
         return False
+
+
+async def _answer_awake(engine: CanSleep) -> str:
+    await engine.wake_up()
+    return await engine.answer_fixed_question()

@@ -97,7 +97,7 @@ class Stays:
         try:
             while not self._stopping:
                 self._announced.begin(swap.model, swap.reason)
-                self._announced.note_sleep({n: k.failure for n, k in self._keepers.items()})
+                self._note_sleep()
                 swap = await self._stay(self._models[swap.model]) or await self._retry()
         finally:
             await self._end_claim(swap.model)
@@ -183,6 +183,9 @@ class Stays:
             self._keepers[name] = keeper = EngineKeeper()
         return keeper
 
+    def _note_sleep(self) -> None:
+        self._announced.note_sleep({name: each.failure for name, each in self._keepers.items()})
+
     async def _end_kept(self) -> None:
         """Shut down the engines that are kept for later stays."""
         await asyncio.gather(*(each.end() for each in self._keepers.values()))
@@ -193,6 +196,7 @@ class Stays:
 
     def _ready(self, model: Model, event: EngineReady) -> None:
         """Note the end of a swap: the engine runs requests."""
+        self._note_sleep()
         if not event.rebuilt:
             self._swap_s[model.name] = time.monotonic() - self._began
             self._announced.loaded(model.name, self._swap_s[model.name])

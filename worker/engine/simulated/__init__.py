@@ -49,10 +49,11 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
         description="behavior of requests without a `user`, for example simulate:sleep=2",
     )
     process: bool = Field(False, description="with a child process that can be killed or stopped")
-    sleep: Literal["", "well", "wrong", "leaks", "fails", "hangs"] = Field(
+    sleep: Literal["", "well", "wrong", "leaks", "fails", "hangs", "wake-hangs"] = Field(
         "",
         description="how the engine sleeps between stays: well, with other answers afterwards, "
-        "without freeing its memory, with an error, without an end; empty: it cannot",
+        "without freeing its memory, with an error, without an end, without waking; empty: it "
+        "cannot",
     )
     names_model: bool = Field(False, description="each answer names the model that was loaded")
 

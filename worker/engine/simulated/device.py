@@ -1,6 +1,7 @@
 """Simulates one device's memory, which engines of this process share, awake or asleep."""
 
 import asyncio
+from contextlib import suppress
 from typing import ClassVar
 
 from contract.errors import RequestFailed
@@ -37,7 +38,7 @@ class DeviceShare:
     async def sleep(self) -> None:
         """Give back all but ASLEEP_BYTES."""
         if self._sleep_as == "hangs":
-            await asyncio.Event().wait()
+            await _hang()
         if self._sleep_as == "fails":
             raise RuntimeError("the simulated engine cannot sleep")
         self._asleep = True
@@ -46,6 +47,8 @@ class DeviceShare:
 
     async def wake_up(self) -> None:
         """Take the memory again."""
+        if self._sleep_as == "wake-hangs":
+            await _hang()
         self._asleep = False
         self.load()
         if self._sleep_as == "wrong":
@@ -55,3 +58,11 @@ class DeviceShare:
         """Fail a request to an engine that sleeps: the worker must not send one."""
         if self._asleep:
             raise RequestFailed("the simulated engine sleeps")
+
+
+async def _hang() -> None:
+    """Never return, and end at the third cancellation only, as a call into a library may."""
+    for _ in range(2):
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    await asyncio.Event().wait()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from contract.errors import RequestRejected
 from contract.openai.lines import Request
+from contract.redis.announced_models import Unloadable
 from contract.version import PROTOCOL
 from gateway.batches.runner.queueing import PartLines, parts_for
 from gateway.served_models import ServedModels, configured_models
@@ -119,6 +120,23 @@ def test_a_model_is_not_loaded_where_workers_could_load_it_only() -> None:
     assert served(first, worker("warmq.c")).not_loaded == {"warmq.b"}
     assert served(worker("warmq.a"), worker()).not_loaded == set()
     assert served(first, configured="other=c").queue_of("other", None) == "warmq.c"
+
+
+def test_a_model_is_unloadable_where_each_worker_that_has_it_failed() -> None:
+    models = {"a": "warmq.a", "b": "warmq.b"}
+
+    def failing(again_at: int) -> dict[str, Any]:
+        failed = {"b": {"why": "no memory", "tries": 1, "again_at": again_at}}
+        return worker("warmq.a", models=models, unloadable=failed)
+
+    assert dict(served(failing(5000)).unloadable) == {
+        "warmq.b": Unloadable("warmq.b", "no memory", 1, 5.0)
+    }
+    both = served(failing(5000), failing(2000)).unloadable
+    assert both["warmq.b"].again_at_s == 2
+    assert not served(failing(5000), worker("warmq.a", models=models)).unloadable
+    assert not served(failing(5000), worker("warmq.b")).unloadable
+    assert not served(worker("warmq.a", models=models, unloadable="x")).unloadable
 
 
 def test_what_is_configured_counts_beside_what_is_served() -> None:

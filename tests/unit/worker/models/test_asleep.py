@@ -78,12 +78,14 @@ async def test_an_engine_is_shut_down_at_the_end_of_the_worker() -> None:
     ("leaks", 5, "it has 10.0 GiB of the device, at most 1.0"),
     ("fails", 5, "cannot sleep"),
     ("hangs", 5, "not asleep after"),
+    ("wake-hangs", 4, "not awake after"),
 ])  # fmt: skip
 async def test_after_a_wrong_sleep_each_stay_starts_an_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     sleep_as: str, made: int, words: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(asleep, "SLEEP_S", 0.3)
+    for limit in ("SLEEP_S", "WAKE_S"):
+        monkeypatch.setattr(asleep, limit, 0.3)
     on = Stays(sleep_as)
     for _ in range(made):
         await on.stay()
@@ -92,6 +94,7 @@ async def test_after_a_wrong_sleep_each_stay_starts_an_engine(
     assert len(failed(caplog)) == 1
     assert words in failed(caplog)[0] and MODEL in failed(caplog)[0]
     assert on.made[-1].device_used() == 0  # all engines of this process together
+    assert on.made[0].dead() == ("hangs" in sleep_as)  # such an engine is killed
 
 
 async def test_an_engine_that_dies_asleep_is_replaced_and_goes_on_sleeping(
