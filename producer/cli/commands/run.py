@@ -31,6 +31,7 @@ from producer.run.journal import Journal, RunProgress
 from producer.run.local import local_model, local_services
 from producer.run.stopping import RunStopped
 from producer.run.windows import Run
+from producer.submit.routes import to_default_queue
 from producer.submit.submission import Submission
 
 
@@ -94,6 +95,8 @@ def command(
     context.wait_for_redis(wait_redis)
     chosen = values | ({"model": local_model()} if local else {})
     submission = make_submission(context.settings, "run", chosen)
+    if submission.model:
+        submission = to_default_queue(submission, context.store, context.settings.queue)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     done, cut = (export.already_written(source, submission.seed) if exported else None), 0
     if done is None:
@@ -137,7 +140,7 @@ def _run(
         def report(done: RunProgress, waiting: str) -> None:
             text = f"{done.line} lines done, {done.failed} failed"
             if waiting:
-                text += f", waiting: {waiting}"
+                text += f", {waiting}"
             if run.choice:
                 meter.update(done.line, text, run.planned_lines, force=not waiting)
             else:
