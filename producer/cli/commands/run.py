@@ -93,10 +93,7 @@ def command(
     files = export.line_files if exported else (Path(output), Path(export.errors or ""))
     check_outputs(output, errors, file, Journal(files[0]).path)
     context.wait_for_redis(wait_redis)
-    chosen = values | ({"model": local_model()} if local else {})
-    submission = make_submission(context.settings, "run", chosen)
-    if submission.model:
-        submission = to_default_queue(submission, context.store, context.settings.queue)
+    submission = _submission(context, values, local=local)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     done, cut = (export.already_written(source, submission.seed) if exported else None), 0
     if done is None:
@@ -109,6 +106,15 @@ def command(
         if exported:
             _export(export, submission, source)
     return _print_result(output, export.errors, done, cut, as_json)
+
+
+def _submission(context: Context, values: dict[str, Any], *, local: bool) -> Submission:
+    """Return the submission for the options; Redis is only read for `--model`."""
+    chosen = values | ({"model": local_model()} if local else {})
+    submission = make_submission(context.settings, "run", chosen)
+    if local or not submission.model:
+        return submission
+    return to_default_queue(submission, context.store, context.settings.queue)
 
 
 @contextmanager
