@@ -13,6 +13,7 @@ from contract.naming import did_you_mean
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.redis.enqueued import Enqueued
+from contract.redis.objects import Objects
 from contract.settings import Settings
 
 #: Seconds within which Redis removes all keys of an expired batch, one after the other.
@@ -116,6 +117,11 @@ def find_batch(store: BatchStore, settings: Settings, batch_id: str, hint: str =
     """
     batch = store.batch(batch_id)
     if batch is None:
+        if Objects.using(store).get_many("batch", [batch_id])[0] is not None:
+            raise BatchNotFound(
+                f"batch {batch_id} came over HTTP, and has no requests in the queue (while no "
+                f"worker runs, it waits): GET /v1/batches/{batch_id} and the page have its state"
+            )
         where = masked(settings.redis_url.get_secret_value())
         near = did_you_mean(batch_id, store.newest_ids()) or hint
         raise BatchNotFound(f"there is no batch {batch_id} (any more) in {where}{near}")

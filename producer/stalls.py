@@ -121,6 +121,10 @@ TEXTS = {
         "WARMQ_HIGH_WATER_REQUESTS allows",
         "wait until workers have taken some, or set Redis's maxmemory",
     ),
+    "no_worker": (
+        "no worker runs; batches over HTTP that wait for one: {count}",
+        "start one with `warmq-worker`; they go on by themselves",
+    ),
     "submit_stopped": (
         "batch {batch} is submitted only in part: {lines} lines read, no more for {quiet}",
         "if its `producer submit` no longer runs, the same command with --batch-id {batch} "
@@ -240,6 +244,11 @@ def submit_stall(batch: Batch, now_ms: int) -> Stall | None:
         "quiet": clock_text(quiet),
     }
     return _stall("submit_stopped", quiet_s=round(quiet), **facts)
+
+
+def no_worker_stall(batches: int) -> Stall:
+    """Return the stall of batches over HTTP, which get their queues from a worker."""
+    return _stall("no_worker", count=batches)
 
 
 def lease_stall(queue: str, lost: LostLeases) -> Stall:

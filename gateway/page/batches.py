@@ -14,6 +14,7 @@ from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
 from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, batch_object, part_ids
+from gateway.batches.api.protocol import Batch as ApiBatch
 from gateway.batches.api.record import ENDED, RequestCounts, decode
 from gateway.files.files import Files
 from gateway.files.routes import content
@@ -26,6 +27,7 @@ from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
 from gateway.redis.request_reads import RequestReads, RunningRequest
+from producer.run.listed import run_of
 
 #: Batches on one page, and most running requests that are shown for one batch.
 PAGE, MAX_RUNNING = 25, 12
@@ -48,7 +50,10 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
     if batch is None:
         return None
     counts, ended, metadata = batch.request_counts, batch.status in ENDED, batch.metadata or {}
-    done = counts.completed + counts.failed
+    cancelled, expired = _stopped(batch_view, batch)
+    # As in OpenAI's API, `counts.failed` has all requests without an answer.
+    failed = counts.failed - cancelled - expired
+    done = counts.completed + failed
     ended_at = (
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
@@ -66,7 +71,9 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "input_file_id": batch.input_file_id,
         "total": counts.total,
         "completed": counts.completed,
-        "failed": counts.failed,
+        "failed": failed,
+        "cancelled": cancelled,
+        "expired": expired,
         "done": done,
         "created_at": batch.created_at,
         "ended_at": ended_at,
@@ -80,6 +87,17 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "failures": [(one.code, one.count) for one in batch.failures or ()],
         "error_file_id": batch.error_file_id,
     }
+
+
+def _stopped(batch_view: BatchView, batch: ApiBatch) -> tuple[int, int]:
+    """Return the numbers of requests that were cancelled, and that expired."""
+    if isinstance(source := batch_view.source, QueueBatch):
+        return source.number("cancelled"), source.number("expired")
+    if batch.status not in ("cancelling", "cancelled", "expired"):
+        return 0, 0
+    failures = sum(one.count for one in batch.failures or ())
+    stopped = max(0, batch.request_counts.failed - failures)
+    return (0, stopped) if batch.status == "expired" else (stopped, 0)
 
 
 def _queue_fields(batch_view: BatchView, total: int) -> dict[str, Any]:
@@ -164,6 +182,7 @@ def batch(view: View) -> Response:
         batch=batch_object(batch_view),
         sample=sample(services, parts),
         failed=failed,
+        of_run=bool(run_of(batch_id)),
         retry=retry_of(services, batch_view, row, failed),
         retry_cut=isinstance(batch_view.source, QueueBatch),
         stalls=stalls_of(view, [] if row["ended"] else [row]),

@@ -51,27 +51,20 @@ def failed_codes(
 ) -> list[FailureGroup]:
     """Return a batch's failures by code, the most frequent first; stopped requests come last."""
     failures = failures_of_view(services, batch_view)
-    if rest := _stopped(row, failures):
-        failures = [*failures, FailedCode(row["status"], rest)]
+    stopped = [FailedCode(name, row[name]) for name in OUTCOMES["stopped"] if row[name]]
+    failures = [*failures, *stopped]
     return [
         FailureGroup(one.code, one.count, REMEDIES.get(one.code, OTHER_REMEDY), one.first)
         for one in failures
     ]
 
 
-def _stopped(row: Mapping[str, Any], codes: list[FailedCode]) -> int:
-    """Return the number of requests that the batch's cancellation or deadline has ended."""
-    if row["status"] not in ("cancelling", "cancelled", "expired"):
-        return 0
-    # As in OpenAI's API, `failed` of a row counts all requests without an answer.
-    return max(0, int(row["failed"]) - sum(one.count for one in codes))
-
-
 def retry_of(
     services: Services, batch_view: BatchView, row: Mapping[str, Any], codes: list[FailureGroup]
 ) -> Retry:
     """Return what a retry would run; nothing before the batch has ended."""
-    if not row["ended"] or not row["failed"]:
+    unanswered = row["failed"] + row["cancelled"] + row["expired"]
+    if not row["ended"] or not unanswered:
         return Retry()
     if isinstance(batch_view.source, QueueBatch):
         retryable = RequestReads.using(services.batches).retryable(batch_view.id)
@@ -83,4 +76,4 @@ def retry_of(
     if row["status"] == "failed":  # the whole file was refused
         return Retry()
     invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
-    return Retry(failed=max(0, row["failed"] - invalid), invalid=invalid, anew=True)
+    return Retry(failed=max(0, unanswered - invalid), invalid=invalid, anew=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from contract.redis.announcements import is_alive
 from gateway.page.view import View
-from producer.stalls import TEXTS, Stall, StallReads
+from producer.stalls import TEXTS, Stall, StallReads, no_worker_stall
 
 Row = Mapping[str, Any]
 
@@ -23,6 +24,7 @@ CLAUSES = {
     ),
     "waits": ("1 batch waits: {model} has no worker that is ready.",
               "{n} batches wait: {model} has no worker that is ready."),
+    "waits_first": ("1 batch waits for a worker.", "{n} batches wait for a worker."),
     "failed": ("1 line failed in the last 24 hours: {codes}.",
                "{n} lines failed in the last 24 hours: {codes}."),
 }  # fmt: skip
@@ -45,15 +47,19 @@ def stalls_of(view: View, rows: Iterable[Row], queues: Iterable[str] = ()) -> li
     caller, settings = view.caller, view.services.settings
     unfinished = [row for row in rows if not row["ended"]]
     names = {queue for row in unfinished for queue in row["queues"]} | set(queues)
-    if not names:
+    new = [row for row in unfinished if row["status"] == "validating" and not row["queues"]]
+    if not names and not new:
         return []
     submitted = [row["submitted"] for row in unfinished if row["submitted"] is not None]
     tenant = None if caller.operator else caller.tenant
-    stalls = StallReads.using(view.services.batches).stalls(settings, names, submitted, tenant)
+    reads = StallReads.using(view.services.batches)
+    stalls = reads.stalls(settings, names, submitted, tenant)
+    if new and not any(map(is_alive, reads.announcements())):
+        stalls.append(no_worker_stall(len(new)))
     return stalls if caller.operator else [replace(one, detail="") for one in stalls]
 
 
-def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Clause]:
+def summary(rows: Sequence[Row], stalls: Sequence[Stall], now: float) -> list[Clause]:
     """Return the sentence about these batches; `now` is in seconds since 1970."""
     if not rows:
         return []
@@ -63,15 +69,19 @@ def summary(rows: Sequence[Row], stalls: Iterable[Stall], now: float) -> list[Cl
         queue: f"queue {queue}" if queue == model else model for queue, model in named.items()
     }
     stopped = {one.facts["batch"] for one in stalls if one.code == "submit_stopped"}
-    waits, left = Counter[str](), []
+    unserved = any(one.code == "no_worker" for one in stalls)
+    waits, left, first = Counter[str](), [], 0
     for row in rows:
         if row["ended"]:
             continue
-        if row["queues"] and all(queue in models for queue in row["queues"]):
+        if unserved and not row["queues"]:
+            first += 1
+        elif row["queues"] and all(queue in models for queue in row["queues"]):
             waits[models[row["queues"][0]]] += 1
         elif row["id"] not in stopped or row["done"] < row["total"]:
             left.append(row["left_s"])
-    clauses = [_runs(left, now)] if left or not waits else []
+    clauses = [_runs(left, now)] if left or not (waits or first) else []
+    clauses += [_clause("waits_first", first)] if first else []
     clauses += [_clause("waits", count, model=model) for model, count in waits.most_common()]
     return clauses + _failed(rows, now)
 

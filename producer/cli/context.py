@@ -24,6 +24,7 @@ from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source, open_source
 from producer.input.tables.kept import listed
 from producer.outage import Outage
+from producer.run.listed import window_ids
 
 #: Hint after an interruption; {0} is the batch id.
 WATCH_AGAIN = (
@@ -83,6 +84,11 @@ class Context:
     def batch(self, batch_id: str) -> Batch:
         """Return a batch. Raises BatchNotFound for an unknown id."""
         return find_batch(self.store, self.settings, batch_id, "; see `producer list`")
+
+    def batches(self, name: str) -> list[Batch]:
+        """Return a batch, or the windows of a run that Redis has, the oldest first."""
+        windows = map(self.store.batch, window_ids(self.store.newest_ids(), name))
+        return [one for one in windows if one is not None] or [self.batch(name)]
 
 
 pass_context = click.make_pass_decorator(Context, ensure=True)

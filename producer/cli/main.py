@@ -32,7 +32,7 @@ INTERNAL_ERROR = 70
 #: Commands of producer/cli/commands, and their lines in `--help`. `--help` does not import the
 #: commands, because that takes half a second.
 COMMANDS = {
-    "cancel": "Cancel a batch's queued and running requests.",
+    "cancel": "Cancel a batch's or run's requests.",
     "dead": "Inspect dead letters: messages that are unreadable, or that killed the engine.",
     "delete": "Delete a finished batch and its results, or a record of `producer serve`.",
     "doctor": "Check Redis, workers, queues, disk and settings, and name what stops the work.",
@@ -42,7 +42,7 @@ COMMANDS = {
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
     "run": "Answer FILE into OUT, window by window, in the order of FILE.",
-    "status": "Show the progress of a batch, or of one request of it.",
+    "status": "Show the progress of a batch, run or request.",
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Set how tenants share the workers: a weight, and a cap if needed.",
     "top": "Show all workers live: tokens/s, slots, waiting requests, workers, batches.",

@@ -14,7 +14,7 @@ from producer.cli.options import fields_of_all_lines
 from producer.cli.progress import counted, tell
 from producer.cli.show import iso_time
 from producer.queue_workers import refuse_older_workers, unserved_text
-from producer.submit.routes import routed
+from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission, stop_after_text
 from producer.submit.submit import Summary
 
@@ -121,14 +121,14 @@ def ignored_text(lines: Counter[str]) -> str:
 
 
 def check_workers(store: BatchStore, settings: Settings, submission: Submission) -> Submission:
-    """Return the submission with its routes; print the served models if its model is not one.
+    """Return the submission with its queues; print the served models if its model is not one.
 
     Raises ProtocolMismatch if workers are too old.
     """
+    submission = to_default_queue(submission, store, settings.queue)
     refuse_older_workers(store, submission.queue)
     routed_submission = routed(submission, store, settings.queue)
-    if not routed_submission.routes and (
-        text := unserved_text(store, settings.queue, submission.model)
-    ):
+    model = "" if submission.queue == settings.queue else submission.model
+    if not routed_submission.routes and (text := unserved_text(store, settings.queue, model)):
         tell(text)
     return routed_submission

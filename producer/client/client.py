@@ -45,7 +45,7 @@ from producer.remedies import add_remedies
 from producer.run.trial import MOST_ROWS, ROWS, Spread, measured_plan
 from producer.run.trial import Trial as QueuedTrial
 from producer.submit.prompt_tokens import CharacterCounter
-from producer.submit.routes import routed
+from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import (
     OrderOption,
     Submission,
@@ -250,6 +250,7 @@ class Client:
                     "once: give a list, or leave order out"
                 )
             submission.check_deadline(self._store)
+            submission = to_default_queue(submission, self._store, self._settings.queue)
             refuse_older_workers(self._store, submission.queue)
             submission = routed(submission, self._store, self._settings.queue)
             resuming = ResumableSubmit(self._store, self._settings, submission, source)
@@ -319,6 +320,7 @@ class Client:
                     "submit: give a list, a frame or a file"
                 )
             store, spread = self._store, Spread(rows)
+            submission = to_default_queue(submission, store, self._settings.queue)
             refuse_older_workers(store, submission.queue)
             submission = routed(submission, store, self._settings.queue)
             workers = store.workers(submission.queue)

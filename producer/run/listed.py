@@ -31,9 +31,19 @@ class Listed:
 
     @property
     def status(self) -> str:
-        """The status of the first window that has not ended, of the newest if all have."""
+        """The status of the first window that has not ended, of the newest if all have.
+
+        A run deletes the windows that it has collected: one whose windows are completed goes on.
+        """
         unfinished = [batch for batch in self.batches if not batch.finished]
+        if not unfinished and self.of_run and self.newest.status == "completed":
+            return "in_progress"
         return (unfinished or self.batches)[-1 if unfinished else 0].status
+
+    @property
+    def waits_for_run(self) -> bool:
+        """Whether all lines that a run has queued are done, so that its command must go on."""
+        return self.of_run and all(batch.status == "completed" for batch in self.batches)
 
     @property
     def total(self) -> int:
@@ -42,8 +52,8 @@ class Listed:
 
     @property
     def done(self) -> int:
-        """Number of requests that have ended; for a run, also in windows that are gone."""
-        return self._before + sum(batch.terminal for batch in self.batches)
+        """Number of requests that completed or failed; for a run, also in windows that are gone."""
+        return self._before + self.failed + sum(b.number("completed") for b in self.batches)
 
     @property
     def failed(self) -> int:
@@ -61,6 +71,12 @@ def run_of(batch_id: str) -> str:
     """Return the name of the run whose window has this id; '' for another batch."""
     found = _WINDOW.fullmatch(batch_id)
     return found[1] if found else ""
+
+
+def window_ids(ids: Iterable[str], run: str) -> list[str]:
+    """Return the ids of a run's windows, the oldest first."""
+    found = [one for one in ids if run and run_of(one) == run]
+    return sorted(found, key=lambda one: int(one.rpartition(".")[2]))
 
 
 def join_windows(batches: Iterable[Batch]) -> Iterator[Listed]:

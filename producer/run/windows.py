@@ -231,7 +231,7 @@ class Run:
                         self.store.delete(later.id, force=True)
                     raise
             elif raws.peek() is not None:
-                self._wait(MEMORY_EVERY_S, files.done, self._why_full)
+                self._wait(MEMORY_EVERY_S, files.done, lambda: f"waiting: {self._why_full()}")
 
     def _delete_misplaced(
         self, batch_id: str, raws: _Chunks, waiting: Sequence[tuple[_Window, Batch]]
@@ -325,7 +325,7 @@ class Run:
         def progress() -> str:
             limit.check_window(batch.id)
             now = self.store.batch(batch.id) or batch  # if deleted, the collector raises
-            ended = f"{now.terminal} of the next {now.number('total')} requests"
+            ended = f"{now.terminal} of the next {now.number('total')} requests have ended"
             eta = "" if (left := left_s()) is None else f"ETA {clock_text(left)}"
             return ", ".join(filter(None, (ended, eta, failures_so_far(now), workers.text(now))))
 

@@ -15,7 +15,14 @@ from contract.message import MessageWriter
 from contract.naming import did_you_mean, queue_name
 from contract.openai.decode import printable
 from contract.openai.lines import Request
-from contract.redis.announcements import is_alive, names_of, protocol_of
+from contract.redis.announcements import (
+    is_alive,
+    model_name,
+    names_of,
+    paths_of,
+    protocol_of,
+    queues_of,
+)
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
 from producer.submit.submission import Submission
@@ -71,6 +78,25 @@ def routed(submission: Submission, store: BatchStore, base: str) -> Submission:
     if submission.model or "model" in submission.overrides:
         return submission
     return replace(submission, routes=find_routes(store.announcements(), base))
+
+
+def to_default_queue(submission: Submission, store: BatchStore, base: str) -> Submission:
+    """Return the submission for the default queue, `base`, if its model is served only there.
+
+    Workers that are gone count, too, so that an interrupted submit finds the same queue again.
+    """
+    queue, name = submission.queue, submission.model
+    if not name or queue == base:
+        return submission
+    if (batch := store.batch(submission.batch_id)) is not None:
+        there = batch.fields.get("model") == name and batch.fields.get("queue") == base
+        return replace(submission, queue=base) if there else submission
+    announced = store.announcements()
+    if any(queue in queues_of(worker) for worker in announced):
+        return submission
+    ours = [worker for worker in announced if worker["queue"] == base]
+    served = any(name in (model_name(one), *paths_of(one)) for one in ours)
+    return replace(submission, queue=base) if served else submission
 
 
 def find_routes(announced: Iterable[Mapping[str, Any]], base: str) -> dict[str, str]:

@@ -42,6 +42,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
         return
     alive = [worker for worker in context.store.announcements() if is_alive(worker)]
     states = {one.queue: f"{one.model} ({one.text})" for one in model_states(alive, {})}
+    waiting: list[str] = []
     rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED", *(["MODEL"] if states else []))]
     for one in join_windows(batches):
         created = str(show.iso_time(one.batches[-1].created))[:19]
@@ -49,7 +50,12 @@ def list_batches(context: Context, *, as_json: bool) -> None:
         queue = one.newest.fields.get("queue", "")
         model = [states.get(queue, model_of(queue, context.settings.queue))] if states else []
         rows.append((one.id, one.status, done, str(one.failed), created, *model))
+        if one.waits_for_run:
+            waiting.append(one.id)
     show.print_columns(rows)
+    for name in waiting:
+        tell(f"{name}: what it has queued is done; if its `producer run` has ended, the same "
+             "command goes on")  # fmt: skip
 
 
 @click.command("status")
@@ -58,12 +64,19 @@ def list_batches(context: Context, *, as_json: bool) -> None:
 @options.as_json
 @pass_context
 def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
-    """Show the progress of a batch, or of one request of it."""
-    store, batch = context.store, context.batch(batch_id)
+    """Show the progress of a batch, run or request."""
     if custom_id is not None:
-        state = show.request_state(store, batch, custom_id)
+        state = show.request_state(context.store, context.batch(batch_id), custom_id)
         show.put_json(state) if as_json else show.print_request(state)
         return
+    for number, batch in enumerate(context.batches(batch_id)):
+        if number and not as_json:
+            click.echo()
+        _show_batch(context, batch, as_json)
+
+
+def _show_batch(context: Context, batch: Batch, as_json: bool) -> None:
+    store = context.store
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
     webhook = WebhookReads.using(store).state(batch)
     if not batch.finished:
@@ -91,14 +104,15 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
 @options.as_json
 @pass_context
 def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
-    """Cancel a batch's queued and running requests."""
-    store, batch, what = context.store, context.batch(batch_id), "cancelled"
+    """Cancel a batch's or run's requests."""
+    store, what = context.store, "cancelled"
     if custom_id is not None:
-        count = store.cancel_request(batch, custom_id)
+        count = store.cancel_request(context.batch(batch_id), custom_id)
     else:
+        batches = context.batches(batch_id)
         with hint(f"the same `producer cancel {batch_id}` completes it"):
-            in_flight = store.in_flight(batch)
-            count = store.cancel(batch)
+            in_flight = sum(store.in_flight(batch) for batch in batches)
+            count = sum(store.cancel(batch) for batch in batches)
         if count:
             in_flight = min(in_flight, count)  # some may have ended before they were cancelled
             what += f" ({count - in_flight} queued, {in_flight} in flight)"
@@ -239,13 +253,13 @@ def delete(context: Context, *, batch_id: str, force: bool, as_json: bool) -> No
     """
     store = context.store
     if delete_record(store, batch_id) is None:
-        batch = context.batch(batch_id)
-        if force and not batch.finished:
-            store.cancel(batch)
-        if not store.delete(batch_id, force=force):
-            raise BatchConflict(
-                f"batch {batch_id} is still {batch.status}; --force cancels it first"
-            )
+        for batch in context.batches(batch_id):
+            if force and not batch.finished:
+                store.cancel(batch)
+            if not store.delete(batch.id, force=force):
+                raise BatchConflict(
+                    f"batch {batch.id} is still {batch.status}; --force cancels it first"
+                )
     tell(f"{batch_id}: deleted")
     if as_json:
         show.put_json({"id": batch_id, "object": "warmq.batch", "deleted": True})

@@ -19,7 +19,7 @@ from producer.model_states import PlannedSwaps, planned_swaps
 from producer.queue_workers import clock_text
 from producer.submit.plan import FileContent, Plan, plan
 from producer.submit.prompt_tokens import CharacterCounter, choose_counter
-from producer.submit.routes import routed
+from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
 from producer.time_left import Outlook, OutlookReads
 
@@ -75,8 +75,10 @@ def command(
     submission = Submission("plan", queue, priority, model, fields, keep=keep)
     submission.check()
     source = open_input(file, mapped, submission.overrides, submission.keep, delimiter)
-    workers, outlook = known_workers(context, queue)
-    with suppress(StoreUnavailable):  # known_workers has printed the error
+    with suppress(StoreUnavailable):  # known_workers prints the error
+        submission = to_default_queue(submission, context.store, settings.queue)
+    workers, outlook = known_workers(context, submission.queue)
+    with suppress(StoreUnavailable):
         submission = routed(submission, context.store, settings.queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
     counter = CharacterCounter() if estimate else choose_counter(tokenizer, models)
@@ -254,7 +256,7 @@ def _shared(planned: Plan) -> str:
     text = f"{share:.0%} of the prompt tokens are in beginnings that an earlier prompt has, too"
     if planned.kv_tokens is None:
         return f"{text}; no worker with a prefix cache is known"
-    text += f": {planned.saved_tokens:,} tokens need not be computed"
+    text += f": at most {planned.saved_tokens:,} tokens need not be computed"
     if planned.any_order:
         return f"{text}, whatever order the requests run in"
     return (

@@ -31,6 +31,7 @@ from producer.run.journal import Journal, RunProgress
 from producer.run.local import local_model, local_services
 from producer.run.stopping import RunStopped
 from producer.run.windows import Run
+from producer.submit.routes import to_default_queue
 from producer.submit.submission import Submission
 
 
@@ -92,8 +93,7 @@ def command(
     files = export.line_files if exported else (Path(output), Path(export.errors or ""))
     check_outputs(output, errors, file, Journal(files[0]).path)
     context.wait_for_redis(wait_redis)
-    chosen = values | ({"model": local_model()} if local else {})
-    submission = make_submission(context.settings, "run", chosen)
+    submission = _submission(context, values, local=local)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     done, cut = (export.already_written(source, submission.seed) if exported else None), 0
     if done is None:
@@ -106,6 +106,15 @@ def command(
         if exported:
             _export(export, submission, source)
     return _print_result(output, export.errors, done, cut, as_json)
+
+
+def _submission(context: Context, values: dict[str, Any], *, local: bool) -> Submission:
+    """Return the submission for the options; Redis is only read for `--model`."""
+    chosen = values | ({"model": local_model()} if local else {})
+    submission = make_submission(context.settings, "run", chosen)
+    if local or not submission.model:
+        return submission
+    return to_default_queue(submission, context.store, context.settings.queue)
 
 
 @contextmanager
@@ -137,7 +146,7 @@ def _run(
         def report(done: RunProgress, waiting: str) -> None:
             text = f"{done.line} lines done, {done.failed} failed"
             if waiting:
-                text += f", waiting: {waiting}"
+                text += f", {waiting}"
             if run.choice:
                 meter.update(done.line, text, run.planned_lines, force=not waiting)
             else:

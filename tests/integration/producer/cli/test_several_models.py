@@ -176,18 +176,18 @@ def test_top_shows_models_what_waits_for_each_and_the_last_swaps(
 @pytest.mark.parametrize(
     ("queues", "told"),
     [
-        ([], "no worker serves queue warmq.tiny; served are: tiny (leave out --model)\n"),
+        ([], "no worker serves queue warmq.tine; served are: tiny (leave out --model)\n"),
         (["warmq.big"], "served are: --model big, tiny (leave out --model)\n"),
     ],
 )
-def test_a_model_of_the_default_queue_is_submitted_to_without_model(
+def test_an_unserved_model_is_answered_with_the_served_ones(
     redis_url: str, store: BatchStore, tmp_path: Path, queues: list[str], told: str
 ):
     announce(store)
     for queue in queues:
         announce(store, f"celery@{queue}.1.0", queue=queue)
     path = batch_file(tmp_path / "in", 2)
-    done = run_producer("submit", path, "--model", "tiny", redis_url=redis_url)
+    done = run_producer("submit", path, "--model", "tine", redis_url=redis_url)
     assert told in done.stderr
 
 

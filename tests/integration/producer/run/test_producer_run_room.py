@@ -160,5 +160,5 @@ def test_a_run_without_a_worker_says_what_it_waits_for(
     with running(redis_url, source, out) as process:
         assert process.stderr is not None
         told = process.stderr.readline()
-    assert "waiting: 0 of the next 3 requests, no worker serves queue warmq" in told
+    assert "0 of the next 3 requests have ended, no worker serves queue warmq" in told
     assert done_windows(out) == 0
