@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from worker.engine.vllm.fastpath.texts import LONGEST
-from worker.engine.vllm.turns import AT_ONCE, USES, begin, take_turns
+from worker.engine.vllm.fastpath.texts import SHORT_PROMPT
+from worker.engine.vllm.turns import AT_ONCE, TOKENIZER_METHODS, begin, take_turns
 
 PLACES, PROMPTS = 40, 300
 NAME = "vllm.entrypoints.made_for_a_test"
@@ -58,7 +58,7 @@ class Engine:
 
 
 def renderer(make: Any) -> Any:
-    return SimpleNamespace(**dict.fromkeys(USES, make))
+    return SimpleNamespace(**dict.fromkeys(TOKENIZER_METHODS, make))
 
 
 async def turns(count: int) -> None:
@@ -142,12 +142,14 @@ class Thread:
             return text
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", TOKENIZER_METHODS)
 async def test_a_small_request_waits_for_one_prompt_of_each_large_one(use: str) -> None:
     thread = Thread()
     made = renderer(thread.make)
     take_turns(made, PLACES)
-    given: Any = (lambda text: {"prompt": text}) if use == USES[0] else (lambda text: text)
+    given: Any = (
+        (lambda text: {"prompt": text}) if use == TOKENIZER_METHODS[0] else (lambda text: text)
+    )
 
     async def request(name: str, count: int) -> list[str]:
         begin(count)
@@ -167,7 +169,7 @@ async def test_long_prompts_of_many_requests_go_one_by_one() -> None:
     thread = Thread()
     made = renderer(thread.make)
     take_turns(made, PLACES)
-    text = "x" * (LONGEST + 1)
+    text = "x" * (SHORT_PROMPT + 1)
     long = [asyncio.create_task(made._tokenize_prompt_async({"prompt": text})) for _ in range(50)]
     await turns(3)
     assert await made._tokenize_prompt_async({"prompt": "small"}) == "small"
@@ -179,7 +181,7 @@ async def test_texts_to_pool_take_turns_by_what_is_read_of_them() -> None:
     thread = Thread()
     processor = SimpleNamespace(render_async=lambda given: thread.make(name_of(given)))
     take_turns(renderer(None), PLACES, [SimpleNamespace(io_processor=processor)])
-    text = "x" * (LONGEST + 1)
+    text = "x" * (SHORT_PROMPT + 1)
     long: list[Any] = [
         {"prompts": {"prompt": text}}, {"data_1": "y", "data_2": text},
         {"conversations": [{"role": "user", "content": text}]},
