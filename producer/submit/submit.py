@@ -115,8 +115,7 @@ class Submitter:
             BatchConflict: a chunk differs from the one that was submitted before.
             BatchChanged: the batch was deleted meanwhile.
             WritesLost: (a BatchChanged) Redis has lost chunks, which must be submitted again.
-            InputUnreadable: the input is damaged; the batch stays open.
-            StoreUnavailable: the batch stays open.
+            InputUnreadable, StoreUnavailable: the batch stays open.
             WriteFailed: the disk cannot hold a planned batch's messages.
         """
         summary = self._summary
