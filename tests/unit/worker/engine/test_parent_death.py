@@ -85,7 +85,7 @@ while True:
 """
     started = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, text=True,
-        env=os.environ | {ASK_FIRST_ENV: "0.5"}, start_new_session=True,
+        env=os.environ | {ASK_FIRST_ENV: "3"}, start_new_session=True,
     )  # fmt: skip
     assert started.stdout is not None
     try:
