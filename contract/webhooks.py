@@ -44,7 +44,7 @@ def new_secret() -> str:
 
 
 def check_url(text: str) -> str:
-    """Return the URL of a receiver; raise ValueError with the rule that it breaks."""
+    """Return the URL of an endpoint; raise ValueError with the rule that the URL breaks."""
     try:
         parts = urlsplit(text)
         has_parts = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -66,7 +66,8 @@ def check_url(text: str) -> str:
 def body_of(batch_id: str, event: str, created_at: int, end: str = "") -> bytes:
     """Return the JSON of an event, the same bytes on each try.
 
-    `end` is different after each retry of a batch, so that its events have different ids.
+    `end` identifies a batch's end: it differs after each retry, so that the events have different
+    ids.
     """
     name = "\0".join([batch_id, event, *([end] if end else [])])
     event_id = hashlib.sha256(name.encode()).hexdigest()[:32]
@@ -102,7 +103,7 @@ def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> in
     except TimeoutError:
         raise NotDelivered("no answer in time") from None
     except (OSError, ValueError, EOFError) as error:  # TLS errors are OSErrors
-        # The texts may quote the receiver, so only the error's type is reported.
+        # The errors' texts may quote the endpoint, so only the error's type is reported.
         raise NotDelivered(f"no answer ({type(error).__name__})") from None
 
 
@@ -134,10 +135,10 @@ async def _connect(
     allowed = [a for a in addresses if private or is_public(a)]
     if not allowed:
         raise NotDelivered(
-            "its name has no public address (WARMQ_GATEWAY_PRIVATE_WEBHOOKS=true allows all)"
+            "the URL's host has no public address (WARMQ_GATEWAY_PRIVATE_WEBHOOKS=true allows all)"
         )
     context, name = (_tls_context(), host) if tls else (None, None)
-    last: OSError = OSError("it has no address")
+    last: OSError = OSError("the URL's host has no address")
     for address in allowed[:_ADDRESSES]:
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -47,7 +47,7 @@ from gateway.online import endpoint as online
 from gateway.online.state import online_state
 from gateway.page import routes as page
 from gateway.redis.idempotency import Renewals
-from gateway.sweeping import sweeping
+from gateway.sweeping import removing_expired
 from gateway.webhooks.delivering import delivering
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ def build(services: Services) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         async with (
-            sweeping(services),
+            removing_expired(services),
             delivering(services),
             metrics.metrics(services, counted) as app.state.metrics,
             online_state(services.settings, services.lookup) as app.state.online,

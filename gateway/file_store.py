@@ -130,7 +130,7 @@ class FileStore(ABC):
         """Provide the file at a local path while the context is open."""
 
     @abstractmethod
-    def sweep(self, older_than_s: float, now: float) -> None:
+    def remove_unfinished(self, older_than_s: float, now: float) -> None:
         """Remove unfinished files older than `older_than_s` seconds, whose writers have died."""
 
     @contextmanager
@@ -178,7 +178,7 @@ class Folder(FileStore):
     def local(self, name: str) -> Iterator[Path]:
         yield self._folder / checked_name(name)
 
-    def sweep(self, older_than_s: float, now: float) -> None:
+    def remove_unfinished(self, older_than_s: float, now: float) -> None:
         for unfinished in self._folder.glob(f"*{UNFINISHED}"):
             with suppress(OSError):
                 if now - unfinished.stat().st_mtime > older_than_s:
@@ -240,7 +240,7 @@ class Bucket(FileStore):
             file.flush()
             yield Path(file.name)
 
-    def sweep(self, older_than_s: float, now: float) -> None:
+    def remove_unfinished(self, older_than_s: float, now: float) -> None:
         """Do nothing: the bucket's lifecycle rule removes unfinished uploads."""
 
 

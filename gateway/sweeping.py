@@ -19,15 +19,16 @@ from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two sweeps of files and uploads, of the store, and of the counts of records.
+#: Seconds between two removals of files and uploads, of unfinished files in the store, and of records
+#: from their tenants' counts.
 EVERY_S, STORE_EVERY_S, RECORDS_EVERY_S = 5.0, 600.0, 600.0
 #: Seconds after which an unfinished file in the store is removed: no upload pauses that long.
 UNFINISHED_S = 6 * 3600.0
 
 
-def sweep_files(services: Services) -> int:
+def remove_expired_files(services: Services) -> int:
     """Remove expired files, and parts of ended uploads; return their number."""
-    return Files(services).sweep() + uploads.sweep(services)
+    return Files(services).remove_expired() + uploads.remove_expired(services)
 
 
 def forget_records(services: Services) -> int:
@@ -44,24 +45,26 @@ def forget_records(services: Services) -> int:
 
 
 @contextlib.asynccontextmanager
-async def sweeping(services: Services) -> AsyncIterator[None]:
-    async with background(partial(_sweep, services)):
+async def removing_expired(services: Services) -> AsyncIterator[None]:
+    async with background(partial(_remove_expired, services)):
         yield
 
 
-async def _sweep(services: Services) -> None:
+async def _remove_expired(services: Services) -> None:
     store_at = records_at = 0.0
     while True:
         try:
-            await asyncio.to_thread(sweep_files, services)
+            await asyncio.to_thread(remove_expired_files, services)
             if time.monotonic() >= store_at:
                 store_at = time.monotonic() + STORE_EVERY_S
-                await asyncio.to_thread(services.store.sweep, UNFINISHED_S, time.time())
+                await asyncio.to_thread(services.store.remove_unfinished, UNFINISHED_S, time.time())
             if time.monotonic() >= records_at:
                 records_at = time.monotonic() + RECORDS_EVERY_S
                 await asyncio.to_thread(forget_records, services)
-        except WarmqError as error:  # Redis or the store is unreachable: a later sweep tries again
-            log.warning("files are not swept: %s", error.message, extra={"action": "no_sweep"})
-        except Exception:  # one bad record must not end all sweeps
-            log.exception("files are not swept", extra={"action": "no_sweep"})
+        except WarmqError as error:  # Redis or the store is unreachable: tried again later
+            log.warning(
+                "expired files are not removed: %s", error.message, extra={"action": "no_sweep"}
+            )
+        except Exception:  # one bad record must not end all removals
+            log.exception("expired files are not removed", extra={"action": "no_sweep"})
         await asyncio.sleep(EVERY_S)

@@ -10,12 +10,12 @@
 --   reported: tokens that engines counted for answers
 --   unanswered, unanswered_used: number and used tokens of the leases without an answer
 local ended_charges = {}
-local function add_ended_charge(home, sequences, cost, used, reported, weight)
-  local sum = ended_charges[home]
+local function add_ended_charge(list, sequences, cost, used, reported, weight)
+  local sum = ended_charges[list]
   if not sum then
     sum = { sequences = 0, count = 0, used = 0, charged = 0, reported = 0, unanswered = 0,
             unanswered_used = 0, weighted_used = 0, weighted_charged = 0, share = 0, used_share = 0 }
-    ended_charges[home] = sum
+    ended_charges[list] = sum
   end
   sum.sequences, sum.count = sum.sequences - sequences, sum.count + 1
   sum.used, sum.charged = sum.used + used, sum.charged + cost
@@ -42,11 +42,11 @@ end
 -- Applies the charges of this script's ended leases, and adds their answers to the queue's mean.
 local function apply_charges()
   for list, sum in pairs(ended_charges) do
-    -- These are of leases with weight 1, whose share is their tokens.
+    -- The tokens of the leases with weight 1; for these leases, share and tokens are equal.
     local used, charged = sum.used - sum.weighted_used, sum.charged - sum.weighted_charged
     charge(list, sum.sequences, sum.used - sum.charged,
-           { share = used - charged + sum.share, each = sum.used / sum.count,
-             each_share = (used + sum.used_share) / sum.count })
+           { share = used - charged + sum.share, mean_used = sum.used / sum.count,
+             mean_share = (used + sum.used_share) / sum.count })
     local answered = sum.count - sum.unanswered
     if answered > 0 then
       local queue, _, tenant = place_of(list)
@@ -66,7 +66,7 @@ local function cost_of_size(size)
   return math.max(1, math.min(math.floor(size / BYTES_A_TOKEN), MOST_COST))
 end
 
--- Returns the bytes of a message, with those of MEDIUM_TOKENS for each embedded picture or other medium.
+-- Returns a message's size in bytes, in which each embedded picture, sound or video counts as MEDIUM_TOKENS tokens.
 local function text_bytes(message)
   local bytes, from = #message, 1
   while true do
@@ -96,8 +96,7 @@ local function cost_of(list, state, message, sequences, context)
 end
 
 -- Makes POP skip all lists of some tenants; returns the tenants as a set. In `tenants`, \6 follows each name.
--- `skipped` has the number of skips by list, and by the key of a tenant's lists; first_of passes over what has
--- `most` skips.
+-- `skipped` counts skips by list, and by ring and tenant; first_of skips a member whose count is `most`.
 local function skip_tenants(queue, tenants, skipped, most)
   local names = {}
   for tenant in string.gmatch(tenants, '([^\6]*)\6') do
@@ -107,9 +106,9 @@ local function skip_tenants(queue, tenants, skipped, most)
   return names
 end
 
--- Returns the first member of a ZSET that POP may serve: one with fewer than `most` skips. `skipped` has its
--- skips by `prefix` and the member, and its place by NUL and the ZSET's key. The next search begins at that
--- place: members before it stay skipped, and a served member moves to a later place.
+-- Returns the first member of a ZSET that POP may serve: one with fewer than `most` skips.
+-- skipped[prefix .. member] is a member's number of skips. skipped[NUL .. ring] is the place at which the next
+-- search begins: members before it stay skipped, and a served member moves to a later place.
 local function first_of(ring, prefix, skipped, most)
   local at = skipped['\0' .. ring] or 0
   while true do

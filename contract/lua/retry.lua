@@ -1,10 +1,11 @@
--- RETRY: queue ended requests of a batch again. Of a cancelled request whose message still waits in the queue, it
--- only removes the result. A deadline that has passed is removed from the messages and the batch.
--- ARGV: batch, life, then pairs (request id, outcome that is undone)
+-- RETRY: queue ended requests of a batch again. If a cancelled request's message still waits in the queue, RETRY
+-- removes the request's result and moves no message. A deadline that has passed is removed from the messages and
+-- the batch.
+-- ARGV: batch, life, then pairs (request id, outcome to undo)
 -- Touches: warmq:batch:<id>*, celery-task-meta-<id>, the lists of waiting messages,
 --   warmq:{returns,deaths,retiring,revoked}, turns
 -- Returns: how many lines will have a new answer (a request whose kept message is gone keeps its ending);
---   -1 if the batch is gone; -2 if HOLD must come first, or once more.
+--   -1 if the batch is gone; -2 if RETIRE has set expiries: the caller must run HOLD (again) first.
 allow_when_full()
 local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
@@ -18,7 +19,7 @@ for i = 3, #ARGV, 2 do
   -- Another retry may have undone this outcome meanwhile.
   if noted == outcome then
     if home ~= '' then
-      -- The message goes to the end of the list: the request waits like a new one.
+      -- The message goes to the left end of the list, which POP reaches last: the request waits like a new one.
       local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
       gone = not message
       local changed = message and without_past_deadline(message, now)

@@ -293,7 +293,7 @@ end
 -- requests whose leases ended. `sequences` is added to the tenant's sequences in flight. `tokens` is the
 -- estimate; for ended leases the difference of used and estimated tokens. `ended` has `share`, that
 -- difference divided by the tenant's weight at the time of the lease, and the mean cost of such a request:
--- `each` in tokens, `each_share` divided by the weight.
+-- `mean_used` in tokens, `mean_share` divided by the weight.
 local function charge(list, sequences, tokens, ended)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
@@ -304,14 +304,14 @@ local function charge(list, sequences, tokens, ended)
   local share = ended and ended.share or tokens / (weight_and_cap_of(tenant))
   if tokens ~= 0 or share ~= 0 then
     local left = ring .. ':left'
-    local each, each_share = ended and ended.each or 0, ended and ended.each_share or 0
+    local mean_used, mean_share = ended and ended.mean_used or 0, ended and ended.mean_share or 0
     local function floor() return redis.call('ZSCORE', left, '') end
-    if not add_share(ring, tenant, share, floor, each_share) then
-      add_share(left, tenant, share, floor, each_share)
+    if not add_share(ring, tenant, share, floor, mean_share) then
+      add_share(left, tenant, share, floor, mean_share)
     end
     add_share(ring .. '\6' .. tenant, list, tokens, function()
       return redis.call('HGET', turns_key(queue), 'floor:' .. step .. '\6' .. tenant)
-    end, each)
+    end, mean_used)
   end
   if sequences < 0 then
     local _, cap = weight_and_cap_of(tenant)

@@ -318,14 +318,14 @@ class BatchStore(DeadLetters):
         for request_id, note in self._client.hscan_iter(key, count=1000):
             yield request_id.decode(), read_note(note)
 
-    def run_again(self, batch: Batch, requests: Sequence[tuple[str, str, str, bytes]]) -> int:
+    def retry_cut(self, batch: Batch, requests: Sequence[tuple[str, str, str, bytes]]) -> int:
         """Queue new messages of answered requests, and drop their answers; return their number.
 
         `requests` has id, SHA-1 of the stored result (hex), queue and message of each, for at most
         one chunk of lines.
         """
         args = [part for each in requests for part in each]
-        while (done := self._run("run_again", batch.id, batch.life, *args)) == NOT_HELD:
+        while (done := self._run("retry_cut", batch.id, batch.life, *args)) == NOT_HELD:
             self.hold(batch.id)
         if done == CANCELLING:
             raise BatchConflict(f"batch {batch.id} is being cancelled: cancel it again, then retry")

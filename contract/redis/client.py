@@ -37,7 +37,9 @@ _REMEDIES = {
     "NOREPLICAS": "this primary has fewer replicas than its min-replicas-to-write: start them",
     "MISCONF": "Redis cannot write to its disk: read its log, and free disk space",
 }
-_FINAL_REMEDIES = {"WRONGTYPE": "another program uses a key of warmq's: give it another database"}
+_FINAL_REMEDIES = {
+    "WRONGTYPE": "another program uses a key of warmq's: give that program another database"
+}
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 _CHECK_LOGIN = "check user, password and ACL in WARMQ_REDIS_URL"
 

@@ -1,13 +1,15 @@
-"""Schedules the gateways' work; a gateway that claims work has a lease on it."""
+"""Schedules work of gateways, and workers' webhooks; a claim of work is a lease on it."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from contract.redis.reads import Reads
 
+#: Gateways claim all kinds of work but `notify`, which workers claim. `webhook` is the delivery of an
+#: event to a tenant's endpoint, `notify` the webhook of a batch that a producer submitted.
 Work = Literal["batch", "webhook", "file", "upload", "notify"]
-#: Longest wait of each kind of work in ms. A later time was set before Redis's clock stepped back,
-#: and counts as due. Batches wait at most a minute (gateway/batches/api/record.py), webhooks eight
+#: Longest wait of each kind of work in ms. Work that is to wait longer counts as due: its time was
+#: set before Redis's clock stepped back. Batches wait at most a minute (gateway/batches/api/record.py), webhooks eight
 #: hours (gateway/webhooks/delivering.py). Files and uploads have no limit.
 _LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}
 

@@ -29,7 +29,7 @@ CLOSE_S = 2.0
 #: OpenTelemetry's environment variables that name the protocol; the first that is set counts.
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 #: The exporter classes by protocol.
-PACKAGES = {
+EXPORTERS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter:OTLPSpanExporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter",
 }
@@ -41,10 +41,10 @@ def _exporter() -> SpanExporter:
         ((one, os.environ[one]) for one in PROTOCOLS if os.environ.get(one)),
         ("", "http/protobuf"),
     )
-    if protocol not in PACKAGES:
+    if protocol not in EXPORTERS:
         raise SettingsError(f"{name} is {protocol!r}; give http/protobuf or grpc")
     try:
-        exporter: type[SpanExporter] = resolve_name(PACKAGES[protocol])
+        exporter: type[SpanExporter] = resolve_name(EXPORTERS[protocol])
     except (ImportError, AttributeError) as error:
         raise SettingsError(
             f"WARMQ_TRACES: the exporter for {protocol} is missing ({error}): install it with "
@@ -101,9 +101,9 @@ class OtlpExporter:
 
     def close(self) -> None:
         """Send the queued spans; drop those that are not sent after CLOSE_S."""
-        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
-        ending.start()
-        ending.join(CLOSE_S)
+        thread = threading.Thread(target=self._processor.shutdown, daemon=True)
+        thread.start()
+        thread.join(CLOSE_S)
 
 
 def _sdk_context(context: SpanContext, *, sampled: bool, remote: bool = True) -> api.SpanContext:

@@ -26,7 +26,7 @@ def command(host: str | None, port: int | None) -> None:
     """Serve the APIs of OpenAI and Anthropic over the queue, and a page at /ui.
 
     docs/how-to/openai-batch-file.md has the first steps; docs/reference/gateway.md lists the routes
-    and the differences to OpenAI.
+    and the differences from OpenAI.
     """
     try:
         from gateway.server import serve  # noqa: PLC0415 - an optional extra

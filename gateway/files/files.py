@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 #: Milliseconds after which a content without a record is removed: its gateway has died, or its
 #: tenant has deleted the file while a batch reads it.
 _ORPHAN_MS = 600_000
-#: Milliseconds of the lease on a file or upload that is swept, most claims in one call, and most
-#: calls in one sweep.
-_SWEEP_MS, _CLAIMS, _SWEEPS = 60_000, 20, 250
+#: Milliseconds of the lease on a file or upload that may be removed, most claims in one call, and
+#: most calls for all files or uploads that are due.
+_LEASE_MS, _CLAIMS, _CALLS = 60_000, 20, 250
 #: Records that are read in one call to fill a page with files of one purpose.
 _AT_ONCE = 500
 #: Prefix of the name of an empty file that identifies a store.
@@ -69,14 +69,14 @@ class Files:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    def sweep_later(self, file_id: str) -> None:
+    def remove_later(self, file_id: str) -> None:
         """Remove a content in _ORPHAN_MS if it has no record then; call this before writing it."""
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
     def keep_content(self, file_id: str, batch_id: str) -> None:
         """Keep a content until a batch has ended, even if its file is deleted."""
         self._services.objects.note_reader(file_id, batch_id)
-        self.sweep_later(file_id)
+        self.remove_later(file_id)
 
     def create(self, record: FileRecord) -> FileRecord:
         """Write the record of a stored content; return it, or the record that exists already."""
@@ -84,10 +84,10 @@ class Files:
             "file", record.tenant, record.id, record.created_at, _encode(record), record.expires_at
         ):
             return self.get(record.tenant, record.id) or record
-        self._sweep_when_expired(record)
+        self._remove_when_expired(record)
         return record
 
-    def _sweep_when_expired(self, record: FileRecord) -> None:
+    def _remove_when_expired(self, record: FileRecord) -> None:
         if record.expires_at is not None:
             left_s = max(0, record.expires_at - self._services.clock.now())
             self._services.due.add("file", record.id, int(left_s * 1000))
@@ -98,10 +98,10 @@ class Files:
         A record with another size is replaced: it was written before some results expired.
 
         Returns:
-            Whether the record exists now; if not, the content is swept later.
+            Whether the record exists now; if not, the content is removed later.
         """
         objects, document = self._services.objects, _encode(record)
-        self.sweep_later(record.id)
+        self.remove_later(record.id)
         read = objects.get("file", record.tenant, record.id)
         if read is not None and _decode(read.document).bytes == record.bytes:
             return True
@@ -113,7 +113,7 @@ class Files:
             created = record.created_at
             written = objects.create("file", owner, record.id, created, document, end, batch)
         if written:
-            self._sweep_when_expired(record)
+            self._remove_when_expired(record)
         return written
 
     def get(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -147,7 +147,7 @@ class Files:
         """
         if self.get(tenant, file_id) is None:
             return False
-        self.sweep_later(file_id)
+        self.remove_later(file_id)
         if not self._services.objects.delete("file", tenant, file_id):
             return False
         if not self._services.objects.has_reader(file_id):
@@ -155,11 +155,11 @@ class Files:
             self._services.limits.forget_bytes(tenant, file_id)
         return True
 
-    def sweep(self) -> int:
+    def remove_expired(self) -> int:
         """Remove contents whose record has expired or was never written; return their number."""
-        return sweep_due(self._services, "file", self._sweep_one)
+        return remove_due(self._services, "file", self._remove_one)
 
-    def _sweep_one(self, claim: Claim) -> bool:
+    def _remove_one(self, claim: Claim) -> bool:
         services = self._services
         owner = services.objects.owner_of("file", claim.id)
         record = self.get(owner, claim.id) if owner is not None else None
@@ -177,17 +177,17 @@ class Files:
         return record is None
 
 
-def sweep_due(services: Services, kind: Work, sweep_one: Callable[[Claim], bool]) -> int:
-    """Claim the due work of a kind; return the number of claims for which `sweep_one` was true."""
+def remove_due(services: Services, kind: Work, remove: Callable[[Claim], bool]) -> int:
+    """Claim the due work of a kind; return the number of claims for which `remove` was true."""
     count = 0
-    for _ in range(_SWEEPS):
-        claims = services.due.claim(kind, _SWEEP_MS, _CLAIMS)
+    for _ in range(_CALLS):
+        claims = services.due.claim(kind, _LEASE_MS, _CLAIMS)
         for claim in claims:
             try:
-                count += sweep_one(claim)
-            except (ApiError, FileStoreFailed) as error:  # a later sweep tries again
+                count += remove(claim)
+            except (ApiError, FileStoreFailed) as error:  # it is tried again later
                 log.warning(
-                    "%s %s is not swept: %s",
+                    "%s %s is not removed: %s",
                     kind,
                     claim.id,
                     error.message,
@@ -223,8 +223,8 @@ def save_file(services: Services, caller: Caller, writer: Writer, record: FileRe
         check_same_file(earlier, record)
         return earlier
     services.limits.check_records(caller)
-    files.sweep_later(record.id)
-    services.limits.note_bytes(caller, record.id, record.bytes)
+    files.remove_later(record.id)
+    services.limits.check_and_count_bytes(caller, record.id, record.bytes)
     writer.commit()
     return files.create(record)
 

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from contract.redis.due import Claim
 from gateway.file_store import FileStoreFailed, Writer
-from gateway.files.files import FileRecord, Files, safe_name, sweep_due
+from gateway.files.files import FileRecord, Files, safe_name, remove_due
 from gateway.files.protocol import ExpiresAfter, File, life_of, purpose_of
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
@@ -185,9 +185,9 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
     services.limits.check_records(caller)
-    # The upload becomes due before its bytes count: if this gateway dies, a sweep subtracts them.
+    # The upload becomes due before its bytes count: if this gateway dies, another one subtracts them.
     services.due.add("upload", upload_id, OPEN_S * 1000)
-    services.limits.note_bytes(caller, upload_id, asked.bytes)
+    services.limits.check_and_count_bytes(caller, upload_id, asked.bytes)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
         return record
     return get(services, caller.tenant, upload_id)
@@ -212,7 +212,7 @@ def add_part(services: Services, caller: Caller, upload_id: str, part_id: str, s
 
     services.limits.check_records(caller)
     record = change(services, caller.tenant, upload_id, with_part)
-    services.limits.note_bytes(caller, upload_id, counted_bytes(record))
+    services.limits.check_and_count_bytes(caller, upload_id, counted_bytes(record))
 
 
 def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
@@ -252,10 +252,10 @@ def complete(
         with services.store.write(record.file_id) as writer:
             _join_parts(services, record, writer)
             check_open(get(services, caller.tenant, upload_id), services.clock.now())
-            files.sweep_later(record.file_id)
-            # The upload's declared bytes are subtracted first: `note_bytes` would count both.
+            files.remove_later(record.file_id)
+            # The upload's declared bytes are subtracted first: `check_and_count_bytes` would count both.
             services.limits.forget_bytes(caller.tenant, record.id)
-            services.limits.note_bytes(caller, record.file_id, record.bytes)
+            services.limits.check_and_count_bytes(caller, record.file_id, record.bytes)
             writer.commit()
         file = files.create(_file_of(record, int(services.clock.now())))
         record = change(services, caller.tenant, upload_id, _completed)
@@ -278,7 +278,7 @@ def _uncount(services: Services, caller: Caller, record: UploadRecord) -> None:
     if record.status == "pending":
         # If other files have used up the quota, the upload's next part is refused.
         with suppress(ApiError):
-            services.limits.note_bytes(caller, record.id, counted_bytes(record))
+            services.limits.check_and_count_bytes(caller, record.id, counted_bytes(record))
 
 
 def _completing(chosen: tuple[list[str], str], record: UploadRecord, now: float) -> UploadRecord:
@@ -345,12 +345,12 @@ def _file_of(record: UploadRecord, now: int) -> FileRecord:
     )  # fmt: skip
 
 
-def sweep(services: Services) -> int:
+def remove_expired(services: Services) -> int:
     """Expire uploads whose time is over, and delete the parts of ended uploads."""
-    return sweep_due(services, "upload", partial(_sweep_one, services))
+    return remove_due(services, "upload", partial(_remove_one, services))
 
 
-def _sweep_one(services: Services, claim: Claim) -> bool:
+def _remove_one(services: Services, claim: Claim) -> bool:
     owner, now = services.objects.owner_of("upload", claim.id), services.clock.now()
     if owner is None:  # a gateway died before it wrote the record
         services.limits.forget_bytes("", claim.id)

@@ -43,26 +43,26 @@ class Limits:
 
         Raises ApiError (429), or StoreUnavailable.
         """
-        of_requests, of_tokens = caller.requests_per_minute, caller.tokens_per_minute
-        if of_requests is None and of_tokens is None:
+        request_limit, token_limit = caller.requests_per_minute, caller.tokens_per_minute
+        if request_limit is None and token_limit is None:
             return {}
         taken = await self._rates.put(
-            Take(caller.key_id, of_requests, of_tokens, 1, tokens if of_tokens else 0)
+            Take(caller.key_id, request_limit, token_limit, 1, tokens if token_limit else 0)
         )
-        headers = _rate_headers(of_requests, of_tokens, taken)
+        headers = _rate_headers(request_limit, token_limit, taken)
         if taken.allowed:
             return headers
         if taken.wait_ms < 0:
             raise _rate_error(
                 f"Request too large: it asks for about {tokens} tokens, and the key's limit is "
-                f"{of_tokens} a minute; send a shorter prompt or a smaller max_tokens",
+                f"{token_limit} a minute; send a shorter prompt or a smaller max_tokens",
                 headers, retry=False, type="tokens",
             )  # fmt: skip
         left = []
-        if of_requests is not None:
-            left.append(f"{taken.requests_left} of {of_requests} requests")
-        if of_tokens is not None:
-            left.append(f"{taken.tokens_left} of {of_tokens} tokens (asked: about {tokens})")
+        if request_limit is not None:
+            left.append(f"{taken.requests_left} of {request_limit} requests")
+        if token_limit is not None:
+            left.append(f"{taken.tokens_left} of {token_limit} tokens (asked: about {tokens})")
         raise _wait_error(f"left in the key's minute: {' and '.join(left)}", taken.wait_ms, headers)
 
     def correct(self, caller: Caller, tokens: int) -> None:
@@ -71,15 +71,15 @@ class Limits:
         If Redis does not accept a correction, it is lost; the rate is right again after a minute.
         """
         if tokens:
-            of_requests, of_tokens = caller.requests_per_minute, caller.tokens_per_minute
-            self._rates.put(Take(caller.key_id, of_requests, of_tokens, 0, tokens))
+            request_limit, token_limit = caller.requests_per_minute, caller.tokens_per_minute
+            self._rates.put(Take(caller.key_id, request_limit, token_limit, 0, tokens))
 
     async def check_write(self, caller: Caller) -> None:
         """Count a write against its key's rate; raise ApiError (429), or StoreUnavailable."""
         limit = WRITES_PER_MINUTE
         taken = await self._rates.put(Take(f"{caller.owner}:writes", limit, None, 1, 0))
         if not taken.allowed:
-            message = f"a key may make {limit} calls that write a minute"
+            message = f"a key may make {limit} writing calls per minute"
             raise _wait_error(message, taken.wait_ms, _rate_headers(limit, None, taken))
 
     async def check_refusals(self, caller: Caller) -> None:
@@ -118,7 +118,7 @@ class Limits:
         self._budgets.give_back(batch_id)
 
     def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
-        """Raise ApiError (429) if `size` more bytes exceed the limit; `note_bytes` checks again.
+        """Raise ApiError (429) if `size` more bytes exceed the limit; `check_and_count_bytes` is exact.
 
         `body` is the size of the request's body, which the error names if the file's size is not
         known.
@@ -151,7 +151,7 @@ class Limits:
         """Count a file's bytes even above the limit, so that no answer is lost."""
         self._budgets.note_bytes(tenant, file_id, size, None)
 
-    def note_bytes(self, caller: Caller, file_id: str, size: int) -> None:
+    def check_and_count_bytes(self, caller: Caller, file_id: str, size: int) -> None:
         """Count a file's bytes; repeated calls count them once.
 
         Raises ApiError (429) if they exceed the limit: the file is not counted and must not be
@@ -185,7 +185,7 @@ class Limits:
                 f"Record limit reached: the records of your files, uploads and batches take {held} "
                 f"bytes, and {most} are allowed, metadata included; delete files you do not need "
                 "(DELETE /v1/files/ID), or wait: the record of a batch expires 30 days after its "
-                "end, of an upload after a day. The operator can delete records sooner"
+                "end, that of an upload after a day. The operator can delete records sooner"
             )
 
 
@@ -214,7 +214,7 @@ def _over_budget(message: str) -> ApiError:
 def _wait_error(why: str, wait_ms: int, headers: Mapping[str, str]) -> ApiError:
     """Return the error for a rate that allows the request after `wait_ms`."""
     message = f"Rate limit reached: {why}; try again in {go_duration(wait_ms)}"
-    # This is rounded up, so that the retry is not refused.
+    # The header has whole seconds: 0.5 s more, so that rounding does not shorten the wait.
     after_s = wait_ms / 1000 + 0.5
     return _rate_error(message, {**headers, "retry-after-ms": str(wait_ms)}, after_s=after_s)
 
@@ -235,12 +235,14 @@ def go_duration(ms: int) -> str:
     return f"{hours}h{text}" if hours else text
 
 
-def _rate_headers(of_requests: int | None, of_tokens: int | None, taken: Taken) -> dict[str, str]:
+def _rate_headers(
+    request_limit: int | None, token_limit: int | None, taken: Taken
+) -> dict[str, str]:
     """Return the `x-ratelimit-*` headers of the limits that exist."""
     headers = {}
     for name, limit, left, full_ms in (
-        ("requests", of_requests, taken.requests_left, taken.requests_full_ms),
-        ("tokens", of_tokens, taken.tokens_left, taken.tokens_full_ms),
+        ("requests", request_limit, taken.requests_left, taken.requests_full_ms),
+        ("tokens", token_limit, taken.tokens_left, taken.tokens_full_ms),
     ):
         if limit is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(limit)

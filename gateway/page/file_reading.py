@@ -70,9 +70,9 @@ async def in_turn(handler: Callable[..., Response], view: View) -> Response:
     """Call a file-reading handler, one per tenant at a time, while the client is connected."""
     guard = ReadGuard()
     watcher = asyncio.create_task(_until_gone(view.request, guard))
-    turn = _turns.setdefault(view.caller.tenant, asyncio.Lock())
+    lock = _locks.setdefault(view.caller.tenant, asyncio.Lock())
     try:
-        async with turn:
+        async with lock:
             guard()
             return await to_thread.run_sync(partial(handler, view, guard=guard), limiter=_limiter())
     except ClientGone:
@@ -90,7 +90,7 @@ async def _until_gone(request: Request, guard: ReadGuard) -> None:
 
 
 #: The lock of each tenant; it lives as long as a request holds or awaits it.
-_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
 
 @cache

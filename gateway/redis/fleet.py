@@ -25,9 +25,8 @@ class Fleet:
     """The state of all workers and queues; times in seconds, sizes in bytes.
 
     By queue: `models` has the model of its workers, `tokens` the tokens of waiting and running
-    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of requests
-    whose engine died.
-    `uncollected` counts the results of the oldest batches that were not collected.
+    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of suspects.
+    `uncollected` counts the uncollected results of the oldest batches.
     `expire_s`: seconds until the first of them expires, inf for never.
     `overdue_s`: seconds since the end of the oldest lease that was not swept.
     `memory_limit`: Redis's maxmemory, 0 if it has none.
@@ -58,7 +57,7 @@ UNKNOWN_TOKENS = 256.0
 class QueueLoad(Struct, frozen=True):
     """The load of a queue, for autoscalers.
 
-    `waiting` includes suspects (requests whose engine died). `mean_tokens` counts prompt and answer
+    `waiting` includes suspects. `mean_tokens` counts prompt and answer
     of recent requests; it is 0 if a server reports no usage. `tokens` counts at least one for each
     request: with 0 the last workers of a queue with work would be stopped. `workers` serve the
     queue now, with `slots` in total.
@@ -191,7 +190,7 @@ class FleetReads(WaitingReads, Loads):
         count, first_ms = 0, math.inf
         for fields, left_ms in zip(replies[::2], replies[1::2], strict=True):
             finished, collected, completed, failed = (int(raw or 0) for raw in fields)
-            # A batch that was retried after it was collected has ended later.
+            # After a retry of a collected batch, `finished_at` is later than `collected_at`.
             if finished > collected and completed + failed:
                 count += completed + failed
                 first_ms = min(first_ms, left_ms if left_ms >= 0 else math.inf)

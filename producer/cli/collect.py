@@ -27,7 +27,7 @@ from producer.collect.outputs import (
     error_file_of,
     exists,
     replaceable,
-    table_of,
+    table_ending,
 )
 from producer.input.bucket import is_url, redacted
 from producer.input.files import OutputUnwritable, check_writable, write_failed
@@ -131,7 +131,7 @@ def collect(
 
 def tell_renamed(columns: OutputColumns, *outputs: str | None) -> None:
     """Print which columns have another name in the outputs, if one is a table."""
-    if not (columns.renamed and any(name and table_of(name) for name in outputs)):
+    if not (columns.renamed and any(name and table_ending(name) for name in outputs)):
         return
     new_names = {f"column {name} is kept as": (name, new) for name, new in columns.kept.items()}
     new_names |= {
@@ -169,7 +169,7 @@ def write(
             # An earlier collection wrote this file, which is replaced also if no request failed.
             bad = files.enter_context(ResultFile(default, columns=columns))
         add_good = good.add if good else _write_to_stdout
-        has_all = bool(good and output and table_of(output))
+        has_all = bool(good and output and table_ending(output))
         any_failed = False
         for line in lines:
             if not line.failed or has_all:

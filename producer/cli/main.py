@@ -41,7 +41,7 @@ COMMANDS = {
     "records": "List what tenants of `producer serve` keep in Redis: files, uploads, batches.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
-    "run": "Answer FILE into OUT, window by window, in the order of FILE.",
+    "run": "Answer FILE's requests window by window; write the results to OUT in its order.",
     "status": "Show the progress of a batch, run or request.",
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Set how tenants share the workers: a weight, and a cap if needed.",
@@ -55,7 +55,7 @@ ENTRY_POINT = "warmq.commands"
 #: Package of the commands in COMMANDS.
 _OWN_PACKAGE = "producer.cli.commands"
 #: Commands that are in batches.py; each other command has a module of its own.
-_OF_BATCHES = frozenset({"cancel", "delete", "list", "retry", "status"})
+_IN_BATCHES_MODULE = frozenset({"cancel", "delete", "list", "retry", "status"})
 #: Command -> its module, which has another name because the command's is a keyword of Python.
 _MODULES = {"try": "try_"}
 
@@ -78,7 +78,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None for an unknown name."""
         command: click.Command
-        if cmd_name in _OF_BATCHES:
+        if cmd_name in _IN_BATCHES_MODULE:
             command = importlib.import_module(f"{_OWN_PACKAGE}.batches").COMMANDS[cmd_name]
             return command
         # Reading entry points takes time, so they are read only for names not in COMMANDS.
@@ -157,7 +157,7 @@ def cli() -> None:
       0    success, or the reader of the output closed it (as `head` does)
       1    some requests failed (results, watch, try, submit --wait), or a problem (doctor)
       2    wrong usage or input
-      3    Redis cannot be reached, or refuses
+      3    Redis cannot be reached, or refuses commands
       70   an internal error; please report it
       130  interrupted
     """
@@ -171,7 +171,7 @@ def _terminate(number: int, _: object) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` sets it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` sets SIG_IGN
         signal.signal(signal.SIGHUP, _terminate)
     keep_free_memory()
     try:

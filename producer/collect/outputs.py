@@ -35,13 +35,13 @@ _SHEETS = (".xls", ".xlsx", ".xlsm", ".xlsb", ".ods")
 _WRITE_BYTES = 65_536
 
 
-def table_of(name: str) -> str:
+def table_ending(name: str) -> str:
     """Return the ending of an output table, '' for JSON lines; refuse other tables."""
     kind, folded = kind_of(name), name.casefold()
     if folded.endswith(_SHEETS):
         raise OutputUnwritable(
-            f"cannot write {redacted(name)}: spreadsheets are not written; name a .csv, which they "
-            "open, or a .parquet"
+            f"cannot write {redacted(name)}: spreadsheets are not written; give a name "
+            "that ends with .csv, which spreadsheet programs open, or with .parquet"
         )
     if kind and not (kind in (*_PARQUET, *_DELIMITERS) and folded.endswith(kind)):
         raise OutputUnwritable(
@@ -53,7 +53,7 @@ def table_of(name: str) -> str:
 
 def check_output(name: str) -> None:
     """Raise OutputUnwritable if results could not be written to `name`; create nothing."""
-    if table_of(name) in _PARQUET:
+    if table_ending(name) in _PARQUET:
         ParquetLines.check(name)
     if is_url(name):
         check_object(name)
@@ -63,7 +63,7 @@ def check_output(name: str) -> None:
 
 def error_file_of(output: str) -> str | None:
     """Return the error file next to an output; None for a table, which has all rows."""
-    if table_of(output):
+    if table_ending(output):
         return None
     folder, slash, name = output.rpartition("/")
     path = Path(name)
@@ -143,9 +143,14 @@ class ResultFile:
                 self._target = AtomicFile(self._name, new=bool(self._owner))
             stack.enter_context(self._target)
             self._table: ParquetLines | CsvLines | None = None
-            if kind := table_of(self._name):
-                write, columns, mark = self._write, self._columns, _DELIMITERS.get(kind)
-                table = CsvLines(write, columns, mark) if mark else ParquetLines(write, columns)
+            if kind := table_ending(self._name):
+                write, columns = self._write, self._columns
+                delimiter = _DELIMITERS.get(kind)
+                table: ParquetLines | CsvLines = (
+                    CsvLines(write, columns, delimiter)
+                    if delimiter
+                    else ParquetLines(write, columns)
+                )
                 stack.enter_context(table)
                 self._table = table
             self._stack = stack.pop_all()

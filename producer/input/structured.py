@@ -1,4 +1,4 @@
-"""Converts the options for structured answers: allowed texts, or a JSON schema, of answers."""
+"""Converts the options for structured answers: a list of allowed texts, or a JSON schema."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ def with_structure(
     """
     if choice is None and schema is None:
         return dict(fields)
-    used = f"{prefix}choice" if schema is None else f"{prefix}schema"
+    option = f"{prefix}choice" if schema is None else f"{prefix}schema"
     if choice is not None and schema is not None:
         raise BadOption(f"{prefix}choice and {prefix}schema exclude each other: give one")
-    if both := [name for name in _EXCLUSIVE if fields.get(name) is not None]:
-        raise BadOption(f"{used}: {both[0]} is set for all lines as well; leave one out")
+    if conflicting := [name for name in _EXCLUSIVE if fields.get(name) is not None]:
+        raise BadOption(f"{option}: {conflicting[0]} is set for all lines as well; leave one out")
     value: dict[str, Any] = {}
     if choice is not None:
-        value["choice"] = _texts(choice, used)
+        value["choice"] = _texts(choice, option)
     if schema is not None:
-        value["json"] = _object(schema, used)
+        value["json"] = _object(schema, option)
     try:
         refuse_large(_FIELD, value, "")
     except RequestRejected as error:
-        raise BadOption(f"{used}: {error.message.partition(': ')[2]}") from None
+        raise BadOption(f"{option}: {error.message.partition(': ')[2]}") from None
     return {**fields, _FIELD: value}
 
 
-def _texts(choice: str | Iterable[str], used: str) -> list[str]:
+def _texts(choice: str | Iterable[str], option: str) -> list[str]:
     """Return the allowed texts; a text `choice` lists them, as `good,bad` or as a JSON list."""
     texts = _split(choice) if isinstance(choice, str) else list(choice)
     if not texts:
-        raise BadOption(f"{used}: no answer is given; give texts, for example good,bad")
+        raise BadOption(f"{option}: no answer is given; give texts, for example good,bad")
     earlier: set[str] = set()
     for text in texts:
         if not isinstance(text, str) or not text:
             kind = "is empty" if text == "" else f"{text!r} is not a text"
-            raise BadOption(f"{used}: an answer {kind}; give texts, for example good,bad")
+            raise BadOption(f"{option}: an answer {kind}; give texts, for example good,bad")
         if text in earlier:
-            raise BadOption(f"{used}: {text!r} is given twice; give each answer once")
+            raise BadOption(f"{option}: {text!r} is given twice; give each answer once")
         earlier.add(text)
     return texts
 
@@ -80,17 +80,17 @@ def _split(text: str) -> list[Any]:
     return [part.strip() for part in text.split(",")]
 
 
-def _object(schema: Schema, used: str) -> dict[str, Any]:
+def _object(schema: Schema, option: str) -> dict[str, Any]:
     """Return a schema as an object."""
     name = ""
     if isinstance(schema, str | os.PathLike):
         name = os.fspath(schema)
-        found = _read(name, used)
+        found = _read(name, option)
     elif hasattr(schema, "model_json_schema"):
         found = schema.model_json_schema()
     else:
         found = dict(schema) if isinstance(schema, Mapping) else schema
-    place = f"{used} {name}".rstrip()
+    place = f"{option} {name}".rstrip()
     if not isinstance(found, dict):
         raise BadOption(f'{place}: it is not a JSON object such as {{"type": "object", ...}}')
     if wrapper := next((key for key in _WRAPPERS if isinstance(found.get(key), dict)), ""):
@@ -102,17 +102,17 @@ def _object(schema: Schema, used: str) -> dict[str, Any]:
     return found
 
 
-def _read(name: str, used: str) -> Any:
+def _read(name: str, option: str) -> Any:
     try:
         content = Path(name).read_bytes()
     except OSError as error:
-        raise BadOption(f"{used} {name}: cannot be read: {error.strerror}") from None
+        raise BadOption(f"{option} {name}: cannot be read: {error.strerror}") from None
     if remedy := binary_format(name, content):
-        raise BadOption(f"{used} {name}: {remedy}")
+        raise BadOption(f"{option} {name}: {remedy}")
     try:
         return orjson.loads(content.removeprefix(b"\xef\xbb\xbf"))
     except orjson.JSONDecodeError as error:
         raise BadOption(
-            f"{used} {name}: line {error.lineno}, character {error.colno}: not valid JSON: "
+            f"{option} {name}: line {error.lineno}, character {error.colno}: not valid JSON: "
             f"{error.msg}"
         ) from None

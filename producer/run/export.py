@@ -17,7 +17,7 @@ from pathlib import Path
 from contract.errors import BatchConflict
 from contract.results import ResultLine, line_number
 from producer.collect.columns import OutputColumns
-from producer.collect.outputs import ResultFile, exists, table_of
+from producer.collect.outputs import ResultFile, exists, table_ending
 from producer.input.bucket import is_url, place_of
 from producer.input.files import unwritable
 from producer.input.source import Source
@@ -26,7 +26,7 @@ from producer.run.journal import Journal, RunProgress
 
 def needs_export(output: str, errors: str | None) -> bool:
     """Return whether a run cannot append to one of these files."""
-    return any(is_url(name) or bool(table_of(name)) for name in (output, errors) if name)
+    return any(is_url(name) or bool(table_ending(name)) for name in (output, errors) if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Export:
             raise BatchConflict(f"{self.journal.path} was removed while the run wrote it")
         with ExitStack() as files:
             size, lines = done.output, _lines(good, failed=False)
-            if done.failed and table_of(self.output):
+            if done.failed and table_ending(self.output):
                 size += done.errors
                 lines = merge(
                     lines, _lines(bad, failed=True), key=lambda one: line_number(one.json)

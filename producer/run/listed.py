@@ -13,7 +13,7 @@ _WINDOW = re.compile(r"(run_[0-9a-f]{16})\.\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListEntry:
     """A batch, or the windows of one run that Redis has, newest first."""
 
     id: str
@@ -31,9 +31,10 @@ class Listed:
 
     @property
     def status(self) -> str:
-        """The status of the first window that has not ended, of the newest if all have.
+        """The status of the oldest unfinished window; without one, that of the newest window.
 
-        A run deletes the windows that it has collected: one whose windows are completed goes on.
+        A run deletes the windows that it has collected. So a run whose windows are all completed
+        is in progress.
         """
         unfinished = [batch for batch in self.batches if not batch.finished]
         if not unfinished and self.of_run and self.newest.status == "completed":
@@ -57,7 +58,7 @@ class Listed:
 
     @property
     def failed(self) -> int:
-        """Number of requests that failed, of the batches that Redis has."""
+        """Number of failed requests in the batches that Redis has."""
         return sum(batch.number("failed") for batch in self.batches)
 
     @property
@@ -79,10 +80,10 @@ def window_ids(ids: Iterable[str], run: str) -> list[str]:
     return sorted(found, key=lambda one: int(one.rpartition(".")[2]))
 
 
-def join_windows(batches: Iterable[Batch]) -> Iterator[Listed]:
-    """Yield the batches in their order, those of one run together at the place of the first."""
+def join_windows(batches: Iterable[Batch]) -> Iterator[ListEntry]:
+    """Yield the batches in their order. Those of one run are together, at the place of the first."""
     together: dict[str, list[Batch]] = {}
     for batch in batches:
         together.setdefault(run_of(batch.id) or batch.id, []).append(batch)
     for name, found in together.items():
-        yield Listed(name, tuple(found))
+        yield ListEntry(name, tuple(found))

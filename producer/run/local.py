@@ -41,7 +41,7 @@ class _ServedName(SourcedSettings):
 
 
 def local_model() -> str:
-    """Return the model of a local run's requests; '' if its worker takes them under any name."""
+    """Return a local run's model; '' if its worker accepts any model name."""
     return load(_ServedName).served_model_name
 
 
@@ -54,10 +54,12 @@ class LocalPartEnded(WarmqError):
 class _Part:
     """One process of a local run; its output goes to a file."""
 
-    def __init__(self, name: str, folder: Path, words: list[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, arguments: list[str], env: Mapping[str, str]
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        command = [sys.executable, "-SE", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *words]
+        command = [sys.executable, "-SE", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *arguments]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -105,8 +107,8 @@ def local_services(model: str, queue: str, tell: Callable[[str], None]) -> Itera
         logs.callback(shutil.rmtree, folder, ignore_errors=True)
         parts: list[_Part] = []
 
-        def start(name: str, words: list[str], **env: str) -> None:
-            part = _Part(name, folder, words, os.environ | env)
+        def start(name: str, arguments: list[str], **env: str) -> None:
+            part = _Part(name, folder, arguments, os.environ | env)
             stack.callback(part.end)
             parts.append(part)
 
@@ -122,7 +124,8 @@ def local_services(model: str, queue: str, tell: Callable[[str], None]) -> Itera
             start("worker", [worker], WARMQ_REDIS_URL=url, WARMQ_QUEUE=queue,
                   WARMQ_DRAIN_TIMEOUT_S="0", **model_variable)  # fmt: skip
             tell(f"a worker starts, which takes seconds to minutes; its log is {parts[1].log}")
-            with _watched(parts):  # ends before the parts are ended: their end is no error then
+            # Watching stops before the parts are ended, because then their end is no error.
+            with _watched(parts):
                 yield url
         except LocalPartEnded:
             logs.pop_all()  # the logs are kept

@@ -1,7 +1,7 @@
 """Estimates a file's tokens, shared prefixes, Redis memory and time before it is queued.
 
 The file is read as submit would read it. Memory is bounded: digests of bodies and custom_ids are in
-tables of fixed size, prefixes in `order.records`.
+tables of fixed size, prefixes in `order.prefix_keys`.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from producer.submit.expected import (
 from producer.submit.lines import LinesToMessages, PreparedChunk
 from producer.submit.order.keys import keys_of, model_of, text_of
 from producer.submit.order.prefix import UNKNOWN_CACHE_TOKENS, prefix_order
-from producer.submit.order.records import Records
+from producer.submit.order.prefix_keys import PrefixKeys
 from producer.submit.prompt_tokens import CharacterCounter, prompt_of
 from producer.submit.routes import Routes
 from producer.submit.submission import Submission
@@ -195,7 +195,7 @@ class _FileReader:
         self._context = context
         self._counter, self._mean_answer = counter, mean_answer
         self._ids, self._bodies = SeenIds(), SeenIds()
-        self._records = Records()
+        self._records = PrefixKeys()
         writer = MessageWriter("plan", _CREATED, _LIFE, submission.queue, _PRIORITY)
         self._lines = LinesToMessages(
             "plan",

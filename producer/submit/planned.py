@@ -31,7 +31,7 @@ from producer.input.tables.kept import split_kept
 from producer.submit.lines import PreparedChunk
 from producer.submit.order.keys import keys_of, model_of, text_of
 from producer.submit.order.prefix import OrderChoice, cache_tokens, choose_order
-from producer.submit.order.records import Records, Spool
+from producer.submit.order.prefix_keys import PrefixKeys, Spool
 from producer.submit.submission import OrderOption
 
 #: Function that gets the number of pushed messages, and the reason of a wait ('' without one).
@@ -52,7 +52,7 @@ class PlannedMessages:
     list_key: str
     option: OrderOption
     _spool: Spool = field(default_factory=Spool)
-    _records: Records = field(default_factory=Records)
+    _records: PrefixKeys = field(default_factory=PrefixKeys)
     #: With routes: the number of each message's queue, and the numbers by name.
     _queues: "array[int]" = field(default_factory=lambda: array("H"))
     _queue_names: dict[str, int] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class PlannedLines:
     def __init__(self, raws: Iterator[RawChunk], seed: str, overrides: dict[str, Any]) -> None:
         self._seed, self._overrides = seed, overrides
         self._explain: ExplainError | None = None
-        self._spool, self._records = Spool(), Records()
+        self._spool, self._records = Spool(), PrefixKeys()
         self._numbers, self._too_long = array("Q"), dict[int, int]()
         #: Positions of lines with a repeated custom_id. These lines come last, so that the first
         #: line with that custom_id in the file runs, and not another one.

@@ -92,7 +92,7 @@ def run_cut_again(
             requests = [each for each in cut if each is not None]
             unchanged += len(cut) - len(requests)
             if requests:
-                count += store.run_again(batch, requests)
+                count += store.retry_cut(batch, requests)
     stays = "answer stays" if unchanged == 1 else "answers stay"
     text = (
         f"{unchanged:,} {stays} as cut: at temperature 0 and with no higher limit the same text "

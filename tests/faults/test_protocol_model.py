@@ -112,8 +112,8 @@ class Protocol(RuleBasedStateMachine):
 
     @precondition(there(keys.BATCHES))
     @rule(batch=BATCH, fate=FATES, spare=SPARE)
-    def run_again(self, batch: str, fate: Fate, spare: int) -> None:
-        self.world.attempt(lambda: self.world.run_again(batch), fate, spare)
+    def retry_cut(self, batch: str, fate: Fate, spare: int) -> None:
+        self.world.attempt(lambda: self.world.retry_cut(batch), fate, spare)
 
     @precondition(there(keys.BATCHES))
     @rule(batch=BATCH, force=SELDOM, fate=FATES, spare=SPARE)

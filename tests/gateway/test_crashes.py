@@ -23,7 +23,7 @@ from gateway.files.files import FileRecord, Files, save_file
 from gateway.files.uploads import UploadComplete, UploadCreate
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.sweeping import sweep_files
+from gateway.sweeping import remove_expired_files
 
 CALLER = Caller(tenant="t")
 LINE = orjson.dumps(chat_line("a", model="small")) + b"\n"
@@ -114,7 +114,7 @@ def live_on(services: Services, redis_client: redis.Redis) -> None:
         key = f"warmq:gateway:due:{kind}"
         if due := redis_client.zrange(key, 0, -1):
             redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
-    sweep_files(services)
+    remove_expired_files(services)
     with ThreadPoolExecutor(1) as pool:
         BatchRunner(services)._claim_and_run(pool)
 

@@ -138,5 +138,5 @@ def test_a_batch_runner_that_was_paused_does_not_bring_a_deleted_output_back(
     services.batches._client.zadd(
         "warmq:gateway:due:file", {file_id_of("batch_1", "output"): 0, "file-1": 0}
     )
-    files.sweep()
+    files.remove_expired()
     assert [path.name for path in (tmp_path / "files").iterdir()] == []

@@ -32,9 +32,9 @@ def test_files_that_have_expired_and_contents_without_a_record_are_removed(
         FileRecord(id="file-a", tenant="default", bytes=len(LINE), created_at=now, filename="a",
                    purpose="batch", expires_at=now + 1)
     )  # fmt: skip
-    assert files.sweep() == 1
+    assert files.remove_expired() == 1
     assert stored(tmp_path) == ["file-a"]
-    eventually(lambda: files.sweep() == 1, 10, "the file has expired and is swept")
+    eventually(lambda: files.remove_expired() == 1, 10, "the file has expired and is swept")
     assert stored(tmp_path) == []
     assert files.get("default", "file-a") is None
     assert redis_client.keys("warmq:gateway:due*") == []
@@ -43,8 +43,8 @@ def test_files_that_have_expired_and_contents_without_a_record_are_removed(
 def test_one_sweep_takes_all_that_has_expired(services: Services) -> None:
     for number in range(250):
         services.due.add("file", f"file-{number}")
-    assert Files(services).sweep() == 250
-    assert Files(services).sweep() == 0
+    assert Files(services).remove_expired() == 250
+    assert Files(services).remove_expired() == 0
 
 
 def test_a_file_whose_record_redis_still_has_is_swept_again_and_not_forgotten(
@@ -59,9 +59,9 @@ def test_a_file_whose_record_redis_still_has_is_swept_again_and_not_forgotten(
     # As with a Redis whose clock is behind: the record is there, though its time is over.
     services.objects.create("file", "default", "file-a", past, msgspec.json.encode(expired))
     services.due.add("file", "file-a")
-    assert files.sweep() == 0
+    assert files.remove_expired() == 0
     services.objects.delete("file", "default", "file-a")
-    eventually(lambda: files.sweep() == 1, 10, "the content is removed")
+    eventually(lambda: files.remove_expired() == 1, 10, "the content is removed")
     assert stored(tmp_path) == []
 
 
@@ -69,9 +69,9 @@ def test_what_a_writer_that_died_has_left_is_removed_when_it_is_old(tmp_path: Pa
     folder = open_store(str(tmp_path / "files"))
     with folder.write("file-a") as writer:
         writer.write(LINE)
-        folder.sweep(60, time.time())
+        folder.remove_unfinished(60, time.time())
         assert len(stored(tmp_path)) == 1
-        folder.sweep(60, time.time() + 61)
+        folder.remove_unfinished(60, time.time() + 61)
         assert stored(tmp_path) == []
 
 
@@ -88,7 +88,7 @@ def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
         if redis_client.pttl(key) > 0:
             redis_client.delete(key)
     redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
-    assert files.sweep() == 0
+    assert files.remove_expired() == 0
     assert stored(tmp_path) == ["file-a"]
     if ends == "deleted":
         services.objects.delete("batch", "default", "batch_1")
@@ -99,6 +99,6 @@ def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
         services.objects.replace("batch", "default", read, encode(anew), now)
         after_end(services, anew)
     redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
-    assert files.sweep() == 1
+    assert files.remove_expired() == 1
     assert stored(tmp_path) == []
     assert redis_client.keys("warmq:gateway:readers*") == []

@@ -148,14 +148,14 @@ def test_without_a_limit_batches_are_counted_for_those_who_have_one(limits: Limi
 def test_files_are_bounded_together(limits: Limits) -> None:
     caller = Caller(tenant="t", file_bytes=100)
     limits.check_bytes(caller, 100)
-    limits.note_bytes(caller, "file-1", 80)
+    limits.check_and_count_bytes(caller, "file-1", 80)
     with pytest.raises(ApiError, match="the file has 30 bytes, and 20 of 100 are left"):
         limits.check_bytes(caller, 30)
     with pytest.raises(ApiError) as raised:
-        limits.note_bytes(caller, "file-2", 30)
+        limits.check_and_count_bytes(caller, "file-2", 30)
     assert raised.value.headers["x-should-retry"] == "false"
     limits.forget_bytes("t", "file-1")
-    limits.note_bytes(caller, "file-2", 30)
+    limits.check_and_count_bytes(caller, "file-2", 30)
 
 
 def test_a_key_for_some_models_is_for_these_alone() -> None:

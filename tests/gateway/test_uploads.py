@@ -24,7 +24,7 @@ from gateway.files.uploads import UploadComplete, UploadCreate, UploadRecord, ch
 from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.redis.api_keys import ApiKeys
-from gateway.sweeping import sweep_files
+from gateway.sweeping import remove_expired_files
 
 MIB = 2**20
 DATA = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n' * 40_000
@@ -281,18 +281,18 @@ def test_an_upload_that_is_not_completed_expires_with_its_parts(
     with pytest.raises(Exception, match="expired"):
         uploads.add_part(services, Caller(), "upload_1", "part_3", 1)
     services.due.add("upload", "upload_1")
-    sweep_files(services)
+    remove_expired_files(services)
     assert get(services, "default", "upload_1").status == "expired"
     assert stored(tmp_path) == []
     long_ago = int(time.time()) - 2 * uploads.REMEMBER_S
     change(services, "default", "upload_1",
            lambda read, _: msgspec.structs.replace(read, changed_at=long_ago))  # fmt: skip
     services.due.add("upload", "upload_1")
-    sweep_files(services)
+    remove_expired_files(services)
     assert [key for key in redis_client.keys("warmq:gateway*") if b"idempotent" not in key] == []
 
 
-@pytest.mark.parametrize("died_at", ["sweep_later", "create"])
+@pytest.mark.parametrize("died_at", ["remove_later", "create"])
 def test_a_gateway_that_dies_while_it_completes_is_followed_by_one_that_does_it(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_at: str
 ) -> None:
@@ -309,7 +309,7 @@ def test_a_gateway_that_dies_while_it_completes_is_followed_by_one_that_does_it(
     assert record.status == "completed"
     assert file is not None and file.id == begun.file_id
     assert b"".join(services.store.read(file.id)) == DATA
-    sweep_files(services)
+    remove_expired_files(services)
     assert stored(tmp_path) == [file.id]
 
 
@@ -326,7 +326,7 @@ def test_an_upload_cancelled_while_it_completes_has_no_file(
     monkeypatch.setattr(uploads.Files, "create", cancel_first)
     with pytest.raises(Exception, match="cancelled"):
         uploads.complete(services, Caller(), "upload_1", BOTH)
-    sweep_files(services)
+    remove_expired_files(services)
     assert stored(tmp_path) == []
     assert services.objects.get("file", "default", begun.file_id) is None
 
@@ -346,7 +346,7 @@ def test_an_open_uploads_bytes_are_counted_and_given_back(
         uploads.add_part(services, Caller(), "upload_2", "part_1", 6)
         writer.commit()
     uploads.complete(services, caller, "upload_2", UploadComplete(part_ids=["part_1"]))
-    sweep_files(services)
+    remove_expired_files(services)
     with pytest.raises(Exception, match="4 of 10 are left"):
         services.limits.check_bytes(caller, 6)
 
@@ -354,7 +354,7 @@ def test_an_open_uploads_bytes_are_counted_and_given_back(
 def test_the_bytes_of_a_create_that_a_gateway_died_in_are_given_back(
     services: Services, redis_client: redis.Redis
 ) -> None:
-    services.limits.note_bytes(Caller(key_id="k", file_bytes=10), "upload_1", 10)
+    services.limits.check_and_count_bytes(Caller(key_id="k", file_bytes=10), "upload_1", 10)
     services.due.add("upload", "upload_1")
-    sweep_files(services)
+    remove_expired_files(services)
     assert redis_client.keys("warmq:gateway*") == []

@@ -47,7 +47,7 @@ def test_nothing_in_the_way(
 ) -> None:
     status, text = check(machine[0], artefacts["plain"], WARMQ_RBLN_DEVICES=wanted)
     assert status == 0, text
-    assert f"{words}; the model needs 1 x RBLN-CA25" in text and "Nothing in the way." in text
+    assert f"{words}; the model needs 1 x RBLN-CA25" in text and "No problems found." in text
 
 
 def test_rebel_is_missing(machine: tuple[RedisServer, Path], artefacts: dict[str, Path]) -> None:

@@ -56,7 +56,7 @@ class Averages:
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        # What an earlier drain of the model has counted is not recent.
+        # Counts of an earlier drain of the model are not recent.
         self._before = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
         # Sums in which older answers count less: answers, their tokens, their prompts' tokens.
         self._sums = [0.0] * 3

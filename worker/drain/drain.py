@@ -153,7 +153,7 @@ class Drain:
             ending = await self._serving.run(running, popped_at)
             self._end(running, ending)
             if ending.outcome == "completed":  # other requests may not have reached the engine
-                self.supervisor.survived()
+                self.supervisor.note_completed()
         except EngineDead as error:
             if not self._crashed:
                 self.events.publish(events.EngineDied(str(error)))

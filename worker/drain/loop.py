@@ -165,7 +165,7 @@ async def _finish(drain: Drain) -> None:
         await asyncio.wait(tasks)
     await drain.hand_back_crashed()
     await drain.flush()
-    await drain.supervisor.peers.ended()
+    await drain.supervisor.peers.stop_peers()
 
 
 async def _leave(drain: Drain) -> None:

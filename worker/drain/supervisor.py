@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 #: Half of the seconds before the second try to rebuild an engine; each further pause is twice as
 #: long as the pause before.
 REBUILD_BACKOFF_S = 1.0
-#: Seconds after an engine's start from which its death, with no request in it, is not counted as
-#: one of those in a row.
+#: If an engine without requests dies later than this after its start (s), its death does not count
+#: as one of the deaths in a row.
 IDLE_S = 300.0
 
 
@@ -41,7 +41,10 @@ class EngineShare:
         return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
 
     def of(self, amount: int) -> int:
-        """Return this share of a number, at least 1; the shares of a larger number add up to it."""
+        """Return this drain's share of a number, at least 1.
+
+        If the number is at least `count`, the shares of all drains add up to it.
+        """
         return max(1, (amount + self.count - 1 - self.number) // self.count)
 
     def settings(self, settings: WorkerSettings) -> WorkerSettings:
@@ -65,12 +68,12 @@ class EngineShare:
     def resume(self) -> None:
         """Let peers take requests again."""
 
-    async def ended(self) -> None:
+    async def stop_peers(self) -> None:
         """Stop the peers and wait until they have ended."""
 
 
 class Supervisor:
-    """Has the engine of one drain; its keeper has the thread that builds it."""
+    """Owns the engine of one drain; its keeper has the thread that builds it."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Supervisor:
         self._lifecycle = lifecycle
         self._events = events
         #: Deaths in a row without a completed request.
-        self._fruitless = 0
+        self._deaths_in_a_row = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
         #: Returns the running engine's count of prompt tokens from its prefix cache. This attribute
@@ -146,10 +149,10 @@ class Supervisor:
         return self._cached_before + (self._cached() if self._cached else 0)
 
     async def start(self) -> Capacity:
-        """Build and start the engine; an error is not retried, since settings stay wrong."""
+        """Build and start the engine; an error is not retried: wrong settings stay wrong."""
         began = time.monotonic()
         try:
-            engine, capacity = await self._started()
+            engine, capacity = await self._start_engine()
         except Exception as error:
             self._fail(f"the engine failed to start: {error}")
             raise
@@ -168,9 +171,9 @@ class Supervisor:
         self.peers.begin(engine)
         return capacity
 
-    async def _started(self) -> tuple[Engine, Capacity]:
+    async def _start_engine(self) -> tuple[Engine, Capacity]:
         keeper = self.keeper
-        if (kept := await self._woken()) is not None:
+        if (kept := await self._wake()) is not None:
             return kept
         self._doing = "preparing the engine"
         self._building = engine = await keeper.in_thread(self._make)
@@ -188,8 +191,8 @@ class Supervisor:
             await keeper.shut_down(engine)  # a half-built engine must release the device
             raise
 
-    async def _woken(self) -> tuple[Engine, Capacity] | None:
-        """Return the engine that the keeper has kept, if it is ready again."""
+    async def _wake(self) -> tuple[Engine, Capacity] | None:
+        """Wake the engine that the keeper has kept, or shut it down; return it if it is ready."""
         if (kept := self.keeper.take()) is None:
             return None
         self._doing = "waking the engine"
@@ -223,10 +226,10 @@ class Supervisor:
         if self.keeper.stuck:
             raise self._fail("the dead engine's shutdown does not end, so none can be built")
         if in_use or time.monotonic() - self._ready_at < IDLE_S:
-            self._fruitless += 1
-        if self._fruitless > self._deaths_allowed():
+            self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > self._deaths_allowed():
             raise self._fail(
-                f"the engine died {self._fruitless} times in a row without completing a request"
+                f"the engine died {self._deaths_in_a_row} times in a row without completing a request"
             )
         last_error: Exception | None = None
         for tried in range(self._tries):
@@ -242,9 +245,9 @@ class Supervisor:
             f"the engine could not be rebuilt in {self._tries} tries: {last_error}"
         ) from last_error
 
-    def survived(self) -> None:
+    def note_completed(self) -> None:
         """Note that a request completed: deaths in a row count from 0 again."""
-        self._fruitless = 0
+        self._deaths_in_a_row = 0
 
     def _deaths_allowed(self) -> int:
         # Suspects that fill the engine run in halves, down to one poison, which then runs alone

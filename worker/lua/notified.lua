@@ -1,5 +1,5 @@
--- NOTIFIED: record a try of a batch's webhook. Afterwards the webhook is due at its next try, or no longer due. If
--- the batch was retried and has ended again since the try began, the webhook is due now.
+-- NOTIFIED: record a try of a batch's webhook. Afterwards the webhook is due at the time of its next try; without a
+-- next try it is not due again. If the batch was retried and has ended again since the try began, it is due now.
 -- ARGV: batch, token of the claim, finished_at that the worker read ('': the batch has not ended), ms until the
 --   next try ('': none), why the webhook was not delivered ('': it was)
 -- Touches: warmq:batch:<id>, warmq:gateway:due:notify, warmq:gateway:due:notify:held

@@ -1,10 +1,10 @@
--- RELEASE: hand deliveries back to the head of their own lists. Deliveries of requests with max_deaths deaths go
--- to the suspects instead.
+-- RELEASE: hand deliveries back to the head of their own lists. Requests with max_deaths deaths become suspects
+-- instead.
 -- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, 1 if the engine died with the request inside,
 --   else 0), newest lease first
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:dead:<n>, warmq:{leases,sequences,returns,deaths,
 --   dead,lease_seq}, warmq:attempts:<id>, the lists of waiting messages, <queue>:suspects*, turns, endings
--- Returns: {number of deliveries handed back, left}; left is 1 if messages have yet to be moved: call again
+-- Returns: {number of deliveries handed back, more}; more is 1 if messages have yet to be moved: call again
 --   without pairs.
 local worker, max_deaths, ttl_ms, date = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now, leases = now_ms(), {}

@@ -7,7 +7,7 @@ allow_when_full()
 local holder = redis.call('GET', lock)
 if ttl_ms == 0 then
   if holder ~= worker then return 0 end
-  -- Without suspects the group's size is forgotten: the next group is half of the suspects.
+  -- If no suspects are left, the group's size is deleted: the next group will have half of the suspects of then.
   if redis.call('EXISTS', ARGV[1]) == 0 then redis.call('DEL', ARGV[1] .. ':group') end
   redis.call('DEL', lock)
   return 1
@@ -16,6 +16,7 @@ if not holder or holder == worker then
   redis.call('SET', lock, worker, 'PX', ttl_ms)
   return 1
 end
--- A TTL of more than a lease means that Redis's clock has stepped back: a dead holder must not keep the lock.
+-- A TTL of more than a lease means that Redis's clock has stepped back: a dead holder must not keep the lock that
+-- long.
 if redis.call('PTTL', lock) > ttl_ms then redis.call('PEXPIRE', lock, ttl_ms) end
 return 0

@@ -53,7 +53,7 @@ class AnnouncedModels:
         self._swap = {**source, "to": model, "why": why[:WHY_CHARACTERS], "at": at}
         self._loaded = ""
 
-    def loaded(self, model: str, seconds: float) -> None:
+    def note_loaded(self, model: str, seconds: float) -> None:
         """Note that a model was loaded `seconds` after the decision to load it."""
         self._loaded = model
         self._unloadable.pop(model, None)
@@ -63,7 +63,7 @@ class AnnouncedModels:
         counts["seconds"] = round(counts["seconds"] + seconds, 3)
         self._end(seconds)
 
-    def failed(self, model: str, why: str, seconds: float) -> float:
+    def note_failed(self, model: str, why: str, seconds: float) -> float:
         """Note why a model cannot be loaded; return the seconds until it is tried again."""
         tries = int(self._unloadable.get(model, {}).get("tries", 0)) + 1
         pause_s: float = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(tries - 1, 10))

@@ -110,7 +110,7 @@ class Companions:
             else:
                 drain.begin_stop()
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the drains have ended."""
         self.leave()
         while self._tasks:

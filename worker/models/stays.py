@@ -167,11 +167,11 @@ class Stays:
                 log.warning("model %s was left with an error: %s", model.name, text_of(error),
                             extra={"action": "swap_error", "model": model.name})  # fmt: skip
             else:
-                self._failed(model, error)
+                self._postpone(model, error)
         finally:
             await end_tasks(deciding)
             queues = [self._queues[name] for name in self._companions.members(model.name)]
-            await self._companions.ended()
+            await self._companions.wait_for_end()
             await self._end_claim(model.name)
             await self._in_thread(lambda: self._reads.note_left(queues))
         return self._next
@@ -199,16 +199,16 @@ class Stays:
         self._note_sleep()
         if not event.rebuilt:
             self._swap_s[model.name] = time.monotonic() - self._began
-            self._announced.loaded(model.name, self._swap_s[model.name])
+            self._announced.note_loaded(model.name, self._swap_s[model.name])
         self._companions.begin(model.name)
         self._began = time.monotonic()
         counts = self._counts[model.name]
         self._tokens_before = counts.prompt_tokens + counts.completion_tokens
 
-    def _failed(self, model: Model, error: Exception) -> None:
+    def _postpone(self, model: Model, error: Exception) -> None:
         """Postpone the next try of a model that cannot be loaded; raise if all are postponed."""
         why = without_secrets(text_of(error), model.settings)
-        pause_s = self._announced.failed(model.name, why, time.monotonic() - self._began)
+        pause_s = self._announced.note_failed(model.name, why, time.monotonic() - self._began)
         if not any(map(self._announced.may_load, self._models)):
             raise error
         log.error(

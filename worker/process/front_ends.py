@@ -138,7 +138,7 @@ class FrontEnd:
         )
         self.kill()
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the process has ended; kill it if it is suspended for SILENT_S.
 
         The process reports every second. One whose loop hangs is not killed: it ends by itself
@@ -310,7 +310,7 @@ class FrontEnds(EngineShare):
         self._paused = False
         self._send_all(do="resume")
 
-    async def ended(self) -> None:
+    async def stop_peers(self) -> None:
         """Stop the front ends, if they are not stopping, and wait until all have ended."""
         if not self._stopped_by:
             self._stop("stop")
@@ -363,7 +363,7 @@ class FrontEnds(EngineShare):
                     self._running[number] = one
                 if self._stopped_by:
                     one.send(do=self._stopped_by)
-                await one.ended()
+                await one.wait_for_end()
         finally:
             with self._moving:
                 ended = self._running.pop(number, None)

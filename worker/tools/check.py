@@ -41,7 +41,7 @@ def try_start(settings: WorkerSettings, preflight: Preflight) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # `preflight` has its warnings already
     if sys.stderr.isatty():
-        click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
+        click.echo("trying a start without the model, which takes some seconds ...", err=True)
     try:
         dry_run(settings, preflight)
     except Refused as error:
@@ -101,7 +101,7 @@ def report(rows: Mapping[str, str], findings: Sequence[Finding]) -> str:
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
     lines += (f"\n{problem}" for problem in problem_lines(findings))
     if not any(finding.fatal for finding in findings):
-        lines += ["", "Nothing in the way."]
+        lines += ["", "No problems found."]
     return "\n".join(lines)
 
 
@@ -116,7 +116,7 @@ def command() -> int:
 
     \b
     Exit status:
-      0  nothing in the way
+      0  no problem
       1  a problem: a worker would not start, or would fail or wait
       2  the command line or the settings themselves are wrong
     """

@@ -223,7 +223,7 @@ def _read_buckets(_: click.Context, __: click.Parameter, text: str) -> tuple[int
 @click.command("compile", context_settings=CONTEXT)
 @click.argument("model")
 @click.option("-o", "--output", metavar="DIR", type=FOLDER, required=True, help="Folder to write.")
-@number("--batch-size", default=4, show_default=True, help="Requests at once.")
+@number("--batch-size", default=4, show_default=True, help="Requests that run at once.")
 @number("--max-seq-len", required=True, help="Context, in tokens.")
 @number("--num-devices", default=1, show_default=True, help="NPUs it is spread over.")
 @click.option("--buckets", metavar="N,N", default="", callback=_read_buckets, help=BUCKETS_HELP)

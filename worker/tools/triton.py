@@ -64,14 +64,18 @@ def _read_pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
 @click.argument("model", metavar="[MODEL_DIR]", type=FOLDER, required=False)
 @click.option("-o", "--output", metavar="REPO", type=FOLDER, help="Repository to write into.")
 @click.option("--check", metavar="REPO", type=FOLDER, help="Check an existing repository.")
-@click.option("--name", default="vllm_model", show_default=True, help="Name it is served by.")
+@click.option(
+    "--name", default="vllm_model", show_default=True, help="Name by which the model is served."
+)
 @click.option("--model-path", metavar="DIR", help="MODEL_DIR as the server sees it, if different.")
-@click.option("--max-num-seqs", metavar="N", type=int, help=f"Requests at once. {SLOTS_DEFAULT}")
+@click.option(
+    "--max-num-seqs", metavar="N", type=int, help=f"Requests that run at once. {SLOTS_DEFAULT}"
+)
 @click.option("--max-model-len", metavar="N", type=int, help="Context, in tokens. Default: vLLM's.")
 @click.option(
     "--set", "pairs", metavar="KEY=JSON", multiple=True, callback=_read_pairs, help=SET_HELP
 )
-@click.option("--overwrite", is_flag=True, help="Replace files of that name.")
+@click.option("--overwrite", is_flag=True, help="Replace the files in REPO/NAME.")
 @version_option
 def command(
     model: Path | None,
@@ -90,7 +94,7 @@ def command(
 
     \b
     Exit status:
-      0  nothing in the way
+      0  no problem
       1  a problem
       2  the command line is wrong, or MODEL_DIR cannot be served
     """
@@ -156,6 +160,6 @@ def _write(folder: Path, arguments: dict[str, Any], parameters: dict[str, int]) 
 
 def report(findings: Sequence[Finding]) -> int:
     """Print the problems, and return the exit status."""
-    for problem in [*problem_lines(findings)] or ["Nothing in the way."]:
+    for problem in [*problem_lines(findings)] or ["No problems found."]:
         click.echo(problem)
     return 1 if any(finding.fatal for finding in findings) else 0

@@ -73,7 +73,7 @@ class ArrayElements:
             fields += 1
             if fields > MAX_FIELDS:
                 raise invalid(
-                    f"the body has more than {MAX_FIELDS} fields; send only the field requests"
+                    f"the body has more than {MAX_FIELDS} fields; send only the field `requests`"
                 )
             yield from self._read_field()
             more = yield from self._consume_comma(_OBJECT_END)
@@ -212,7 +212,7 @@ class RequestLines:
         self.written = 0
         self._writer = writer
         self._longest = longest_line
-        self._size = self._since = 0
+        self._size = self._bytes_since_request = 0
         self._sha256 = hashlib.sha256()
         self._custom_ids: set[bytes] = set()
         self._lines = bytearray()
@@ -229,12 +229,12 @@ class RequestLines:
             raise _too_large(f"the body has more than {MOST_BYTES} bytes; send several batches")
         self._sha256.update(data)
         # Counts the bytes since the last complete request: an incomplete one is held in memory.
-        self._since += len(data)
+        self._bytes_since_request += len(data)
         self._elements.feed(data)
         if self._elements.found:
             self._take()
-            self._since = 0
-        elif self._since > 2 * self._longest:
+            self._bytes_since_request = 0
+        elif self._bytes_since_request > 2 * self._longest:
             raise _too_large(
                 f"requests.{self.count}: more than {self._longest} bytes (WARMQ_MAX_LINE_BYTES)"
             )

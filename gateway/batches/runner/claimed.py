@@ -80,11 +80,11 @@ class ClaimedBatch:
             self._next_keep = time.monotonic() + _KEEP_S
             Files(self.services).keep_content(self.record.input_file_id, self.record.id)
 
-    def check(self, *, ends_late: bool = True) -> None:
+    def check(self, *, check_deadline: bool = True) -> None:
         """Check the lease and, once a second, the record; keep the input file's content.
 
         Raises:
-            Changed: The record has changed or, with `ends_late`, its deadline has passed.
+            Changed: The record has changed or, with `check_deadline`, its deadline has passed.
             LeaseLost: Another process may have the batch, or this process stops.
         """
         self.check_lease()
@@ -94,7 +94,11 @@ class ClaimedBatch:
         self._next_look = now + _LOOK_S
         self.keep_input()
         (stored,) = self.services.objects.get_many("batch", [self.record.id])
-        if stored is None or stored.version != self.stored.version or (ends_late and self.late):
+        if (
+            stored is None
+            or stored.version != self.stored.version
+            or (check_deadline and self.late)
+        ):
             raise Changed
 
     def input(self) -> Path | None:

@@ -125,7 +125,7 @@ class _File:
     def _flush(self) -> None:
         services = self._batch.services
         if self._writer is None:
-            Files(services).sweep_later(self.id)
+            Files(services).remove_later(self.id)
             self._writer = self._stack.enter_context(services.store.write(self.id))
         self._writer.write(b"".join(self._lines))
         self._lines, self._size = [], 0

@@ -128,7 +128,7 @@ class Phases:
             return InputSummary(problems=[_deleted_file(record.input_file_id)])
         most, limit = settings.gateway_max_requests, settings.max_line_bytes
         # The file is read to its end even after the deadline: the error file lists its lines.
-        check = partial(batch.check, ends_late=False)
+        check = partial(batch.check, check_deadline=False)
         summary = validate_input(path, record.endpoint, limit, most, check)
         summary.problems = summary.problems or _too_large(batch.services, summary.requests)
         return summary

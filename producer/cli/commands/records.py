@@ -5,7 +5,7 @@ import click
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.show import print_columns, put_json_list, size_text
-from producer.redis import tenant_records, tenant_usage
+from producer.redis import SAMPLED, tenant_records, tenant_usage
 
 
 @click.command("records")
@@ -32,7 +32,7 @@ def command(context: Context, *, tenant: str | None, as_json: bool) -> None:
     rows = [("TENANT", "BYTES", "KINDS")]
     for usage in tenants:
         kinds = ", ".join(f"{kind} {count}" for kind, count in usage.kinds.items())
-        sampled = " (of the first records only)" if usage.sampled else ""
+        sampled = f" (only the first {SAMPLED:,} are counted)" if usage.sampled else ""
         rows.append((usage.tenant, size_text(usage.bytes), kinds + sampled))
     print_columns(rows)
 

@@ -52,7 +52,7 @@ _PROMPT_CHARACTERS, _ANSWER_CHARACTERS = 400, 800
 #: Width of the table in characters if standard output is no terminal.
 _WIDTH = 120
 #: Most bad lines of the file whose errors are printed.
-_BAD = 3
+_MOST_BAD_LINES = 3
 #: Names of a row's fields with its tokens.
 _TOKENS = ("prompt_tokens", "completion_tokens")
 #: Signals that end the command.
@@ -114,7 +114,7 @@ def command(
     return Exit.ALL_WELL if all(row.ok for row in tried) else Exit.SOME_FAILED
 
 
-# `try` takes every option of `submit`, so that one replaces only the word in a command line.
+# `try` takes every option of `submit`, so that a user only has to replace `submit` with `try`.
 command.params[:0] = submit_command.command.params
 
 
@@ -201,7 +201,7 @@ def _print_summary(file: str, tried: list[TriedRow], planned: Plan) -> None:
         text += "; failed: " + ", ".join(f"{n} {code}" for code, n in failed.most_common())
     cut = sum(row.finish_reason == "length" for row in tried)
     tokens = f"{usage[0]:,} prompt, {usage[1]:,} completion"
-    by = "as in these answers" if done else "estimated, 4 characters a token"
+    by = "estimated from these answers" if done else "estimated, 4 characters a token"
     show.put_rows({
         "tried": text,
         "tokens": tokens,
@@ -213,10 +213,10 @@ def _print_summary(file: str, tried: list[TriedRow], planned: Plan) -> None:
         "redis": f"{show.size_text(planned.memory.most)} at most",
         "time": time_text(planned),
     })  # fmt: skip
-    for error in content.first_bad[:_BAD]:
+    for error in content.first_bad[:_MOST_BAD_LINES]:
         click.echo(show.printable(f"bad: {error}"))
-    if content.bad > _BAD:
-        click.echo(f"bad: {content.bad - _BAD:,} more")
+    if content.bad > _MOST_BAD_LINES:
+        click.echo(f"bad: {content.bad - _MOST_BAD_LINES:,} more")
 
 
 def _json(file: str, tried: list[TriedRow], planned: Plan) -> dict[str, Any]:

@@ -48,16 +48,16 @@ _ROLES = ("system", "developer", "user", "assistant")
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 #: Fields whose values are always texts.
 _TEXTS = frozenset(("custom_id", "method", "url"))
-#: Fields whose cells are a plain text, or a JSON list or object: `["a", "b"]` are two stops. A
-#: prompt is not one of them: it may begin with a bracket.
+#: Fields whose cells are a plain text, or a JSON list or object: `["a", "b"]` means two stops.
+#: `prompt` is not in this set, because a prompt may begin with a bracket.
 _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 #: Fields of which a mapping needs one, with a value in each row; other fields may be empty.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
-#: Similarity to a column's name (ratio of difflib) from which a constant is refused: of a word, and
-#: of any other text.
+#: A constant is refused if its similarity to a column's name (difflib's ratio) is at least this: for
+#: one word, and for any other text.
 _NEAR_WORD, _NEAR_TEXT = 0.6, 0.8
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
-#: Values of JSON that are neither texts, lists nor objects; a bound may exclude 0 or 1.
+#: Values of JSON that are neither texts, lists nor objects. A field's bound may exclude 0 or 1.
 _SCALARS = (0, 1, 0.5, True)
 
 
@@ -177,7 +177,10 @@ class RowMapping:
         """Return the line of a row whose values are Python's, pandas' or numpy's."""
         for text, field in self._guesses.items():
             if isinstance(row, Mapping) and text in row:
-                problem = f"is not in the first row, so {field} is that text; put it into all rows"
+                problem = (
+                    f"is not in the first row, so field {field} was taken as the constant {text!r}; "
+                    "give all rows this column"
+                )
                 return self.kept.after(bad_row(problem, text), {})
         return self.line(as_cells(row, self.wanted) if isinstance(row, Mapping) else row)
 

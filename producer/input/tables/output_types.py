@@ -40,7 +40,7 @@ class InputColumns:
     @classmethod
     def text_of(cls, keep: Sequence[str], custom_id: str, schema: Any) -> str:
         """Return a batch's field `kept_columns`; `schema` is Arrow's, None without types."""
-        typed_id = bool(schema and custom_id) and _typed(schema.field(custom_id).type)
+        typed_id = bool(schema and custom_id) and _is_convertible(schema.field(custom_id).type)
         names = [*keep, *([custom_id] * typed_id)]
         if not names:
             return ""
@@ -71,7 +71,7 @@ class InputColumns:
         return dict(zip(self.keep, types, strict=False)), types[-1]
 
 
-def _typed(kind: Any) -> bool:
+def _is_convertible(kind: Any) -> bool:
     """Whether a custom_id's text can be converted to its column's type."""
     types = pyarrow("a table", "types")
     numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)

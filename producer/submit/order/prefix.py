@@ -14,7 +14,7 @@ import numpy as np
 
 from contract.redis.batches import BatchStore
 from producer.submit.order.keys import BLOCK_BYTES, BYTES_PER_TOKEN, depth_bytes
-from producer.submit.order.records import Records
+from producer.submit.order.prefix_keys import PrefixKeys
 from producer.submit.submission import OrderOption
 
 #: Assumed tokens of an unknown prefix cache: small, so that `auto` tends to order files.
@@ -65,7 +65,7 @@ class _Groups:
     group: np.ndarray
 
 
-def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> PrefixOrder:
+def prefix_order(records: PrefixKeys, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> PrefixOrder:
     """Order the requests of a file; `cache_tokens` is the size of the prefix cache."""
     count, sizes = len(records), records.sizes()
     order = np.arange(count, dtype=_NUMBER)
@@ -108,7 +108,7 @@ def prefix_order(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> 
     )
 
 
-def _blocks_written(records: Records, sizes: np.ndarray) -> np.ndarray:
+def _blocks_written(records: PrefixKeys, sizes: np.ndarray) -> np.ndarray:
     """Return the blocks written to the cache up to each request, in the file's order.
 
     Bytes that a request shares with the one before it are in the cache, and are not counted.
@@ -184,7 +184,7 @@ def cache_tokens(store: BatchStore, queue: str) -> int:
 
 
 def choose_order(
-    option: OrderOption, records: Records, cache: int, earlier: str = ""
+    option: OrderOption, records: PrefixKeys, cache: int, earlier: str = ""
 ) -> OrderChoice:
     """Choose an order.
 

@@ -149,15 +149,15 @@ def _retry(store: BatchStore, worker: Lessee, _: str) -> Act:
     return answers(2, lambda: store.retry(batch, ["failed"]))
 
 
-@of("run_again")
-def _run_again(store: BatchStore, worker: Lessee, _: str) -> Act:
+@of("retry_cut")
+def _retry_cut(store: BatchStore, worker: Lessee, _: str) -> Act:
     submitted = submit_batch(store, 1)
     (lease,) = worker.pop()
     worker.done(lease)
     (result,) = store.results(submitted.ids)
     digest = hashlib.sha1(result or b"", usedforsecurity=False).hexdigest()
     given = [(submitted.ids[0], digest, QUEUE, lease.message)]
-    return answers(1, lambda: store.run_again(submitted.batch, given))
+    return answers(1, lambda: store.retry_cut(submitted.batch, given))
 
 
 @of("retire")

@@ -34,7 +34,7 @@ from contract.results import OUTCOMES, is_cut, outcome_of
 #: What a reply may have besides POP's messages: ids of a handful of leases.
 REPLY_BYTES = 4096
 #: Scripts that take results back.
-UNDOING = {"retry", "dead_retry", "delete_chunk", "run_again"}
+UNDOING = {"retry", "dead_retry", "delete_chunk", "retry_cut"}
 #: So many dead letters one sweep looks at, at random.
 SWEPT_LETTERS = 20
 

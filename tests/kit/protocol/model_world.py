@@ -28,7 +28,7 @@ from worker.drain.sweeper import retire_some
 SCRIPTS = (
     "create", "enqueue", "seal", "pop", "done", "release", "renew", "sweep", "bury", "cancel",
     "retry", "hold", "delete", "delete_chunk", "dead_retry", "dead_delete", "retire", "revoke",
-    "run_again",
+    "retry_cut",
 )  # fmt: skip
 #: Longer than all steps of the clock in one example.
 TTL_MS = 10**10
@@ -133,7 +133,7 @@ class World:
         if batch := self.store.batch(batch_id):
             self.store.retry(batch, outcomes)
 
-    def run_again(self, batch_id: str) -> None:
+    def retry_cut(self, batch_id: str) -> None:
         """Run requests again whose answers were cut off."""
         if not (batch := self.store.batch(batch_id)):
             return
@@ -149,7 +149,7 @@ class World:
                     given.append((rid, digest, batch.fields["queue"], message))
                     self.added[rid, batch.life] += 1
         if given:
-            self.store.run_again(batch, given)
+            self.store.retry_cut(batch, given)
 
     def delete(self, batch_id: str, *, force: bool) -> None:
         """Forget a batch, a finished one unless forced: then it is cancelled first."""

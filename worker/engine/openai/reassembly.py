@@ -42,11 +42,18 @@ COMPLETION_CHOICE = ("logprobs", "finish_reason", "stop_reason", "token_ids", "p
 USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
 #: Fields of a message that replace `content`, which then is null.
-INSTEAD = ("tool_calls", "reasoning", "reasoning_content", "refusal", "audio", "function_call")
+CONTENT_SUBSTITUTES = (
+    "tool_calls",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "audio",
+    "function_call",
+)
 #: Fields of a delta whose values are not pieces of a text.
-_NO_PIECES = ("role", "tool_calls")
+_WHOLE_FIELDS = ("role", "tool_calls")
 #: Fields that the choices of every server have.
-ANY_CHOICE = ("logprobs", "finish_reason")
+ANY_SERVERS_CHOICE = ("logprobs", "finish_reason")
 
 Json = dict[str, Any]
 
@@ -57,7 +64,8 @@ def streamable(body: Json) -> bool:
     # 0 is a value: `in (None, False)` would count it as unset.
     if any(not (value is None or value is False or value == []) for value in values):
         return False
-    # In this case vLLM's streams have no logprobs, but its whole answers have them.
+    # With `logprobs` true and `top_logprobs` null, vLLM's streams have no logprobs, but its whole
+    # answers have them.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)
 
 
@@ -130,7 +138,9 @@ class Reassembly:
     def _choice(self, choice: Json) -> Json:
         if not self._chat and not self._ids:
             choice.pop("prompt_token_ids", None)  # streams include them even if not requested
-        nulls = (CHAT_CHOICE if self._chat else COMPLETION_CHOICE) if self._vllm else ANY_CHOICE
+        nulls = (
+            (CHAT_CHOICE if self._chat else COMPLETION_CHOICE) if self._vllm else ANY_SERVERS_CHOICE
+        )
         whole = dict.fromkeys(nulls) | choice
         message = _message(choice.get("delta") or {})
         whole.pop("delta", None)
@@ -176,7 +186,7 @@ def _add_delta(choice: Json, delta: Json) -> None:
     for name, value in delta.items():
         if value is None:
             continue
-        if name in whole and name not in _NO_PIECES:
+        if name in whole and name not in _WHOLE_FIELDS:
             whole[name].append(value)
         elif name == "tool_calls":
             whole.setdefault(name, []).extend(value)
@@ -194,19 +204,19 @@ def _texts(choice: Json) -> Iterator[str]:
 
 
 def _message(delta: Json) -> Json:
-    """Join the pieces of a message; set `content` to null if a field of INSTEAD replaces it."""
+    """Join the pieces of a message; set `content` to null if a field of CONTENT_SUBSTITUTES replaces it."""
     whole = {
         name: pieces if name == "role" else (tool_calls if name == "tool_calls" else joined)(pieces)
         for name, pieces in delta.items()
         if pieces
     }
-    if not whole.get("content") and any(whole.get(name) for name in INSTEAD):
+    if not whole.get("content") and any(whole.get(name) for name in CONTENT_SUBSTITUTES):
         whole["content"] = None
     return whole
 
 
 def _renumber(logprobs: Json | None) -> None:
-    """Compute a completion's text offsets from the tokens' lengths, as whole answers do."""
+    """Compute a completion's text offsets from the tokens' lengths, as vLLM does for whole answers."""
     offsets, tokens = ((logprobs or {}).get(name) for name in ("text_offset", "tokens"))
     if offsets and tokens and len(offsets) == len(tokens):
         for place, token in enumerate(tokens[:-1]):

@@ -31,7 +31,7 @@ from worker.engine.vllm.fastpath import fast_path
 from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
 from worker.engine.vllm.media import guard, unguard
-from worker.engine.vllm.memory import explain
+from worker.engine.vllm.memory import memory_remedy
 from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, Warnings, quieten
 from worker.engine.vllm.queue_limits import FullQueue, queue_full
 from worker.engine.vllm.sleeping import QUESTIONS, answer_of
@@ -217,16 +217,16 @@ class VllmEngine:
         fast = self._fast if self._slots.begin(body) else None
         key = fast.key_of(url, body) if fast is not None else None
         if fast is None or key is None:
-            return await self._served(request, request_id)
+            return await self._serve(request, request_id)
         if completion := await fast.generate(body, request_id, key):
             return completion
         with fast.observing(key) as learn:
-            completion = await self._served(request, request_id)
+            completion = await self._serve(request, request_id)
             if learn is not None:
                 await learn(body, request_id, completion.body)
         return completion
 
-    async def _served(self, request: EngineRequest, request_id: str) -> Completion:
+    async def _serve(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
         limits.refuse_long(request.url, request.body, self._context)
         limits.refuse_inflated(request.body)
@@ -300,7 +300,7 @@ class VllmEngine:
 
     def _died(self, error: object) -> EngineDead:
         text = f"{error}\n{self._warnings.read()}".strip()  # only the log may have the cause
-        return EngineDead(f"{explain(text) or ''}\n{text}".strip())
+        return EngineDead(f"{memory_remedy(text) or ''}\n{text}".strip())
 
     # -- sleep, between two stays of the model -------------------------------------------
 

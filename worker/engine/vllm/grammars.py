@@ -89,7 +89,7 @@ class Grammars:
         answer = self._answers.get(key)
         if answer is None:
             with waiting():
-                answer = await self._compiled(key, constraint)
+                answer = await self._compile(key, constraint)
         if answer[0] == "valid":
             vars(constraint).update(answer[1])
             params._validate_structured_outputs = _validated
@@ -99,7 +99,7 @@ class Grammars:
             message = _SLOW if answer[0] == "slow" else answer[1]
             raise VLLMValidationError(message, parameter=None)
 
-    async def _compiled(self, key: bytes, constraint: Any) -> Answer:
+    async def _compile(self, key: bytes, constraint: Any) -> Answer:
         """Compile a constraint once for all of a tenant's requests that have it.
 
         Cancelling one request does not stop the compilation. Another tenant with the same

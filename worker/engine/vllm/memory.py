@@ -48,7 +48,7 @@ OPTIONS = (
     SHARE_OPTION, SIZE_OPTION, "max-num-seqs", "max-model-len", "block-size", "dtype",
     "kv-cache-dtype", "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size",
 )  # fmt: skip
-#: Part of the memory left by model and processes that the KV cache gets; other programs need the
+#: The KV cache gets this part of the memory that model and processes leave; other programs need the
 #: rest.
 SHARE = 0.6
 #: Bytes that vLLM 0.30 takes without model and cache: for worker and EngineCore, and for each rank.
@@ -165,7 +165,7 @@ def check_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> 
         )
 
 
-def explain(error: str) -> str | None:
+def memory_remedy(error: str) -> str | None:
     """Return the remedy for a start that failed for lack of memory; None for other errors."""
     if match := _TOO_SMALL.search(error):
         size = int((float(match["needed"]) + 0.01) * GIB) + MARGIN_BYTES
@@ -227,7 +227,7 @@ class Budget:
         return self.usable - self.for_cache
 
     def __str__(self) -> str:
-        return f"{gib(self.free)} of {gib(self.total)} GiB are free on its NUMA node"
+        return f"{gib(self.free)} of {gib(self.total)} GiB are free on the engine's NUMA node"
 
 
 def runs_on_cpu(packages: Packages) -> bool:
@@ -320,7 +320,7 @@ def check_memory(
             yield Finding(
                 f"--{SHARE_OPTION} {share:g} asks for {gib(size)} GiB of this CPU's memory, and "
                 f"{budget}; vLLM's own start takes {gib(PROCESSES_BYTES)} of them first",
-                f"Leave --{SHARE_OPTION} out, and the worker chooses; or free memory",
+                f"Leave --{SHARE_OPTION} out, so that the worker chooses, or free memory",
                 fatal=size > budget.free,
             )
 

@@ -56,14 +56,14 @@ class _Limited:
         return params
 
     def to_sampling_params(self, max_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_less(max_tokens)
+        self._refuse_if_less(max_tokens)
         return super().to_sampling_params(max_tokens, *args, **kwargs)  # type: ignore[misc]
 
     def to_beam_search_params(self, max_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_less(max_tokens)
+        self._refuse_if_less(max_tokens)
         return super().to_beam_search_params(max_tokens, *args, **kwargs)  # type: ignore[misc]
 
-    def _refuse_less(self, granted: int) -> None:
+    def _refuse_if_less(self, granted: int) -> None:
         """Refuse a request that would get fewer output tokens than it asks for."""
         name, limit = self.limit()
         needed = limit or 1

@@ -32,16 +32,16 @@ from worker.engine.vllm.stats import Progress
 log = logging.getLogger(__name__)
 
 #: The lock of the current task's request if it has several sequences; tasks of vLLM inherit it.
-TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
+REQUEST_LOCK: ContextVar[asyncio.Lock | None] = ContextVar("request_lock", default=None)
 #: Most characters of a short prompt; longer prompts take turns.
-LONGEST = 32_768
+SHORT_PROMPT = 32_768
 #: Methods of vLLM's renderer that use the tokenizer thread: from text to tokens, and back.
-USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
+TOKENIZER_METHODS = ("_tokenize_prompt_async", "_async_tokenizer_decode")
 #: The method of vLLM's pooling processors that uses the thread without the renderer.
 RENDER = "render_async"
 #: Fields with texts in the arguments of these methods. `_async_tokenizer_decode` gets a list of
 #: tokens instead.
-TEXTS = ("prompt", "prompts", "conversations", "data_1", "data_2")
+TEXT_FIELDS = ("prompt", "prompts", "conversations", "data_1", "data_2")
 #: Prompts that are started, or cancelled, in one iteration of the event loop.
 AT_ONCE = 16
 #: The name of vLLM's function that merges the outputs of several prompts.
@@ -51,14 +51,14 @@ MERGE = "merge_async_iterators"
 def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
     """Make large requests take turns in the tokenizer thread, with at most `slots` running prompts.
 
-    vLLM's `pooling` classes use the thread without the renderer. A release without these methods is
-    not changed.
+    vLLM's `pooling` classes use the thread without the renderer. A method of TOKENIZER_METHODS or RENDER that a
+    release of vLLM lacks is not wrapped.
     """
     long_prompts = asyncio.Lock()
     for serving in pooling:
         if hasattr(processor := getattr(serving, "io_processor", None), RENDER):
             setattr(processor, RENDER, _in_turn(getattr(processor, RENDER), long_prompts))
-    for name in USES:
+    for name in TOKENIZER_METHODS:
         if hasattr(renderer, name):
             setattr(renderer, name, _in_turn(getattr(renderer, name), long_prompts))
         else:
@@ -71,15 +71,15 @@ def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
 
 
 def begin(sequences: int) -> None:
-    """Store whether the current task's request has several sequences."""
-    TURN.set(asyncio.Lock() if sequences > 1 else None)
+    """Make the lock of the current task's request, if it has several sequences."""
+    REQUEST_LOCK.set(asyncio.Lock() if sequences > 1 else None)
 
 
 def _in_turn(make: Any, long_prompts: asyncio.Lock) -> Any:
     @wraps(make)
     async def in_turn(argument: Any, *args: Any) -> Any:
-        request_lock = TURN.get()
-        is_long = _length(argument) > LONGEST
+        request_lock = REQUEST_LOCK.get()
+        is_long = _length(argument) > SHORT_PROMPT
         if request_lock is None and not is_long:
             return await make(argument, *args)
         # A request of several sequences does not count as waiting: some may be in the engine.
@@ -94,7 +94,7 @@ def _length(argument: Any) -> int:
     """Return the number of characters of texts, or the number of tokens."""
     if not isinstance(argument, dict):
         return len(argument)
-    return sum(sum(lengths(argument[name])) for name in TEXTS if name in argument)
+    return sum(sum(lengths(argument[name])) for name in TEXT_FIELDS if name in argument)
 
 
 def _gradually(merge: Any, slots: int) -> Any:
@@ -144,7 +144,7 @@ class _Merged:
                 return
             task = asyncio.create_task(self._run(place, iterator))
             self._running.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_end)
             started += 1
             if started % AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -153,7 +153,7 @@ class _Merged:
         async for output in iterator:
             self._events.put_nowait((place, output))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._events.put_nowait(None if task.cancelled() else task.exception())
 
@@ -206,11 +206,14 @@ class SequenceSlots:
         self._add, self._abort = engine._add_request, processor.abort_requests
         self._propagate = processor.propagate_error
         engine._add_request = self.add
-        processor.abort_requests, processor.propagate_error = self._aborted, self._failed
+        processor.abort_requests, processor.propagate_error = (
+            self._abort_requests,
+            self._propagate_error,
+        )
         self._progress.ended = self.let_in
 
     def begin(self, body: Mapping[str, Any]) -> bool:
-        """Note how many sequences a request has; return whether all may enter the engine now."""
+        """Note how many sequences a request has; return whether there are slots for all of them."""
         sequences = sequences_of(body)
         begin(sequences)
         return sequences <= self._slots or sequences == 1
@@ -218,8 +221,8 @@ class SequenceSlots:
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Add a sequence to the engine; if its request has several, after it gets a slot."""
-        if TURN.get() is None:
+        """Add a sequence to the engine. A sequence of a request with several first waits for a slot."""
+        if REQUEST_LOCK.get() is None:
             return await self._add(request, prompt, parent, *args, **kwargs)
         name = request.request_id
         await self._enter(name, parent)
@@ -230,16 +233,17 @@ class SequenceSlots:
             self._inside.add(name)
 
     async def _enter(self, name: str, parent: Any) -> None:
-        turn = (name, asyncio.get_running_loop().create_future())
-        self._waiting.append(turn)
+        slot = asyncio.get_running_loop().create_future()
+        waiter = (name, slot)
+        self._waiting.append(waiter)
         self.let_in()
-        if turn[1].done():
+        if slot.done():
             return
         try:
-            await turn[1]
+            await slot
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
             self._entering.discard(name)
             self.let_in()
             # vLLM itself aborts a request only after all its sequences have been added.
@@ -253,22 +257,25 @@ class SequenceSlots:
             return
         self._inside = {name for name in self._inside if name in self._processor.request_states}
         while self._waiting and len(self._inside) + len(self._entering) < self._slots:
-            name, turn = self._waiting.popleft()
-            if not turn.done():
+            name, slot = self._waiting.popleft()
+            if not slot.done():
                 self._entering.add(name)
-                turn.set_result(None)
+                slot.set_result(None)
 
-    def _aborted(self, *args: Any, **kwargs: Any) -> Any:
-        """Abort requests as vLLM does, then fill the slots: an empty engine makes no step."""
+    def _abort_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """Abort requests as vLLM does, then fill the slots.
+
+        Otherwise slots are filled after a step, and an engine without requests makes none.
+        """
         try:
             return self._abort(*args, **kwargs)
         finally:
             self.let_in()
 
-    def _failed(self, error: Exception) -> None:
+    def _propagate_error(self, error: Exception) -> None:
         """End the waiting sequences with an error, as vLLM ends the running ones."""
         self._propagate(error)
         while self._waiting:
-            _, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(EngineDeadError())
+            _, slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_exception(EngineDeadError())

@@ -25,7 +25,7 @@ from gateway.files.files import FileRecord, Files
 from gateway.files.uploads import REMEMBER_S, UploadRecord
 from gateway.files.uploads import encode as encode_upload
 from gateway.http.services import Services
-from gateway.sweeping import forget_records, sweep_files
+from gateway.sweeping import forget_records, remove_expired_files
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_an_upload_goes_a_day_after_its_end(
         document = encode_upload(record)
         services.objects.create("upload", "t", upload_id, record.created_at, document)
         services.due.add("upload", upload_id)
-    sweep_files(services)
+    remove_expired_files(services)
     open_one = status == "pending"  # it has not ended
     assert end_of(redis_client, "upload", "upload_old") == (-1 if open_one else -2)
     assert end_of(redis_client, "upload", "upload_new") == -1
@@ -179,7 +179,7 @@ def test_an_upload_that_nobody_completes_ends_and_is_looked_at_again(services: S
     )  # fmt: skip
     services.objects.create("upload", "t", "upload_1", record.created_at, encode_upload(record))
     services.due.add("upload", "upload_1")
-    sweep_files(services)
+    remove_expired_files(services)
     stored = services.objects.get("upload", "t", "upload_1")
     assert stored is not None
     assert b'"expired"' in stored.document
@@ -197,7 +197,7 @@ def test_an_empty_file_counts_until_it_expires(
             id=file_id, tenant="t", bytes=0, created_at=now - 10, filename="f", purpose="batch",
             expires_at=expires_at,
         ))  # fmt: skip
-    sweep_files(services)
+    remove_expired_files(services)
     forget_records(services)
     assert end_of(redis_client, "file", "file-past") == -2
     assert end_of(redis_client, "file", "file-later") == now + 600

@@ -278,6 +278,6 @@ def test_the_cut_answer_of_a_plain_request_with_the_same_id_stays(
     redis_client.set(keys.result_key(rid), meta, px=TTL_MS)
     (message,) = redis_client.lrange(submitted.list_key, 0, -1)
     digest = hashlib.sha1(meta, usedforsecurity=False).hexdigest()
-    assert store.run_again(submitted.batch, [(rid, digest, "warmq", message)]) == 0
+    assert store.retry_cut(submitted.batch, [(rid, digest, "warmq", message)]) == 0
     assert len(worker.pop()) == 1
     assert counts(now(store)) == {}

@@ -58,4 +58,4 @@ def test_the_documented_engine_is_made_and_shut_down_by_the_check_without_being_
         env=producer_env(redis_url, **settings, **path), check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert done.stdout.endswith("Nothing in the way.\n")
+    assert done.stdout.endswith("No problems found.\n")

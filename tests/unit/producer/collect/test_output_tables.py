@@ -15,7 +15,7 @@ import pytest
 
 from contract.results import ResultLine
 from producer.collect.columns import OutputColumns
-from producer.collect.outputs import ResultFile, check_output, error_file_of, table_of
+from producer.collect.outputs import ResultFile, check_output, error_file_of, table_ending
 from producer.input.files import OutputUnwritable
 from producer.input.tables.output_types import InputColumns
 
@@ -162,11 +162,11 @@ def test_any_text_is_one_cell_of_csv(tmp_path: Path, text: str):
 
 def test_endings_of_tables_and_others():
     endings = {"a.pq": ".pq", "a.CSV": ".csv", "a.tsv": ".tsv", "a.jsonl": "", "s3://b/a.pq": ".pq"}
-    assert {name: table_of(name) for name in endings} == endings
+    assert {name: table_ending(name) for name in endings} == endings
     assert (error_file_of("a/b.csv"), error_file_of("a/b.jsonl")) == (None, "a/b.errors.jsonl")
     for name in ("a.csv.gz", "a.arrow", "a.feather"):
         with pytest.raises(OutputUnwritable, match=r"name a \.jsonl, \.parquet, \.csv or \.tsv"):
-            table_of(name)
+            table_ending(name)
 
 
 def test_a_category_of_pandas_stays_one(tmp_path: Path):
@@ -179,7 +179,7 @@ def test_a_category_of_pandas_stays_one(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["a.xls", "A.XLSX", "s3://b/a.ods"])
 def test_a_spreadsheet_as_output_is_refused_with_the_endings_that_are_written(name: str):
-    for check in (table_of, check_output, error_file_of):
+    for check in (table_ending, check_output, error_file_of):
         with pytest.raises(OutputUnwritable, match=r"name a \.csv.*\.parquet"):
             check(name)
 

@@ -16,7 +16,7 @@ from contract.openai.lines import parse_line
 from contract.openai.pooling import EMBEDDINGS_URL
 from producer.submit.order.keys import depth_bytes, keys_of, model_of, text_of
 from producer.submit.order.prefix import PrefixOrder, choose_order, prefix_order
-from producer.submit.order.records import Records, Spool
+from producer.submit.order.prefix_keys import PrefixKeys, Spool
 
 
 def chat(*turns: str, system: str = "", **fields: Any) -> bytes:
@@ -30,8 +30,8 @@ def text(seed: int, size: int) -> str:
     return "".join(random.Random(seed).choices("abcdefghij ", k=size))
 
 
-def records(bodies: list[bytes], url: str = CHAT_URL, **options: int) -> Records:
-    found = Records(**options)
+def records(bodies: list[bytes], url: str = CHAT_URL, **options: int) -> PrefixKeys:
+    found = PrefixKeys(**options)
     for start in range(0, len(bodies), 7):
         some = bodies[start : start + 7]
         found.add(*keys_of([text_of(url, body) for body in some]), map(model_of, some))
@@ -135,7 +135,7 @@ def test_requests_that_read_no_prefix_cache_stay_where_they_are() -> None:
 
 
 def test_no_file_is_no_problem() -> None:
-    found = Records()
+    found = PrefixKeys()
     found.add(*keys_of([]), [])
     assert prefix_order(found).order.tolist() == []
 
@@ -230,7 +230,7 @@ def test_records_on_disk_give_the_same_plan_as_those_in_memory(texts: list[str])
 
 def test_many_records_are_written_to_disk_in_groups() -> None:
     draw = np.random.default_rng(1)
-    kept, spooled = Records(10**6), Records(1_000)
+    kept, spooled = PrefixKeys(10**6), PrefixKeys(1_000)
     for _ in range(50):
         keys = draw.integers(1, 9, (500, draw.integers(1, 6)), dtype=np.uint64)
         sizes = np.full(500, 64, dtype=np.uint32)

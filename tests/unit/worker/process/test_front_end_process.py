@@ -182,5 +182,5 @@ async def test_one_that_is_suspended_is_killed_also_before_its_first_report(
     async with stopped() as process, connected(process) as (one, other, _):
         if started:
             other.says(report={"in_flight": 3})
-        await asyncio.wait_for(one.ended(), 20)
+        await asyncio.wait_for(one.wait_for_end(), 20)
         assert process.returncode == -signal.SIGKILL

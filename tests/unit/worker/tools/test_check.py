@@ -255,7 +255,7 @@ def test_what_a_start_refuses_is_refused_here(
     done = checked(redis_url=redis_url, **settings)
     assert done.returncode == 1, done
     assert f"problem: {problem}" in done.stdout or problem in done.stdout
-    assert done.stdout.count("problem: ") == 1 and "Nothing in the way" not in done.stdout
+    assert done.stdout.count("problem: ") == 1 and "No problems found" not in done.stdout
     assert done.stderr == ""
 
 
@@ -263,7 +263,7 @@ def test_what_a_start_refuses_is_refused_here(
 def test_a_set_up_that_starts_has_nothing_in_its_way(redis_url: str) -> None:
     done = checked(redis_url=redis_url, model=MODEL, engine_args="--max-num-seqs 2")
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert done.stdout.endswith("\nNothing in the way.\n")
+    assert done.stdout.endswith("\nNo problems found.\n")
 
 
 def test_each_of_several_models_has_its_rows_its_problems_and_its_residence(

@@ -25,7 +25,7 @@ import orjson
 from worker.engine import Completion
 from worker.engine.vllm.fastpath.tokens import TokenBatcher
 from worker.engine.vllm.names import VLLMValidationError
-from worker.engine.vllm.turns import LONGEST
+from worker.engine.vllm.turns import SHORT_PROMPT
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def as_key(form: list[Any]) -> bytes | None:
 
 def is_short_text(prompt: Any) -> bool:
     """Whether the prompt is a text that is short enough for the fast path."""
-    return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
+    return isinstance(prompt, str) and 0 < len(prompt) <= SHORT_PROMPT
 
 
 def split_name(name: str, request_id: str) -> tuple[str, str]:

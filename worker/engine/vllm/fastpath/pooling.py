@@ -30,9 +30,11 @@ from worker.engine.vllm.fastpath.learning import (
 )
 
 #: Fields of a score request that have the same effect on all texts.
-SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))
+SHARED_FIELDS = frozenset(
+    ("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation")
+)
 #: Fields of an embedding request that have the same effect on all texts.
-EMBEDDED = SHARED | {"encoding_format", "dimensions", "add_special_tokens"}
+EMBEDDING_FIELDS = SHARED_FIELDS | {"encoding_format", "dimensions", "add_special_tokens"}
 #: The names under which requests give the two texts of a score.
 PAIRED = (
     ("text_1", "text_2"),
@@ -59,12 +61,12 @@ def pooling_path(engine: Any, embedding: Any, scores: Any) -> FastPath:
 
 
 def key_of(url: str, body: dict[str, Any]) -> bytes | None:
-    """Return the key of a plain body's form; None if the body is not plain."""
+    """Return the key of a plain body's form (learning.py); None if the body is not plain."""
     names: tuple[str, ...] = ("input",)
     if url == EMBEDDINGS_URL:
-        fields = EMBEDDED
+        fields = EMBEDDING_FIELDS
     elif url in SCORE_URLS:
-        names, fields = _pair_in(body), SHARED
+        names, fields = _pair_in(body), SHARED_FIELDS
     else:
         return None
     other_fields = dict(body)
@@ -94,21 +96,21 @@ def _single(value: Any) -> Any:
 #: The names of vLLM's PoolingIOProcessors that the fast path supports.
 EMBED, BI_ENCODER, CROSS_ENCODER = "embed", "bi-encoder", "cross-encoder"
 #: The type of a function that writes a tensor's numbers.
-Numbers = Callable[[Any], Any]
+WriteNumbers = Callable[[Any], Any]
 
 #: The ways in which vLLM writes the numbers of an embedding: with the digits of their own type,
 #: with the digits of 64-bit floats, or as 32-bit floats in base64.
-EMBEDDING_AS: tuple[Numbers, ...] = (
+EMBEDDING_AS: tuple[WriteNumbers, ...] = (
     lambda data: data.contiguous().numpy(),
     lambda data: data.tolist(),
     lambda data: b64encode(data.float().flatten().contiguous().numpy().tobytes()).decode(),
 )
 #: The way in which vLLM writes the number of a score.
-SCORE_AS: tuple[Numbers, ...] = (lambda data: data.squeeze().item(),)
+SCORE_AS: tuple[WriteNumbers, ...] = (lambda data: data.squeeze().item(),)
 
 
 class PoolingReplay(Replay):
-    """Runs a form of embeddings or scores.
+    """Answers embeddings or scores of one form (learning.py) as vLLM answered the observed one.
 
     Raises:
         ValueError: vLLM's answer, or the way it was made, is not supported.
@@ -129,7 +131,7 @@ class PoolingReplay(Replay):
         unsupported = ("supports_score_template", "model", "is_multimodal_model")
         #: Whether vLLM only tokenizes the two texts, as for most generative models. For other
         #: models vLLM's own method is called for each pair.
-        self._plain = self._params.get("chat_template") is None and not any(
+        self._only_tokenizes = self._params.get("chat_template") is None and not any(
             getattr(processor, name, True) for name in unsupported
         )
         self._joins = processor.name == BI_ENCODER
@@ -144,7 +146,7 @@ class PoolingReplay(Replay):
             or len(runs) != (2 if self._joins else 1)
             or observed_answer["id"] != pooling_context.request_id
         ):
-            raise ValueError("vLLM pools this in another way")
+            raise ValueError("vLLM pools this request in another way")
         self.requests = [run.request for run in runs]
         self._read_names(pooling_context.request_id, request_id, serving.request_id_prefix)
         outputs = [run.output for run in runs]
@@ -177,8 +179,8 @@ class PoolingReplay(Replay):
 
     def _learn_numbers(
         self, outputs: Sequence[Any], request_id: str, answer: dict[str, Any]
-    ) -> Numbers:
-        fitting: list[Numbers] = []
+    ) -> WriteNumbers:
+        fitting: list[WriteNumbers] = []
         for numbers in EMBEDDING_AS if self._name == "embedding" else SCORE_AS:
             self._numbers = numbers
             try:
@@ -205,7 +207,7 @@ class PoolingReplay(Replay):
             return super().tokens(renderer, prompts)
         tokenizer = renderer.get_tokenizer()
         tokens: list[Tokens | None] = [None] * len(prompts)
-        joined = self._joined(tokenizer, prompts) if self._plain else None
+        joined = self._joined(tokenizer, prompts) if self._only_tokenizes else None
         for place, pair in enumerate(prompts):
             with suppress(Exception):  # vLLM's serving class will report the error
                 if joined is None:
@@ -221,8 +223,8 @@ class PoolingReplay(Replay):
             encoded = tokenizer(text=list(first), text_pair=list(second), **options)
         else:
             encoded = tokenizer([first + second for first, second in pairs], **options)
-        self._plain = "token_type_ids" not in encoded
-        return encoded["input_ids"] if self._plain else None
+        self._only_tokenizes = "token_type_ids" not in encoded
+        return encoded["input_ids"] if self._only_tokenizes else None
 
     def _rendered(self, pair: tuple[str, str]) -> Tokens:
         first, second = pair

@@ -24,7 +24,7 @@ from worker.engine.vllm.fastpath.learning import (
     observe_rendering,
     split_name,
 )
-from worker.engine.vllm.turns import LONGEST
+from worker.engine.vllm.turns import SHORT_PROMPT
 
 #: Fields that set sampling parameters, and have the same effect on all prompts. A request with any
 #: other field runs through vLLM's classes.
@@ -84,7 +84,7 @@ def _is_chat(messages: Any) -> bool:
         if not isinstance(content, str) or len(message) != 2 or message.get("role") not in ROLES:
             return False
         size += len(content)
-    return bool(messages) and size <= LONGEST
+    return bool(messages) and size <= SHORT_PROMPT
 
 
 class TextReplay(Replay):

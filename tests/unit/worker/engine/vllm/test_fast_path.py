@@ -19,7 +19,7 @@ from worker.engine.vllm.fastpath.learning import (
 from worker.engine.vllm.fastpath.pooling import key_of as pooling_key
 from worker.engine.vllm.fastpath.pooling import texts_of
 from worker.engine.vllm.fastpath.texts import key_of
-from worker.engine.vllm.turns import LONGEST
+from worker.engine.vllm.turns import SHORT_PROMPT
 
 USER = {"role": "user", "content": "a"}
 SCORE_URL = SCORE_URLS[0]
@@ -49,7 +49,7 @@ def test_chats_and_completions_are_of_two_forms() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"prompt": ""}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {}, {"prompt": "a" * (LONGEST + 1)},
+        {"prompt": ""}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {}, {"prompt": "a" * (SHORT_PROMPT + 1)},
         {"prompt": "a", "n": 2}, {"prompt": "a", "logprobs": 1}, {"prompt": "a", "echo": True},
         {"prompt": "a", "structured_outputs": {"regex": "a"}}, {"prompt": "a", "stream": True},
         {"prompt": "a", "of an unknown name": None}, {"prompt": "a", "seed": 2**70},
@@ -65,7 +65,7 @@ def test_a_completion_that_is_not_plain_has_no_form(body: dict[str, Any]) -> Non
     [
         None, [], "a", ["a"], [USER | {"name": "b"}], [USER | {"content": None}],
         [USER | {"content": [{"type": "text", "text": "a"}]}], [{"role": "user"}],
-        [USER | {"role": "tool"}], [USER | {"content": "a" * LONGEST}, USER],
+        [USER | {"role": "tool"}], [USER | {"content": "a" * SHORT_PROMPT}, USER],
     ],
 )  # fmt: skip
 def test_a_chat_that_is_not_plain_has_no_form(messages: Any) -> None:
@@ -131,7 +131,7 @@ def test_each_url_and_spelling_has_its_own_forms() -> None:
     "body",
     [
         {}, {"input": ""}, {"input": []}, {"input": [1, 2]}, {"input": [[1]]}, {"input": [1]},
-        {"input": ["a", "b"]}, {"input": [""]}, {"input": "a" * (LONGEST + 1)},
+        {"input": ["a", "b"]}, {"input": [""]}, {"input": "a" * (SHORT_PROMPT + 1)},
         {"messages": [{"role": "user", "content": "a"}]}, {"input": "a", "priority": 1},
         {"input": "a", "embed_dtype": "float16"}, {"input": "a", "cache_salt": "b"},
         {"input": "a", "of an unknown name": None}, {"input": "a", "text_1": "b"},
@@ -148,7 +148,7 @@ def test_an_embedding_that_is_not_plain_has_no_form(body: dict[str, Any]) -> Non
         {}, {"text_1": "a"}, PAIR | {"text_2": ["b", "c"]}, PAIR | {"text_1": {"content": []}},
         PAIR | {"text_1": ""}, PAIR | {"instruction": "c"}, PAIR | {"max_tokens_per_doc": 3},
         PAIR | {"data_1": "a", "data_2": "b"}, {"text_1": "a", "data_2": "b"},
-        PAIR | {"text_1": "a" * (LONGEST + 1)},
+        PAIR | {"text_1": "a" * (SHORT_PROMPT + 1)},
     ],
 )  # fmt: skip
 def test_a_score_that_is_not_plain_has_no_form(body: dict[str, Any]) -> None:

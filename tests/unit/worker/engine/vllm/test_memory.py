@@ -20,7 +20,7 @@ from worker.engine.vllm.memory import (
     check_memory,
     choose,
     describe,
-    explain,
+    memory_remedy,
     runs_on_cpu,
     size_of,
 )
@@ -110,20 +110,20 @@ TOO_SMALL = (
 
 
 def test_vllms_errors_about_memory_become_settings() -> None:
-    told = explain(TOO_SMALL)
+    told = memory_remedy(TOO_SMALL)
     assert told is not None
     assert "Write --max-model-len 58304, or --kv-cache-memory-bytes 17257715466" in told
-    assert "holds no request" in str(explain(TOO_SMALL.replace("Based on", "").replace(
+    assert "holds no request" in str(memory_remedy(TOO_SMALL.replace("Based on", "").replace(
         "the available memory, the estimated maximum model length is 58304.", "")))  # fmt: skip
     assert "greater --gpu-memory-utilization" in str(
-        explain("No available memory for the cache blocks. Try")
+        memory_remedy("No available memory for the cache blocks. Try")
     )
-    told = explain(
+    told = memory_remedy(
         "Free memory on device cuda:0 (31.22/79.1 GiB) on startup is less than desired GPU memory "
         "utilization (0.92, 72.77 GiB)."
     )
     assert "--gpu-memory-utilization 0.39" in str(told)
-    assert explain("RuntimeError: anything else") is None
+    assert memory_remedy("RuntimeError: anything else") is None
 
 
 # -- on the CPU ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from worker.engine.vllm.fastpath.texts import LONGEST
-from worker.engine.vllm.turns import AT_ONCE, USES, begin, take_turns
+from worker.engine.vllm.turns import AT_ONCE, TOKENIZER_METHODS, begin, take_turns
 
 PLACES, PROMPTS = 40, 300
 NAME = "vllm.entrypoints.made_for_a_test"
@@ -58,7 +58,7 @@ class Engine:
 
 
 def renderer(make: Any) -> Any:
-    return SimpleNamespace(**dict.fromkeys(USES, make))
+    return SimpleNamespace(**dict.fromkeys(TOKENIZER_METHODS, make))
 
 
 async def turns(count: int) -> None:
@@ -142,12 +142,14 @@ class Thread:
             return text
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", TOKENIZER_METHODS)
 async def test_a_small_request_waits_for_one_prompt_of_each_large_one(use: str) -> None:
     thread = Thread()
     made = renderer(thread.make)
     take_turns(made, PLACES)
-    given: Any = (lambda text: {"prompt": text}) if use == USES[0] else (lambda text: text)
+    given: Any = (
+        (lambda text: {"prompt": text}) if use == TOKENIZER_METHODS[0] else (lambda text: text)
+    )
 
     async def request(name: str, count: int) -> list[str]:
         begin(count)

@@ -1,9 +1,10 @@
--- RUN_AGAIN: queue again the requests of a batch whose answers were cut off at their max_tokens, and remove these
+-- RETRY_CUT: queue again the requests of a batch whose answers were cut off at their max_tokens, and remove these
 -- answers.
--- ARGV: batch, life, then four values a request: id, SHA-1 of the stored result in hex, queue, message
+-- ARGV: batch, life, then four values per request: id, SHA-1 of the stored result in hex, queue, message
 -- Touches: warmq:batch:<id>, celery-task-meta-<id>, the batch's lists, warmq:{returns,deaths,retiring,revoked}, turns
 -- Returns: how many lines will have another answer (a result that has changed meanwhile stays); -1 if the
---   batch is gone; -2 if HOLD must come first, or once more; -3 if the batch is being cancelled.
+--   batch is gone; -2 if RETIRE has set expiries: the caller must run HOLD (again) first; -3 if the batch is being
+--   cancelled.
 allow_when_full()
 local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)

@@ -1,4 +1,4 @@
-"""Stores the prefix keys of requests by column, in memory or in a temporary file."""
+"""Stores prefix keys (keys.py) of requests, in memory or in a temporary file."""
 
 import os
 import tempfile
@@ -15,10 +15,11 @@ IN_MEMORY = 50_000
 _GROUP = 8192
 
 
-class Records:
+class PrefixKeys:
     """Stores prefix keys and text lengths of a file's requests, in the file's order.
 
-    A column has the keys of one level, 8 bytes a request. Ordering reads one column at a time.
+    A level is a key's place among the keys of its text: level 0 has the shortest prefixes. A column
+    has the keys of one level, 8 bytes a request. Ordering reads one column at a time.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
