@@ -66,7 +66,7 @@ def list_in(queue: str, list_key: str) -> str:
 
 
 def turns_key(queue: str, step: int | None = None) -> str:
-    """Return the key of a queue's counters; with a step, of the ZSET of its waiting tenants."""
+    """Return the key of a queue's counters, or of the ZSET of tenants that wait at a step."""
     return f"warmq:turns:{queue}" if step is None else f"warmq:turns:{queue}\x06{step}"
 
 

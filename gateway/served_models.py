@@ -71,7 +71,7 @@ class ServedModels:
     takes_any: bool = False
     #: Queues of models that workers can load, but none has loaded.
     not_loaded: Collection[str] = ()
-    #: Those of them that no worker could load at its last try, and the failures.
+    #: The queues among these whose model no worker could load at its last try, and the failures.
     unloadable: Mapping[str, Unloadable] = field(default_factory=dict)
     #: Paths of models' folders, which are names that callers may use, but do not see.
     paths: Collection[str] = ()

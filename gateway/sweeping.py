@@ -19,8 +19,8 @@ from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two removals of files and uploads, of unfinished files in the store, and of records
-#: from their tenants' counts.
+#: Seconds between two removals of expired files and uploads, of unfinished files in the store, and
+#: of records from their tenants' counts.
 EVERY_S, STORE_EVERY_S, RECORDS_EVERY_S = 5.0, 600.0, 600.0
 #: Seconds after which an unfinished file in the store is removed: no upload pauses that long.
 UNFINISHED_S = 6 * 3600.0

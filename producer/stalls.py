@@ -36,7 +36,7 @@ class Stall:
 
     `text` and `remedy` are templates with the keys of `facts` in braces, because the page
     translates the templates. `detail` is what the workers announce about the reason. A `passing`
-    stall ends without anyone's help, or may not be a stall.
+    stall can end by itself, or is perhaps no stall.
     """
 
     code: str

@@ -208,8 +208,8 @@ local function result_status(id) return redis.call('GETRANGE', RESULT .. id, 0, 
 -- a message; that key has another type, so its retry fails before it changes anything.
 local NOTE = 'warmq:batches\0'
 
--- Notes a request that RETRY may run again: its outcome, and `home`, the list to which RETRY moves its kept
--- message. home == '': the message is not kept yet, it still waits in the queue or runs.
+-- Notes a request that RETRY may run again: its outcome, and `home`, its home list, to which RETRY moves its kept
+-- message. If `home` is '', the message is not kept yet: it still waits in the queue or runs.
 local function note_ended(batch, id, outcome, size, home)
   local key = batch_key(batch)
   redis.call('HSET', key .. ':failed', id, NOTE .. outcome .. '\0' .. size .. '\0' .. home)
@@ -221,7 +221,7 @@ local function note_ended(batch, id, outcome, size, home)
   end
 end
 
--- Returns what note_ended has noted of a request: outcome and home; nil if nothing.
+-- Returns what note_ended has noted of a request: outcome and home list; nil if it has noted nothing.
 local function noted_ending(batch, id)
   local note = redis.call('HGET', batch_key(batch) .. ':failed', id)
   if not note then return nil end

@@ -11,7 +11,7 @@ local function leased_key(lease) return 'warmq:leased:' .. lease end
 -- Returns a lease's record: <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch>
 -- NUL <life>. <slots> are those of the worker's engine, <cost> are the charged tokens (charges.lua), <size> is
 -- the message's bytes. The message returns to <list>, and a retry queues it in <home>, the list of its
--- priority; the two differ for a suspect.
+-- priority (home list); the two differ for a suspect.
 local function lease_record(slots, cost, size, list, home, id, batch, life)
   return slots .. '\0' .. cost .. '\0' .. size .. '\0' .. list .. '\0' .. home .. '\0' .. id ..
     '\0' .. batch .. '\0' .. life

@@ -14,17 +14,17 @@ if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
 local count, moved_bytes, now, undone = 0, 0, now_ms(), {}
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
-  local noted, home = noted_ending(batch, id)
+  local noted, home_list = noted_ending(batch, id)
   local gone = false
   -- Another retry may have undone this outcome meanwhile.
   if noted == outcome then
-    if home ~= '' then
+    if home_list ~= '' then -- the message is kept: it no longer waits in the queue
       -- The message goes to the left end of the list, which POP reaches last: the request waits like a new one.
-      local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
+      local message = redis.call('LMOVE', kept_key(batch, id), home_list, 'LEFT', 'LEFT')
       gone = not message
       local changed = message and without_past_deadline(message, now)
-      if changed ~= message then redis.call('LSET', home, 0, changed) end
-      if message then note_pushed(home, 1) end
+      if changed ~= message then redis.call('LSET', home_list, 0, changed) end
+      if message then note_pushed(home_list, 1) end
       moved_bytes = moved_bytes + #(message or '')
     end
   end

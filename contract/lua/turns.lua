@@ -1,8 +1,8 @@
 -- Turns of tenants: virtual token counters (Sheng et al., "Fairness in Serving Large Language
 -- Models", OSDI 2024). Each queue and priority has a ZSET of the tenants that have messages, the
 -- ring (tenant -> tokens served, divided by the tenant's weight). Each tenant in it has a ZSET of
--- its lists (list key -> tokens served). POP serves the tenant with the smallest counter, and of
--- its lists the one with the smallest. <step> is kombu's priority step: 0 (highest), 3, 6 or 9.
+-- its lists (list key -> tokens served). POP serves the tenant with the smallest counter, and
+-- among the tenant's lists the one with the smallest. <step> is kombu's priority step: 0 (highest), 3, 6 or 9.
 -- Keys:
 --   <queue>\6\22<step>\6<tenant>\6<batch>  messages of one batch; without <batch> those of all
 --                                          batches with `--turn fifo`, in order of arrival
@@ -185,8 +185,8 @@ local function remove_list(batch, list, queues)
 end
 
 -- Returns the reason why no more may be queued, or nil: Redis uses more than `fraction` of its maxmemory; or,
--- without maxmemory, `most` messages wait in the queue of one of the lists (joined by newlines). Of a queue with
--- one of kombu's lists, only the messages in that list count.
+-- without maxmemory, `most` messages wait in the queue of one of the lists (joined by newlines). If the list is
+-- one of kombu's, only the messages in this list count.
 local function why_full(lists, most, fraction)
   local memory = redis.call('INFO', 'memory')
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))

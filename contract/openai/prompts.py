@@ -8,8 +8,8 @@ import orjson
 def prompt_text(body: dict[str, Any]) -> str:
     """Return the prompt as text.
 
-    Each message begins with its role. Of an image, audio or video the text has only the part's
-    type, for example [image_url].
+    Each message begins with its role. The text has only the type of an image, audio or video part,
+    for example [image_url].
     """
     prompt = body.get("messages") or body.get("prompt") or body.get("input") or body
     if not (isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)):

@@ -24,7 +24,7 @@ SUMMED = ("in_flight", "limit", "slots")
 
 
 def queues_of(worker: Mapping[str, Any]) -> list[str]:
-    """Return the queues that a worker serves, that of the loaded model first."""
+    """Return the queues that a worker serves; the first is that of the loaded model."""
     return list(dict.fromkeys([worker["queue"], *models_of(worker).values()]))
 
 

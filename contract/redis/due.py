@@ -5,12 +5,13 @@ from typing import Literal, NamedTuple
 
 from contract.redis.reads import Reads
 
-#: Gateways claim all kinds of work but `notify`, which workers claim. `webhook` is the delivery of an
-#: event to a tenant's endpoint, `notify` the webhook of a batch that a producer submitted.
+#: Gateways claim all kinds of work but `notify`, which workers claim. `webhook` is the delivery of
+#: an event to a tenant's endpoint, `notify` the webhook of a batch that a producer submitted.
 Work = Literal["batch", "webhook", "file", "upload", "notify"]
 #: Longest wait of each kind of work in ms. Work that is to wait longer counts as due: its time was
-#: set before Redis's clock stepped back. Batches wait at most a minute (gateway/batches/api/record.py), webhooks eight
-#: hours (gateway/webhooks/delivering.py). Files and uploads have no limit.
+#: set before Redis's clock stepped back. Batches wait at most a minute
+#: (gateway/batches/api/record.py), webhooks eight hours (gateway/webhooks/delivering.py). Files and
+#: uploads have no limit.
 _LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}
 
 

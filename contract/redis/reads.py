@@ -169,7 +169,7 @@ class Reads:
 
         A list has turns if it has messages; one of kombu's only after a worker has found it. `most`
         limits the tenants of a priority that have not reached their cap (most sequences in flight).
-        Of each tenant up to `most` + 1 lists are returned.
+        At most `most` + 1 lists of each tenant are returned.
         """
         rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
         last, last_list = (-1, -1) if most is None else (most - 1, most)

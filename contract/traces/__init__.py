@@ -113,7 +113,7 @@ class Tracer:
         return crc32(name.encode(errors="replace")) < self._below
 
     def child_or_root(self, parent: SpanContext | None, name: str) -> SpanContext:
-        """Return a new span's context: a child of `parent`; without it, that of a new trace."""
+        """Return a new span's context: a child of `parent`, or the root of a new trace."""
         if parent is not None:
             return parent.child()
         return root_context(sampled=self.samples(name), name=name)

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from contract.redis.due import Claim
 from gateway.file_store import FileStoreFailed, Writer
-from gateway.files.files import FileRecord, Files, safe_name, remove_due
+from gateway.files.files import FileRecord, Files, remove_due, safe_name
 from gateway.files.protocol import ExpiresAfter, File, life_of, purpose_of
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
@@ -185,7 +185,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
     services.limits.check_records(caller)
-    # The upload becomes due before its bytes count: if this gateway dies, another one subtracts them.
+    # The upload becomes due before its bytes count: if this gateway dies, another subtracts them.
     services.due.add("upload", upload_id, OPEN_S * 1000)
     services.limits.check_and_count_bytes(caller, upload_id, asked.bytes)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
@@ -253,7 +253,7 @@ def complete(
             _join_parts(services, record, writer)
             check_open(get(services, caller.tenant, upload_id), services.clock.now())
             files.remove_later(record.file_id)
-            # The upload's declared bytes are subtracted first: `check_and_count_bytes` would count both.
+            # The upload's declared bytes are subtracted first: else both would count.
             services.limits.forget_bytes(caller.tenant, record.id)
             services.limits.check_and_count_bytes(caller, record.file_id, record.bytes)
             writer.commit()

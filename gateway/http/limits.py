@@ -118,10 +118,10 @@ class Limits:
         self._budgets.give_back(batch_id)
 
     def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
-        """Raise ApiError (429) if `size` more bytes exceed the limit; `check_and_count_bytes` is exact.
+        """Raise ApiError (429) if `size` more bytes exceed the limit.
 
-        `body` is the size of the request's body, which the error names if the file's size is not
-        known.
+        The file may be stored only after `check_and_count_bytes`. `body` is the size of the
+        request's body, which the error names if the file's size is not known.
         """
         limit = caller.file_bytes
         if limit is not None and (held := self._stored(caller.tenant, limit - size)) + size > limit:

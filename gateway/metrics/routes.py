@@ -69,7 +69,7 @@ class Snapshots(Collector):
         of_fleet = series(fleet, self._models, self._tenants, high_water)
         return [*of_fleet, *self._requests.series()]
 
-    async def scraped(self) -> None:
+    async def note_scrape(self) -> None:
         """Note a scrape; wait briefly if there is no snapshot yet."""
         self._scraped_at = time.monotonic()
         self._wanted.set()
@@ -133,7 +133,7 @@ async def metrics(services: Services, requests: RouteCounts) -> AsyncIterator[Sn
 
 async def _metrics(request: Request) -> Response:
     snapshots: Snapshots = request.app.state.metrics
-    await snapshots.scraped()
+    await snapshots.note_scrape()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(snapshots), media_type=None, headers={"content-type": content_type})
 

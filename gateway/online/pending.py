@@ -226,7 +226,7 @@ class PendingRequests:
                 waiter.pushed = False
                 waiter.end(StoreFull(f"the queue is full, try again later: {reply.full}"))
             elif reply.known and waiter.pieces is not None:
-                # Its message names another gateway as the listener.
+                # The queued message names another gateway as the listener.
                 known_ids.append(waiter.request_id)
         if known_ids:
             with suppress(StoreUnavailable):  # the result has the missing text

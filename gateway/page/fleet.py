@@ -133,7 +133,7 @@ def _known_queues(queues: Iterable[Iterable[str]], default: str) -> list[str]:
 
 
 def _visible(caller: Caller, waiting: list[Waiting]) -> Iterable[Waiting]:
-    """Yield waiting requests, those of other tenants as one unless an operator calls."""
+    """Yield waiting requests; unless an operator calls, those of other tenants are added up."""
     hidden: dict[tuple[str, int], list[Waiting]] = {}
     for one in waiting:
         if caller.operator or one.tenant == caller.tenant:

@@ -40,8 +40,8 @@ def table_ending(name: str) -> str:
     kind, folded = kind_of(name), name.casefold()
     if folded.endswith(_SHEETS):
         raise OutputUnwritable(
-            f"cannot write {redacted(name)}: spreadsheets are not written; give a name "
-            "that ends with .csv, which spreadsheet programs open, or with .parquet"
+            f"cannot write {redacted(name)}: spreadsheets are not written; give a name that "
+            "ends with .csv, which spreadsheet programs open, or with .parquet"
         )
     if kind and not (kind in (*_PARQUET, *_DELIMITERS) and folded.endswith(kind)):
         raise OutputUnwritable(
@@ -145,14 +145,11 @@ class ResultFile:
             self._table: ParquetLines | CsvLines | None = None
             if kind := table_ending(self._name):
                 write, columns = self._write, self._columns
-                delimiter = _DELIMITERS.get(kind)
-                table: ParquetLines | CsvLines = (
-                    CsvLines(write, columns, delimiter)
-                    if delimiter
-                    else ParquetLines(write, columns)
-                )
-                stack.enter_context(table)
-                self._table = table
+                if delimiter := _DELIMITERS.get(kind):
+                    self._table = CsvLines(write, columns, delimiter)
+                else:
+                    self._table = ParquetLines(write, columns)
+                stack.enter_context(self._table)
             self._stack = stack.pop_all()
         return self
 

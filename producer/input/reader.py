@@ -153,7 +153,7 @@ class Input:
     the name in errors.
     """
 
-    #: Of a table only: columns that are not used, and columns for the output.
+    #: Only for tables: the columns that are not used, and the columns for the output.
     unused: Sequence[str] = ()
     output_columns = ""
 

@@ -38,8 +38,8 @@ def open_source(
     """Open a file, folder, pattern (`*`) of tables, or object (s3://, gs://, az://, https://).
 
     `pairs` maps fields of requests to columns, templates over columns or constants; `keep` are
-    columns for the output. `delimiter` separates the cells of CSV files, `tab` for a tab; '' is
-    the usual one of the file's ending.
+    columns for the output. `delimiter` separates the cells of CSV files, `tab` for a tab; ''
+    means the usual one for the file's ending.
 
     Raises:
         InputUnreadable: nothing of that name can be read.

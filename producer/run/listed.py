@@ -81,7 +81,7 @@ def window_ids(ids: Iterable[str], run: str) -> list[str]:
 
 
 def join_windows(batches: Iterable[Batch]) -> Iterator[ListEntry]:
-    """Yield the batches in their order. Those of one run are together, at the place of the first."""
+    """Yield the batches in their order; a run's windows are one entry, at the first's place."""
     together: dict[str, list[Batch]] = {}
     for batch in batches:
         together.setdefault(run_of(batch.id) or batch.id, []).append(batch)

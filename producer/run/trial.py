@@ -95,8 +95,8 @@ def _one_of_each(lines: list[_Line], groups: int, random: Random) -> list[_Line]
 class Spread:
     """Chooses rows that are spread over a file of unknown length, which is read once.
 
-    Of each block of `_step` lines a random one is kept, because in many files every second or
-    fourth line is of one kind; of the first block it is the first line. When twice as many lines
+    A random line of each block of `_step` lines is kept, because in many files every second or
+    fourth line is of one kind. The first line of the first block is kept. When twice as many lines
     as needed are kept, one of each two is dropped at random, and `_step` doubles. The same file
     always gives the same rows.
     """

@@ -229,7 +229,8 @@ class Supervisor:
             self._deaths_in_a_row += 1
         if self._deaths_in_a_row > self._deaths_allowed():
             raise self._fail(
-                f"the engine died {self._deaths_in_a_row} times in a row without completing a request"
+                f"the engine died {self._deaths_in_a_row} times in a row without completing a "
+                "request"
             )
         last_error: Exception | None = None
         for tried in range(self._tries):

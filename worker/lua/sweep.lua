@@ -72,9 +72,9 @@ local function leases_of(worker)
   return all, alive
 end
 
--- Hands back a worker's expired leases, the newest first; returns their number. It hands back at most `most` of
--- them, and leaves the rest to later calls. But once one counts a death, it hands back all that do: their number
--- decides how many suspects run together next.
+-- Hands back a worker's expired leases, the newest first; returns their number. The function hands back at
+-- most `most` leases, and leaves the rest to later calls. But if one of them counts a death, all leases that count
+-- a death are handed back: their number decides how many suspects run together next.
 local function sweep_worker(worker, most)
   local back, outside, died = {}, {}, false
   local all, alive = leases_of(worker)

@@ -42,7 +42,7 @@ class AnnouncedModels:
         }
 
     def note_sleep(self, failures: Mapping[str, str]) -> None:
-        """Note why engines do not sleep between stays any more, '' for those that do."""
+        """Note by model why its engine no longer sleeps between stays; '' if it still does."""
         failed = {model: why[:WHY_CHARACTERS] for model, why in failures.items() if why}
         self._sleep_failed.update(failed)
 

@@ -270,7 +270,7 @@ class EngineStep(bootsteps.StartStopStep):
     async def _run_companion(
         self, settings: WorkerSettings, begin: Callable[[Drain], None]
     ) -> None:
-        """Run, as `_run_drain` does, the drain of a model that is loaded together with another one.
+        """Run the drain of a model that is loaded together with another one, as `_run_drain` does.
 
         This drain has a worker id of its own in Redis, but the worker reports its numbers.
         """

@@ -4,7 +4,7 @@ A `FrontEnd` has a process and the worker's end of a socket, on which each messa
 JSON. The other end is in front_end.py.
 
 Celery and operators see one worker. Each front end is a drain with its own leases. If one is
-killed, its requests in flight return to the queue, as those of a killed worker do, and another is
+killed, its requests in flight return to the queue like those of a killed worker, and another is
 started. When the engine dies, each front end hands back its requests and ends.
 """
 

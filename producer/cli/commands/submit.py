@@ -185,7 +185,7 @@ def _follow(
             f"`producer cancel {batch.id}` ends it"
         )
     with hint(later):
-        batch = submitting.watched(batch)
+        batch = submitting.watch_batch(batch)
     status = show.print_end(batch)
     if output or errors:
         with hint(f"the batch has ended; `{collecting}` collects it again"):
@@ -201,7 +201,7 @@ class MeteredSubmit(ResumableSubmit):
     #: Whether the last report was about waiting for Redis.
     _waited = False
 
-    def watched(self, batch: Batch) -> Batch:
+    def watch_batch(self, batch: Batch) -> Batch:
         """Follow the submitted batch to its end (`follow`), and show its progress."""
         return self.follow(batch, lambda batch: progress.watch(self.store, batch, may_reopen=False))
 

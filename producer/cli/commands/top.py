@@ -94,7 +94,7 @@ class _Fleet:
         )
 
     def _rates(self, workers: list[dict[str, Any]], last_minute: Minute) -> dict[str, float]:
-        """Return rates per second since the last read; at first, those of the last full minute."""
+        """Return rates per second since the last read; the first call, those of the last minute."""
         now = time.monotonic()
         totals = {str(worker["id"]): worker.get("done") or {} for worker in workers}
         last, self._last = self._last, (now, totals)

@@ -53,8 +53,8 @@ _TEXTS = frozenset(("custom_id", "method", "url"))
 _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 #: Fields of which a mapping needs one, with a value in each row; other fields may be empty.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
-#: A constant is refused if its similarity to a column's name (difflib's ratio) is at least this: for
-#: one word, and for any other text.
+#: A constant is refused if its similarity to a column's name (difflib's ratio) is at least this:
+#: for one word, and for any other text.
 _NEAR_WORD, _NEAR_TEXT = 0.6, 0.8
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
 #: Values of JSON that are neither texts, lists nor objects. A field's bound may exclude 0 or 1.
@@ -178,8 +178,8 @@ class RowMapping:
         for text, field in self._guesses.items():
             if isinstance(row, Mapping) and text in row:
                 problem = (
-                    f"is not in the first row, so field {field} was taken as the constant {text!r}; "
-                    "give all rows this column"
+                    f"is not in the first row, so field {field} is the constant {text!r} in all "
+                    "rows; give the first row this column too"
                 )
                 return self.kept.after(bad_row(problem, text), {})
         return self.line(as_cells(row, self.wanted) if isinstance(row, Mapping) else row)

@@ -62,7 +62,7 @@ class Breaker:
         self._what: int | Condition = 0
         #: Failures in a row: their number, their request ids, and the earliest time of sending.
         self._row, self._row_of, self._row_since = 0, set[str](), math.inf
-        #: Of the answered request that was sent latest: time of sending, and time of the answer.
+        #: The times of sending and of the answer of the answered request that was sent latest.
         self._good = (-math.inf, -math.inf)
         #: Time of the latest failure, and time of the latest answer to a control.
         self.failed_at = self._proved_at = -math.inf

@@ -43,13 +43,8 @@ USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
 #: Fields of a message that replace `content`, which then is null.
 CONTENT_SUBSTITUTES = (
-    "tool_calls",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "audio",
-    "function_call",
-)
+    "tool_calls", "reasoning", "reasoning_content", "refusal", "audio", "function_call",
+)  # fmt: skip
 #: Fields of a delta whose values are not pieces of a text.
 _WHOLE_FIELDS = ("role", "tool_calls")
 #: Fields that the choices of every server have.
@@ -204,7 +199,7 @@ def _texts(choice: Json) -> Iterator[str]:
 
 
 def _message(delta: Json) -> Json:
-    """Join the pieces of a message; set `content` to null if a field of CONTENT_SUBSTITUTES replaces it."""
+    """Join the pieces of a message; set `content` to null if CONTENT_SUBSTITUTES replace it."""
     whole = {
         name: pieces if name == "role" else (tool_calls if name == "tool_calls" else joined)(pieces)
         for name, pieces in delta.items()
@@ -216,7 +211,7 @@ def _message(delta: Json) -> Json:
 
 
 def _renumber(logprobs: Json | None) -> None:
-    """Compute a completion's text offsets from the tokens' lengths, as vLLM does for whole answers."""
+    """Compute a completion's text offsets from its tokens' lengths, as vLLM's server does."""
     offsets, tokens = ((logprobs or {}).get(name) for name in ("text_offset", "tokens"))
     if offsets and tokens and len(offsets) == len(tokens):
         for place, token in enumerate(tokens[:-1]):

@@ -51,8 +51,8 @@ MERGE = "merge_async_iterators"
 def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
     """Make large requests take turns in the tokenizer thread, with at most `slots` running prompts.
 
-    vLLM's `pooling` classes use the thread without the renderer. A method of TOKENIZER_METHODS or RENDER that a
-    release of vLLM lacks is not wrapped.
+    vLLM's `pooling` classes use the thread without the renderer. A method of TOKENIZER_METHODS, or
+    RENDER, that a release of vLLM lacks is not wrapped.
     """
     long_prompts = asyncio.Lock()
     for serving in pooling:
@@ -221,7 +221,7 @@ class SequenceSlots:
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Add a sequence to the engine. A sequence of a request with several first waits for a slot."""
+        """Add a sequence to the engine. One of a request with several first waits for a slot."""
         if REQUEST_LOCK.get() is None:
             return await self._add(request, prompt, parent, *args, **kwargs)
         name = request.request_id

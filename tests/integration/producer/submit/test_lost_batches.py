@@ -102,7 +102,7 @@ def test_who_waits_for_a_batch_that_is_lost_submits_it_again(
     batch = submitting.submit().batch
     memory.fail_over()
     forgetful.after["seal 3"] = lambda: (run_all(store), None)[1]
-    ended = submitting.watched(batch)
+    ended = submitting.watch_batch(batch)
     assert (ended.finished, ended.number("completed")) == (True, 1700)
 
 

@@ -98,7 +98,7 @@ def test_who_waits_for_a_batch_whose_end_is_lost_submits_it_again(
 
     forgetful.batch = answered  # type: ignore[method-assign]
     # When the submit waits for it
-    ended = submitting.watched(batch)
+    ended = submitting.watch_batch(batch)
     # Then it gets every answer
     assert ended.finished
     assert (ended.number("completed"), ended.number("total")) == (1700, 1700)

@@ -49,7 +49,8 @@ def test_chats_and_completions_are_of_two_forms() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"prompt": ""}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {}, {"prompt": "a" * (SHORT_PROMPT + 1)},
+        {"prompt": ""}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {},
+        {"prompt": "a" * (SHORT_PROMPT + 1)},
         {"prompt": "a", "n": 2}, {"prompt": "a", "logprobs": 1}, {"prompt": "a", "echo": True},
         {"prompt": "a", "structured_outputs": {"regex": "a"}}, {"prompt": "a", "stream": True},
         {"prompt": "a", "of an unknown name": None}, {"prompt": "a", "seed": 2**70},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worker.engine.vllm.fastpath.texts import LONGEST
+from worker.engine.vllm.fastpath.texts import SHORT_PROMPT
 from worker.engine.vllm.turns import AT_ONCE, TOKENIZER_METHODS, begin, take_turns
 
 PLACES, PROMPTS = 40, 300
@@ -169,7 +169,7 @@ async def test_long_prompts_of_many_requests_go_one_by_one() -> None:
     thread = Thread()
     made = renderer(thread.make)
     take_turns(made, PLACES)
-    text = "x" * (LONGEST + 1)
+    text = "x" * (SHORT_PROMPT + 1)
     long = [asyncio.create_task(made._tokenize_prompt_async({"prompt": text})) for _ in range(50)]
     await turns(3)
     assert await made._tokenize_prompt_async({"prompt": "small"}) == "small"
@@ -181,7 +181,7 @@ async def test_texts_to_pool_take_turns_by_what_is_read_of_them() -> None:
     thread = Thread()
     processor = SimpleNamespace(render_async=lambda given: thread.make(name_of(given)))
     take_turns(renderer(None), PLACES, [SimpleNamespace(io_processor=processor)])
-    text = "x" * (LONGEST + 1)
+    text = "x" * (SHORT_PROMPT + 1)
     long: list[Any] = [
         {"prompts": {"prompt": text}}, {"data_1": "y", "data_2": text},
         {"conversations": [{"role": "user", "content": text}]},
