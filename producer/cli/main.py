@@ -41,7 +41,7 @@ COMMANDS = {
     "records": "List what tenants of `producer serve` keep in Redis: files, uploads, batches.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
-    "run": "Answer FILE's requests window by window; write the results to OUT in its order.",
+    "run": "Answer FILE's requests window by window; write the results to OUT in FILE's order.",
     "status": "Show the progress of a batch, run or request.",
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Set how tenants share the workers: a weight, and a cap if needed.",

@@ -151,6 +151,6 @@ ROWS = (
     ),
     Row(
         "gpu-memory-utilization", "--gpu-memory-utilization 0.999", base=UNSIZED,
-        refused=r"--gpu-memory-utilization 0.999 asks for .* are free on the engine's NUMA node.*",
+        refused=r"--gpu-memory-utilization 0.999 asks for .* GiB are free on .* NUMA node.*",
     ),
 )  # fmt: skip

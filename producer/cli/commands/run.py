@@ -71,7 +71,7 @@ def command(
     as_json: bool,
     **values: Any,
 ) -> Exit:
-    """Answer FILE's requests window by window; write the results to OUT in its order.
+    """Answer FILE's requests window by window; write the results to OUT in FILE's order.
 
     FILE may be larger than Redis's memory: Redis has two windows at a time, each a part of FILE,
     and smaller windows if it is full. OUT grows as windows end. With --order prefix, FILE is read

@@ -64,7 +64,7 @@ class World:
         self._names = (f"w{n}" for n in itertools.count())
         self.workers = [self._worker() for _ in range(3)]
         self.plain: dict[str, Sent] = {}
-        #: How many messages RUN_AGAIN may have added to each request's own, by (id, batch life).
+        #: How many messages RETRY_CUT may have added to each request's own, by (id, batch life).
         self.added: Counter[tuple[str, str]] = Counter()
         self.forged = 0
 

@@ -168,7 +168,7 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
         for make in (revocations.run, feed._run, scraped):
             await at_every_await(make)
             await at_every_await(make, redis_client, "normal")
-        await at_every_await(lambda: sweeping._sweep(services))
+        await at_every_await(lambda: sweeping._remove_expired(services))
         await lookup.close()
 
     asyncio.run(run())

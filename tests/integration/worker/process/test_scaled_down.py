@@ -51,7 +51,7 @@ async def test_workers_that_go_while_requests_run_lose_none_and_count_no_death(
                 victim.drain.stop()
                 if chance.random() < 0.5:
                     victim.drain.hurry()
-                await victim.wait_for_end()
+                await victim.ended()
             return running
 
         def look() -> bool:

@@ -180,7 +180,7 @@ def test_a_category_of_pandas_stays_one(tmp_path: Path):
 @pytest.mark.parametrize("name", ["a.xls", "A.XLSX", "s3://b/a.ods"])
 def test_a_spreadsheet_as_output_is_refused_with_the_endings_that_are_written(name: str):
     for check in (table_ending, check_output, error_file_of):
-        with pytest.raises(OutputUnwritable, match=r"name a \.csv.*\.parquet"):
+        with pytest.raises(OutputUnwritable, match=r"ends with \.csv.*\.parquet"):
             check(name)
 
 

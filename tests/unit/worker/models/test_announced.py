@@ -33,16 +33,16 @@ def test_swaps_are_announced_with_their_reasons() -> None:
     models = AnnouncedModels(QUEUES)
     models.begin("a", "it is named first")
     assert models.fields["swaps"] == []
-    models.loaded("a", 2.04)
+    models.note_loaded("a", 2.04)
     models.begin("b", "x" * 1000)
-    models.loaded("b", 3.0)
+    models.note_loaded("b", 3.0)
     first, second = models.fields["swaps"]
     assert first == {"to": "a", "why": "it is named first", "at": 1_000_000, "seconds": 2.0}
     assert (second["from"], second["to"], second["seconds"]) == ("a", "b", 3.0)
     assert len(second["why"]) == announced.WHY_CHARACTERS
     for _ in range(9):
         models.begin("a", "it has work")
-        models.loaded("a", 1.0)
+        models.note_loaded("a", 1.0)
     assert len(models.fields["swaps"]) == MOST_SWAPS
     assert models.fields["loads"] == {
         "a": {"loaded": 10, "seconds": 11.04, "failed": 0},
@@ -55,7 +55,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_again_less_and_less_often(clock:
     pauses = []
     for tries in range(1, 8):
         models.begin("b", "2 requests wait")
-        pauses.append(models.failed("b", "no such folder", 1.0))
+        pauses.append(models.note_failed("b", "no such folder", 1.0))
         assert models.fields["unloadable"]["b"]["tries"] == tries
         assert not models.may_load("b")
         assert models.may_load("a")
@@ -72,12 +72,12 @@ def test_a_model_that_cannot_be_loaded_is_tried_again_less_and_less_often(clock:
 def test_a_model_that_was_loaded_has_no_failures() -> None:
     models = AnnouncedModels(QUEUES)
     models.begin("b", "")
-    models.failed("b", "no memory", 1.0)
+    models.note_failed("b", "no memory", 1.0)
     models.begin("b", "again")
-    models.loaded("b", 1.0)
+    models.note_loaded("b", 1.0)
     assert models.fields["unloadable"] == {}
     assert models.may_load("b")
-    assert models.failed("b", "no memory", 1.0) == RETRY_S
+    assert models.note_failed("b", "no memory", 1.0) == RETRY_S
 
 
 def test_engines_that_cannot_sleep_are_announced() -> None:
@@ -90,7 +90,7 @@ def test_engines_that_cannot_sleep_are_announced() -> None:
 def test_an_engine_that_dies_later_is_no_swap() -> None:
     models = AnnouncedModels(QUEUES)
     models.begin("a", "")
-    models.loaded("a", 1.0)
-    models.failed("a", "the engine could not be rebuilt in 3 tries", 900.0)
+    models.note_loaded("a", 1.0)
+    models.note_failed("a", "the engine could not be rebuilt in 3 tries", 900.0)
     assert [swap.get("failed") for swap in models.fields["swaps"]] == [None]
     assert "a" in models.fields["unloadable"]

@@ -24,7 +24,7 @@ class Part:
             "counts": {"completed": 7},
         }
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """It has ended already."""
 
     def take_events(self) -> list[dict[str, Any]]:
