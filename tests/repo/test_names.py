@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from kit.campaigns import mutations
 from kit.commands.error_codes import error_codes
 from kit.protocol import script_keys
 
@@ -155,3 +156,11 @@ def test_every_name_that_a_script_uses_is_defined() -> None:
         defined = {name.strip() for found in lists for name in found.split(",")}
         used = set(re.findall(r"(?<![.\w:])([A-Za-z_]\w*)\b", code))
         assert used - defined - known == set(), path.name
+
+
+def test_every_mutation_finds_the_guard_that_it_removes() -> None:
+    found = [value for value in vars(mutations).values() if isinstance(value, tuple)]
+    assert len(found) > 5
+    for name, guard, _ in found:
+        (script,) = ROOT.glob(f"*/lua/{name}")
+        assert script.read_text().count(guard) == 1, (name, guard)

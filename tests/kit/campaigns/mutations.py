@@ -11,11 +11,11 @@ Mutation = tuple[str, str, str]
 #: File, the guard, and what stands there without it.
 NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
                 "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
-OWNED: Mutation = ("done.lua", "given[n], ends[n], records[n]", "given[n], '1', records[n]")
+OWNED: Mutation = ("done.lua", "named[n], ends[n], records[n]", "named[n], '1', records[n]")
 GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
 #: What keeps turns fair; the model of turns (turns_model.py) sees where one is missing.
 WEIGHT: Mutation = ("turns.lua", "ended and ended.share or tokens", "tokens")
-NEWCOMER: Mutation = ("turns.lua", "if not given or score >= given then return score end",
+NEWCOMER: Mutation = ("turns.lua", "if not start or score >= start then return score end",
                       "do return score end")  # fmt: skip
 ZERO: Mutation = ("done.lua", "if outcome == 'completed' then return cost_of_size(size) end",
                   "if outcome == 'completed' then return 0 end")  # fmt: skip
