@@ -179,7 +179,7 @@ def told_since_the_stop(worker: Worker) -> list[str]:
     """Return the lines from `stopping` on, but for those that tell of a busy machine: vLLM did not
     end in its 5 s and was killed, and Python speaks of the shared memory that it has left."""
     lines = worker.log_path.read_text().partition(": INFO/MainProcess] stopping")[2].splitlines()
-    busy = ("force killing", "resource_tracker")
+    busy = ("force killing", "resource_tracker", "workers still running after grace period")
     told = [line for line in lines if not any(word in line for word in busy)]
     return [line.rpartition("MainProcess] ")[2] for line in told]
 

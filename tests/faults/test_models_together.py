@@ -95,5 +95,5 @@ def test_a_model_that_cannot_be_loaded_with_another_one_takes_turns(tmp_path: Pa
         worker = start(on, embed=ENTRY | {"with": "chat", "path": "simulate:fail"})
         settle(on, submit(on, "chat", 200))
         log = worker.log_path.read_text()
-        assert "model embed is not loaded together with chat any more" in log
+        assert "model embed is no longer loaded together with chat" in log
         assert worker.stop() == 0
