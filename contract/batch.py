@@ -16,7 +16,8 @@ BY_USER = "cancelled by the user"
 class Batch:
     """The state of a batch when it was read; times are Redis's in ms, counts are of requests.
 
-    `reconnects` is that of the store (contract/redis/reads.py) before it read the batch.
+    `reconnects` is how often the store had connected again (contract/redis/reads.py) before it read
+    the batch.
     """
 
     id: str
@@ -116,7 +117,7 @@ class Batch:
 
     @property
     def terminal(self) -> int:
-        """The number of requests that have a result."""
+        """The number of ended requests: each has a result."""
         return sum(self.number(name) for name in OUTCOMES)
 
     @property

@@ -170,7 +170,7 @@ class ServedModels:
         else:
             return "no model is served to you now"
         names = ", ".join(name[:_NAME_CHARS] for name in visible[:_MOST_NAMES])
-        return f"served are: {names}{', ...' if len(visible) > _MOST_NAMES else ''}"
+        return f"served models: {names}{', ...' if len(visible) > _MOST_NAMES else ''}"
 
     def visible(self, names: Iterable[str]) -> list[str]:
         """Return the names that callers may see: no paths of folders."""

@@ -146,7 +146,7 @@ def unserved_text(store: BatchStore, base: str, model: str) -> str:
     ours = {name for one in alive for name in queues_of(one) if name.startswith(f"{base}.")}
     similar = did_you_mean(model, [name.removeprefix(f"{base}.") for name in ours])
     names = served_names(alive, base, "--model ")
-    return f"no worker serves queue {queue}; served are: {', '.join(names)}{similar}"
+    return f"no worker serves queue {queue}; workers serve: {', '.join(names)}{similar}"
 
 
 def _queue_of_adapter(alive: Iterable[Mapping[str, Any]], name: str) -> str:

@@ -56,8 +56,8 @@ class Stall:
         return self.remedy.format_map(self.facts)
 
 
-#: Code -> text and remedy. `default_unserved` has those of code `queue_unserved` for a queue whose
-#: name has no model.
+#: Code -> text and remedy. The code `queue_unserved` has two entries: `default_unserved` is the one
+#: for a queue whose name has no model.
 TEXTS = {
     "queue_unserved": (
         "no worker serves {model} (queue {queue}); requests waiting: {waiting}",
@@ -135,7 +135,7 @@ _PASSING = {
     "workers_starting", "model_not_loaded", "lease_held", "memory_high", "queue_full",
     "tenant_capped", "submit_stopped",
 }  # fmt: skip
-#: Stalls while which submits wait.
+#: Stalls during which submits wait.
 _SUBMITS_WAIT = {"memory_full", "memory_high", "queue_full"}
 
 
@@ -175,7 +175,7 @@ def queue_stall(
     facts: dict[str, Any] = {"queue": queue, "model": model, "waiting": waiting}
     if not workers:
         names = served_names(alive, default)[:8]
-        detail = f"served are: {', '.join(names)}" if names else ""
+        detail = f"workers serve: {', '.join(names)}" if names else ""
         served = sorted({one for worker in alive for one in queues_of(worker)})
         # The output of `doctor --json` has these keys.
         facts |= {"in_flight": 0, "workers": 0, "others": list(served)}
@@ -207,7 +207,7 @@ def _loaded_text(workers: Iterable[Worker]) -> str:
     """Return a text with the models that workers have loaded, and the swaps that run."""
     names = sorted({model_name(one) for one in workers if one.get("state") == "ready"})
     swaps = _joined(str(one.get("why")) for one in workers if one.get("state") == "swapping")
-    return _joined([f"loaded are: {', '.join(names)}" if names else "", swaps])
+    return _joined([f"loaded models: {', '.join(names)}" if names else "", swaps])
 
 
 def _joined(reasons: Iterable[str]) -> str:
@@ -304,11 +304,12 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         fields = self._each("hmget", names, ["created_at", "cancelling", "finished_at"])
         found = list(zip(lists, fields, strict=True))
         count = sum(one.requests for one, (_, *ends) in found if any(ends))
-        # A deleted batch's list, or that of a run, whose windows share a list of the run's name.
+        # A list whose batch has no key is that of a deleted batch, or that of a run, whose windows
+        # share one list with the run's name.
         nameless = [one for one, values in found if not any(values)]
-        return count + sum(one.requests for one in nameless if self._needs_nothing(queue, one))
+        return count + sum(one.requests for one in nameless if self._has_only_ended(queue, one))
 
-    def _needs_nothing(self, queue: str, one: WaitingList) -> bool:
+    def _has_only_ended(self, queue: str, one: WaitingList) -> bool:
         """Return whether the oldest and the newest message of a list are of ended batches."""
         key = naming.turn_list(queue, one.step, one.tenant, one.batch_id)
         pipe = self._client.pipeline(transaction=False)

@@ -96,7 +96,8 @@ local function cost_of(list, state, message, sequences, context)
 end
 
 -- Makes POP skip all lists of some tenants; returns the tenants as a set. In `tenants`, \6 follows each name.
--- `skipped` counts skips by list, and by ring and tenant; first_of skips a member whose count is `most`.
+-- `skipped` counts the skips of each list, and those of each tenant in a ring (turns.lua); first_of skips a member
+-- whose count is `most`.
 local function skip_tenants(queue, tenants, skipped, most)
   local names = {}
   for tenant in string.gmatch(tenants, '([^\6]*)\6') do

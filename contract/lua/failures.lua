@@ -111,8 +111,8 @@ do -- Lua allows a script 200 local variables at a time; those of this block end
     redis.call('PUBLISH', 'warmq:batch-cancel', id)
   end
 
-  -- Opens a batch again; `lines` of its lines will have another answer. Earlier failures no longer count for
-  -- `stop_after`.
+  -- Opens a batch again for a retry; `lines` is the number of lines that will have another answer. Earlier
+  -- failures no longer count for `stop_after`.
   function reopen_batch(batch, lines, now)
     local key = 'warmq:batch:' .. batch
     local stop_after, stopped, deadline, planned, announced, total, valid, completed, failed, cancelled, expired =

@@ -96,7 +96,8 @@ def int_if_whole_at(value: Any, path: Sequence[str]) -> Any:
     """Return a value with ints for whole floats at a path of keys or indexes."""
     if isinstance(value, dict) and path and path[0] in value:
         return value | {path[0]: int_if_whole_at(value[path[0]], path[1:])}
-    # msgspec's paths lack the keys of such an object's entries, so all entries are converted.
+    # msgspec's path leaves out the key of an entry of an object with free keys, so all entries are
+    # converted.
     if isinstance(value, dict) and path:
         return {key: int_if_whole_at(one, path[1:]) for key, one in value.items()}
     if isinstance(value, list) and path:

@@ -163,7 +163,7 @@ class Models:
         return ApiError(
             503,
             f"model {name[:200]!r} is not loaded now, and this gateway queues nothing for it; "
-            f"loaded are: {', '.join(loaded[:20]) or 'none'}",
+            f"loaded models: {', '.join(loaded[:20]) or 'none'}",
             code="model_not_loaded", param="model", retry=False, after_s=NOT_LOADED_S,
         )  # fmt: skip
 

@@ -66,7 +66,7 @@ def lines_of_file(
             yield from chunk.lines
 
 
-async def in_turn(handler: Callable[..., Response], view: View) -> Response:
+async def one_at_a_time(handler: Callable[..., Response], view: View) -> Response:
     """Call a file-reading handler, one per tenant at a time, while the client is connected."""
     guard = ReadGuard()
     watcher = asyncio.create_task(_until_gone(view.request, guard))

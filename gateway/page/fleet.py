@@ -180,7 +180,7 @@ def _chart(values: Sequence[float], minutes: Sequence[Minute], top: float | None
 def rate_chart(minutes: Sequence[Minute]) -> Chart:
     """Return the chart of tokens written per second, without the current minute.
 
-    It begins when the first slot existed, but an hour ago at the latest.
+    It begins with the first minute that had slots, and shows at least the last hour.
     """
     began = next((n for n, minute in enumerate(minutes) if minute.slots_s), 0)
     whole = minutes[max(0, min(began, len(minutes) - 61)) : -1] or minutes
@@ -238,7 +238,7 @@ def workers(view: View) -> Response:
 
 
 def rates_of(minutes: Sequence[Minute]) -> dict[str, float | None]:
-    """Return the rates of the last whole minute, as `live.py` names them; None without slots."""
+    """Return the last whole minute's rates as in live.py (`_s`: per second); None without slots."""
     last = minutes[-2] if len(minutes) > 1 else None
     if last is None or not last.slots_s:
         return dict.fromkeys(("out_s", "in_s", "requests_s", "cached"))

@@ -42,15 +42,15 @@ _SEARCH_S = 10.0
 
 
 class _NeedsSearch(Exception):
-    """An index or a file must be searched, which is done in the tenant's turn."""
+    """An index or a file must be searched, which is done for one caller of a tenant at a time."""
 
 
-async def in_turn(handler: Callable[..., Response], view: View) -> Response:
-    """Call the handler; in its tenant's turn if it must search an index or a file."""
+async def one_at_a_time(handler: Callable[..., Response], view: View) -> Response:
+    """Call the handler; one per tenant at a time if it must search an index or a file."""
     try:
         return await run_in_threadpool(handler, view, guard=None)
     except _NeedsSearch:
-        return await file_reading.in_turn(handler, view)
+        return await file_reading.one_at_a_time(handler, view)
 
 
 def request(view: View, *, guard: ReadGuard | None) -> Response:

@@ -81,16 +81,18 @@ def routes() -> list[Route]:
         Route("/ui/workers", shows(fleet.workers)),
         Route("/ui/batches", shows(batch_list.batches)),
         Route(one, shows(batches.batch)),
-        Route(f"{one}/request", shows(one_request.request, one_request.in_turn)),
+        Route(f"{one}/request", shows(one_request.request, one_request.one_at_a_time)),
         Route(f"{one}/download/{{kind}}", shows(batches.download)),
-        Route(f"{one}/retry", writes(retrying.retry, file_reading.in_turn), methods=["POST"]),
+        Route(f"{one}/retry", writes(retrying.retry, file_reading.one_at_a_time), methods=["POST"]),
         Route(f"{one}/cancel", writes(batches.cancel), methods=["POST"]),
         Route("/ui/tenants", shows(fleet.tenants)),
         Route("/ui/dead", shows(dead_letters.show)),
         Route("/ui/dead", writes(dead_letters.retry_or_delete), methods=["POST"]),
-        Route("/ui/submit", shows(submit.submit, submit.in_turn)),
+        Route("/ui/submit", shows(submit.submit, submit.one_at_a_time)),
         Route("/ui/submit", answers(submit.upload), methods=["POST"]),
-        Route("/ui/submit/start", writes(submit.start, file_reading.in_turn), methods=["POST"]),
-        Route("/ui/submit/try", writes(submit.trial, file_reading.in_turn), methods=["POST"]),
+        Route(
+            "/ui/submit/start", writes(submit.start, file_reading.one_at_a_time), methods=["POST"]
+        ),
+        Route("/ui/submit/try", writes(submit.trial, file_reading.one_at_a_time), methods=["POST"]),
         Route(LIVE, live.live),
     ]

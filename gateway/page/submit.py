@@ -39,12 +39,12 @@ _TOO_LARGE_TO_TRY = "the file is too large to try it on this page; in a terminal
 _plans: dict[tuple[str, str, Choices], tuple[float, FilePlan]] = {}
 
 
-async def in_turn(handler: Callable[..., Response], view: View) -> Response:
-    """Call the handler now if it reads no file, else in its tenant's turn."""
+async def one_at_a_time(handler: Callable[..., Response], view: View) -> Response:
+    """Call the handler now if it reads no file, else one per tenant at a time."""
     file_id = view.query.get("file", "")
     if not file_id or _cached(view.caller.tenant, file_id, Choices.of(view.query)):
         return await run_in_threadpool(handler, view, guard=ReadGuard())
-    return await file_reading.in_turn(handler, view)
+    return await file_reading.one_at_a_time(handler, view)
 
 
 def submit(view: View, *, guard: ReadGuard) -> Response:

@@ -145,7 +145,7 @@ stop_after = click.option(
     "stop_after",
     metavar="N|P%",
     help="Cancel the batch when N requests have failed, for example 100; or a share, for example "
-    "5%, judged from 100 ended requests.",
+    "5%, checked once 100 requests have ended.",
 )
 turn = click.option(
     "--turn",

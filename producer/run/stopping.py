@@ -7,7 +7,7 @@ from contract.errors import WarmqError
 from contract.redis.batches import BatchStore
 from producer.run.journal import RunProgress
 
-#: Fewest ended requests of which a share of failures can reach the limit.
+#: A limit in percent is checked only when this many requests have ended.
 FEWEST_JUDGED = 100
 
 

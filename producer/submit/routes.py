@@ -63,7 +63,7 @@ class Routes:
         more = ", ..." if len(names) > _MOST_NAMES else ""
         raise bad_field(
             "model",
-            f"no worker serves {printable(name, 200)!r}; served are: "
+            f"no worker serves {printable(name, 200)!r}; workers serve: "
             f"{', '.join(names[:_MOST_NAMES])}{more}{did_you_mean(name, names)}",
             code="model_not_found",
         )

@@ -113,8 +113,8 @@ class Submitter:
 
         Raises:
             BatchConflict: a chunk differs from the one that was submitted before.
-            BatchChanged: the batch was deleted meanwhile; WritesLost if Redis has lost chunks, to
-                be submitted again.
+            BatchChanged: the batch was deleted meanwhile.
+            WritesLost: (a BatchChanged) Redis has lost chunks, which must be submitted again.
             InputUnreadable: the input is damaged; the batch stays open.
             StoreUnavailable: the batch stays open.
             WriteFailed: the disk cannot hold a planned batch's messages.
@@ -282,7 +282,8 @@ class Submitter:
 
         Raises:
             BatchConflict: the batch has more lines than this file.
-            BatchChanged: the batch was deleted; WritesLost if Redis has lost chunks of it.
+            BatchChanged: the batch was deleted.
+            WritesLost: (a BatchChanged) Redis has lost chunks of the batch.
         """
         summary = self._summary
         batch = self.store.batch(self._id)

@@ -220,7 +220,7 @@ def test_a_gateway_tells_where_page_and_api_are_and_which_models_are_served(
     none = "workers  none runs; requests wait until `warmq-worker` has started one"
     assert first[-3:] == [*addresses, none]
     assert made.log_path.read_text().splitlines()[-3:] == [
-        *addresses, "workers  1 ready; served are: tiny"
+        *addresses, "workers  1 ready; served models: tiny"
     ]  # fmt: skip
 
 

@@ -197,6 +197,6 @@ def test_lines_that_do_not_say_which_of_two_adapters_are_refused(stack: Stack) -
         lambda: client.batches.retrieve(batch.id).error_file_id, 30, "the batch ends"
     )
     errors = client.files.content(written).text
-    told = "field body.model: is missing; name a model; served are: lora, second"
+    told = "field body.model: is missing; name a model; served models: lora, second"
     assert errors.count(told) == 5, errors[:600]
     assert stack.started() == 0

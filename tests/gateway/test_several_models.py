@@ -72,7 +72,7 @@ def test_by_setting_it_is_refused_and_nothing_is_queued(tmp_path: Path) -> None:
         assert (error.status_code, error.code, error.param) == (503, "model_not_loaded", "model")
         headers = error.response.headers
         assert (headers["x-should-retry"], headers["retry-after"]) == ("false", "30")
-        assert "loaded are: alpha" in error.message
+        assert "loaded models: alpha" in error.message
         assert sum(stack.store.queue_lengths("warmq.beta").values()) == 0
         assert ask(stack, "alpha") == stack.text_of("Hello")
         assert {one.id for one in stack.client.models.list()} == set(MODELS)

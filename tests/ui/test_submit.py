@@ -107,7 +107,7 @@ def test_a_model_that_nobody_serves_is_told_before_the_start(
         upload(view, stack, file)
         told = view.page.locator("main").inner_text()
         assert "No worker serves gpt-4" in told
-        assert f"served are: other, {MODEL}" in told
+        assert f"served models: other, {MODEL}" in told
         view.page.select_option("#model", MODEL)
         view.page.get_by_role("button", name="Plan again").click()
         view.page.wait_for_url(f"**model={MODEL}*")

@@ -70,8 +70,9 @@ class Drain:
         #: The requests that ran when the engine died; they are not handed back yet.
         self._crashed: list[Running] = []
         # A slot is refilled when its result is in Redis, so a killed worker loses at most the work
-        # in its slots and look-ahead. Answers of the same length end in the same step, so
-        # endings are committed once `low_water` of them wait, or the endings of all in flight.
+        # in its slots and look-ahead. Answers of the same length end in the same step, so endings
+        # are committed together: when `low_water` of them wait, or when every request in flight
+        # has ended.
         self._committer = Committer(
             leases, self._committed, lambda: min(len(self.in_flight), self.limits.low_water)
         )

@@ -1,7 +1,7 @@
 """Reports a worker's throughput: as log lines, and as its queue's history in Redis.
 
-The history is a ring: a hash with a field for each minute, used again after a day
-(worker/lua/ring.lua).
+The history is a hash with a field for each minute, used again after a day: a ring buffer
+(worker/lua/ring.lua), not the ring of tenants in contract/lua/turns.lua.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SAMPLE_S = 1.0
 EVERY_S = 30.0
 #: Fewest seconds between two log lines, also if the queue becomes empty more often.
 LEAST_S = 10.0
-#: Seconds between two writes into the ring.
+#: Seconds between two writes into the history.
 WRITE_S = 10.0
 
 
@@ -95,7 +95,7 @@ class Progress:
 
 
 class History:
-    """Adds the drain's counts to its queue's ring in Redis (worker/lua/ring.lua)."""
+    """Adds the drain's counts to its queue's history in Redis (worker/lua/ring.lua)."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
@@ -126,7 +126,7 @@ class History:
         self._slots_s += slots * seconds
 
     async def write(self) -> None:
-        """Add the new counts to the ring, if there are any; without an engine there are none."""
+        """Add the new counts to the history, if there are any; without an engine there are none."""
         totals, busy_s, slots_s = self._totals(), self._busy_s, self._slots_s
         new = [now - before for now, before in zip(totals, self._written, strict=True)]
         if not slots_s and not any(new):
@@ -134,7 +134,7 @@ class History:
         try:
             await self._drain.leases.note_history([*new, round(busy_s), round(slots_s)])
         except ERRORS as error:
-            log.debug("the last seconds are not in the ring yet: %s", error)
+            log.debug("the last seconds are not in the history yet: %s", error)
             return
         self._written = totals
         self._busy_s, self._slots_s = self._busy_s - busy_s, self._slots_s - slots_s

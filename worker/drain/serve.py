@@ -98,7 +98,7 @@ class Serving:
             return failed(delivery, error, timing=timing_of(running, popped_at))
         timing = timing_of(running, popped_at)
         prompt = prompt_beginning(request.body) if delivery.batch else ""
-        # For a single choice both return the same; is_last_cut is faster.
+        # With one choice, is_last_cut and is_cut return the same, and is_last_cut is faster.
         ended_at_limit = is_last_cut if count == 1 else is_cut
         return Ending(
             delivery,

@@ -181,7 +181,7 @@ def _queues(
             yield ok("queue", "queue", text, **facts)
         elif served and not (waiting or suspects):
             models = served_names(alive, settings.queue)
-            text = f"no worker serves queue {queue}; served are: {listed(models)}"
+            text = f"no worker serves queue {queue}; workers serve: {listed(models)}"
             remedy = "submit to one of these, or start a worker for it with `warmq-worker`"
             facts |= {"others": served}  # a name of `doctor --json`
             yield remark("queue", "queue_unused", text, remedy, **facts)

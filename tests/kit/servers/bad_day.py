@@ -66,7 +66,7 @@ class BadDay:
         return OF_THE_WHOLE[self.state]() if self.state in OF_THE_WHOLE else None
 
     def _post(self, path: str, body: Json) -> Reply:
-        breaker = self.drain.engine._fleet.servers[0].breaker
+        breaker = self.drain.engine._servers.servers[0].breaker
         probe = breaker.resting or self.server.posts[-1][2] == CONTROL_ID
         self.probes, self.tries = self.probes + probe, self.tries + (not probe)
         if (whole := self._whole()) is not None:

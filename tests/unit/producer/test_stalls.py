@@ -93,10 +93,10 @@ def test_the_remedy_starts_a_worker_of_exactly_the_queue_that_has_none(
 def test_an_unserved_model_names_the_others_as_model_takes_them(queue: str) -> None:
     found = queue_stall(queue, "warmq", 5, [], OTHERS)
     assert found is not None
-    assert found.detail == "served are: big, tiny (leave out --model)"
+    assert found.detail == "workers serve: big, tiny (leave out --model)"
     far = queue_stall(queue, "warmq", 5, [], OTHERS[2:])
     assert far is not None
-    assert far.detail == "served are: queue batches (of another WARMQ_QUEUE)"
+    assert far.detail == "workers serve: queue batches (of another WARMQ_QUEUE)"
 
 
 def test_the_default_queue_is_not_called_a_model() -> None:

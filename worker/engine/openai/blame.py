@@ -63,7 +63,7 @@ class Blame:
     """Decides for all requests of one engine whether they or their servers are at fault."""
 
     def __init__(self, fleet: Servers[Upstream]) -> None:
-        self._fleet = fleet
+        self._servers = fleet
         self._controls: dict[Upstream, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -102,7 +102,7 @@ class Blame:
         breaker.count(failed=False)
         if rested and not breaker.resting:
             upstream.end_rests(well=False)
-            self._fleet.hand_out()
+            self._servers.hand_out()
 
     def failed(
         self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float, *, asked: bool
@@ -151,7 +151,7 @@ class Blame:
 
     def _may_move(self, tries: Tries) -> bool:
         """Whether another server may answer the request, so that no control is needed yet."""
-        now, candidates = time.monotonic(), set(self._fleet.servers) - tries.avoid
+        now, candidates = time.monotonic(), set(self._servers.servers) - tries.avoid
         return tries.failed < FEWEST_FAULTS and any(server.free(now) for server in candidates)
 
     def count_failure(self, tries: Tries) -> None:
@@ -216,4 +216,4 @@ class Blame:
         elif not breaker.resting:
             upstream.end_rests(well=True)
         self._control_when_due(upstream)
-        self._fleet.hand_out()
+        self._servers.hand_out()

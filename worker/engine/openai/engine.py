@@ -52,7 +52,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         self._max_model_len = 0
         self._session: aiohttp.ClientSession | None = None
         self._partial: dict[str, Reassembly] = {}
-        self._blame = Blame(self._fleet)
+        self._blame = Blame(self._servers)
         self._sharing: list[Sharing] = []
 
     async def start(self) -> Capacity:
@@ -70,7 +70,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 limit=self._slots + 4 * len(settings.base_urls), keepalive_timeout=KEEP_ALIVE_S
             ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # An answer may take any time; `_fleet` ends requests that make no progress.
+            # An answer may take any time; `_servers` ends requests that make no progress.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -80,7 +80,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         servers = [Upstream(url, session, *options) for url in settings.base_urls]
         if people:
             self._sharing = [Sharing(server, self._guard()) for server in servers]
-        upstream = await self._fleet.start(servers)
+        upstream = await self._servers.start(servers)
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = _listed_length(served.get("max_model_len"))
         return Capacity(
@@ -89,7 +89,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             model=upstream.model,
             details={
                 "engine": "openai",
-                "servers": self._fleet.shown,
+                "servers": self._servers.shown,
                 "served_names": sorted(upstream.models),
                 "adaptive": settings.openai_concurrency is None,
             },
@@ -127,7 +127,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             body[LIMITS[request.url][0]] = self._settings.default_max_tokens
         added = priority(request.url, body) if self._sharing else {}
         while True:
-            upstream = await self._fleet.take(tries.avoid)
+            upstream = await self._servers.take(tries.avoid)
             sent_at = time.monotonic()
             try:
                 self._blame.count_failure(tries)
@@ -145,7 +145,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 await self._settle(upstream, fault, tries, sent_at)
             finally:
                 upstream.breaker.left(sent_at)
-                self._fleet.give(upstream)
+                self._servers.give(upstream)
                 self._partial.pop(request_id, None)
             await self._blame.pause(tries)
         if (model := request.body.get("model")) and request.url not in COUNTING:
@@ -176,16 +176,16 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             raise fault.rejection()
         if action is Action.PROBE:
             resting = upstream.breaker.resting
-            health = Health.WELL if resting else await self._fleet.ask(upstream)
+            health = Health.WELL if resting else await self._servers.ask(upstream)
             action = fault.after_probe(health)
         elif fault.queue_full and tries.sequences == 1:
             upstream.queue_is_full(fault.wait_s)
             return
         elif action is Action.MOVE:
-            self._fleet.down(upstream, fault.message)
+            self._servers.down(upstream, fault.message)
         if action is Action.DIED:
             tries.deaths += 1
-        if tries.deaths > 1 or self._fleet.dead:
+        if tries.deaths > 1 or self._servers.dead:
             message = f"{upstream.name}: {fault.message}"
             raise EngineDead(message, inside=action is Action.DIED)
         if upstream.up:

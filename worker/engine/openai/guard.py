@@ -159,7 +159,7 @@ class Guard:
         self, ceiling: int = CEILING, ttft_s: float | None = None, itl_s: float | None = None
     ) -> None:
         self.limit = 0
-        self.why = "learns what people feel without requests"
+        self.why = "measures the server without this worker's requests"
         self.ttft = Signal("first token", ttft_s, TTFT_FACTOR, 3)
         self.itl = Signal("next token", itl_s, ITL_FACTOR, 1)
         self.ceiling = ceiling
@@ -313,4 +313,4 @@ class Guard:
         if self.limit < self._fast_to:
             more = min(self.limit, self._fast_to - self.limit)
         self.limit = min(self.ceiling, self._roof, self.limit + more)
-        self.why = "nobody else is there" if nobody else "nobody is slower"
+        self.why = "nobody else is there" if nobody else "all values are well below their targets"

@@ -33,7 +33,10 @@ class Action(StrEnum):
         "not counted"
     )
     PROBE = "the server's health decides (below)"
-    DOUBT = "sent again; the server rests, or it is counted if other requests succeed (below)"
+    DOUBT = (
+        "sent again; the server rests, or the failure counts against the request, if other requests "
+        "succeed (below)"
+    )
     MOVE = "sent to another server; with none left it goes back to the queue; not counted"
     DIED = "sent to another server once; else back to the queue, and one death is counted"
 
@@ -61,8 +64,8 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
         Action.REJECT,
     ),
     (
-        "404, 405 with an error in OpenAI's form, of a url that this server has never answered, "
-        "though it has answered another",
+        "404, 405 with an error in OpenAI's form, if this server has answered other urls, but "
+        "never this one",
         (),
         Action.REJECT,
     ),
@@ -79,7 +82,7 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     (Condition.ENDED, (Condition.ENDED,), Action.MOVE),
     ("any other 404 or 405", MISSING, Action.DOUBT),
     (
-        "401, 403, other 4xx; words about the key; redirects; any 4xx as a page",
+        "401, 403, other 4xx; words about the key; redirects; any 4xx without an error object (an HTML body)",
         (401, 403, 407),
         Action.DOUBT,
     ),

@@ -34,13 +34,13 @@ class RemoteSettings(WorkerSettings):
 
 
 class RemoteEngine(Generic[S]):
-    """Base of the openai and triton engines; `_fleet` has the servers and their health."""
+    """Base of the openai and triton engines; `_servers` has the servers and their health."""
 
     grace_s = 0.0
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fleet: Servers[S] = Servers(settings.stall_timeout_s, settings.remote_wait_s)
+        self._servers: Servers[S] = Servers(settings.stall_timeout_s, settings.remote_wait_s)
 
     def build(self) -> None:
         """Load what is needed on this machine. Blocks; called in the engine's own thread."""
@@ -51,24 +51,24 @@ class RemoteEngine(Generic[S]):
 
     def waits_for(self) -> str:
         """Return the servers that `start` or requests wait for, each with the reason."""
-        return f"{WAITS_FOR}{self._fleet.troubles}" if self._fleet.troubles else ""
+        return f"{WAITS_FOR}{self._servers.troubles}" if self._servers.troubles else ""
 
     def dead(self) -> bool:
         """Whether every server is down."""
-        return self._fleet.dead
+        return self._servers.dead
 
     def last_progress(self) -> float:
         """Return the time of the latest step, or now if no request is in flight."""
-        return self._fleet.last_progress()
+        return self._servers.last_progress()
 
     def on_text(self, call: Callable[[], None]) -> None:
         """Set the function to call at each step, when a server may have sent text."""
-        for server in self._fleet.servers:
+        for server in self._servers.servers:
             server.stepped = call
 
     def kill(self) -> None:
         """Give up every server; their requests end with EngineDead."""
-        self._fleet.kill()
+        self._servers.kill()
 
     def shutdown(self) -> None:
         """Close every connection. Called in the engine's own thread."""
@@ -76,7 +76,7 @@ class RemoteEngine(Generic[S]):
             close_on(self._loop, self._close())
 
     async def _close(self) -> None:
-        await self._fleet.close()
+        await self._servers.close()
 
 
 def preflight_of(engine: str, servers: str, model: str, limit: object) -> Preflight:
@@ -109,10 +109,10 @@ def ask_once(
     except EngineDead:
         remedy = "Start one, or correct its address; a worker that starts now waits for it"
         preflight.findings.append(
-            Finding(f"no server is ready: {engine._fleet.down_reasons}", remedy)
+            Finding(f"no server is ready: {engine._servers.down_reasons}", remedy)
         )
         return
     preflight.rows["model"] = capacity.model
-    if down := engine._fleet.down_reasons:
+    if down := engine._servers.down_reasons:
         remedy = "Start it, or correct its address; until then the other servers get all requests"
         preflight.findings.append(Finding(f"a server is not ready: {down}", remedy, fatal=False))

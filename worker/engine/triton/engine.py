@@ -100,7 +100,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             SettingsError: the servers' model does not use the vLLM backend.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
-        first = await self._fleet.start(
+        first = await self._servers.start(
             [self._connect(address, settings.triton_model) for address in settings.addresses]
         )
         slots = _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
@@ -109,7 +109,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             max_num_seqs=slots * len(settings.addresses),
             max_model_len=self._max_model_len or 0,
             model=settings.triton_model,
-            details={"engine": "triton", "servers": self._fleet.shown, "slots_each": slots},
+            details={"engine": "triton", "servers": self._servers.shown, "slots_each": slots},
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
@@ -130,25 +130,25 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         prompt, parameters = await loop.run_in_executor(self._templating, self._prepare, request)
         raw, limit = orjson.dumps(parameters), parameters["max_tokens"]
         for _ in range(MOST_SERVERS):
-            server = await self._fleet.take()
+            server = await self._servers.take()
             try:
                 answer = await server.run(prompt.text, raw, request_id)
                 if answer.finish_reason == "error":
                     raise _ended_in_error(parameters)
                 return self._complete(request, request_id, prompt, limit, answer)
             except ServerDown as error:
-                self._fleet.down(server, str(error))
+                self._servers.down(server, str(error))
             except ServerRefused as error:
-                await self._fleet.ask(server)
+                await self._servers.ask(server)
                 if server.up:
                     raise _error_for(str(error)) from error
             finally:
-                self._fleet.give(server)
+                self._servers.give(server)
         raise RequestFailed(f"{MOST_SERVERS} servers in a row went down while they ran the request")
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the answer's text so far, without an incomplete character at its end."""
-        pieces = (server.pieces.get(request_id) for server in self._fleet.servers)
+        pieces = (server.pieces.get(request_id) for server in self._servers.servers)
         return [b"".join(parts).decode(errors="ignore") for parts in pieces if parts]
 
     def _prepare(self, request: EngineRequest) -> tuple[Prompt, dict[str, Any]]:

@@ -183,12 +183,12 @@ class Adapters:
             else:
                 number = self._loaded.pop(idle)
                 del self._users[idle]
-                await self._alive(self._unload(idle, number))
+                await self._result_unless_dead(self._unload(idle, number))
             if name not in self._waiting:
                 return
         began = time.monotonic()
         try:
-            self._loaded[name] = await self._alive(self._load(name, path, stamp))
+            self._loaded[name] = await self._result_unless_dead(self._load(name, path, stamp))
         except RequestRejected as error:
             self._failed[name] = stamp, time.monotonic(), error
             raise
@@ -207,7 +207,7 @@ class Adapters:
             raise type(error)(error.message, code=error.code)
         return path, stamp
 
-    async def _alive(self, call: Awaitable[Any]) -> Any:
+    async def _result_unless_dead(self, call: Awaitable[Any]) -> Any:
         """Return the result of a call of vLLM, which waits for ever if the engine dies.
 
         Raises:

@@ -267,8 +267,8 @@ class VllmEngine:
         self._progress.stepped = call  # called when a step's tokens are detokenized
 
     def _aborted(self) -> EngineDead:
-        # EngineCore aborts requests when it gets SIGTERM. The request may be the cause only if this
-        # worker sent SIGTERM because the engine made no step.
+        # EngineCore aborts requests when it gets SIGTERM. A request may have caused the engine's
+        # death only if this worker sent SIGTERM because the engine made no step.
         return EngineDead("the engine was asked to end", inside=self._killed)
 
     def _completion_of(self, url: str, response: Any, model: str | None) -> Completion:
@@ -299,7 +299,7 @@ class VllmEngine:
         return RequestRejected(message, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
-        text = f"{error}\n{self._warnings.read()}".strip()  # only the log may have the cause
+        text = f"{error}\n{self._warnings.read()}".strip()  # the cause may be in the log only
         return EngineDead(f"{memory_remedy(text) or ''}\n{text}".strip())
 
     # -- sleep, between two stays of the model -------------------------------------------

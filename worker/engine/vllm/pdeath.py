@@ -1,10 +1,12 @@
-"""A vLLM plugin (`vllm.general_plugins`) that sets up each process that vLLM starts.
+"""The vLLM plugin that sets up each engine process: log, abort call, parent's death.
 
-If its parent is killed by SIGKILL, EngineCore survives and keeps the device (seen with 0.30 and
-0.32, still alive after 40 s). worker/engine/parent_death.py prevents this before vLLM is imported;
-this plugin does the same for processes that were started in another way. The kernel's signal comes
-when the thread ends that started the process, so the worker builds its engine in one thread, which
-lives as long as the worker.
+vLLM loads it by its entry point in `vllm.general_plugins`.
+
+EngineCore survives a SIGKILL of its parent, and keeps the device (seen with 0.30 and 0.32, still
+alive after 40 s). worker/engine/parent_death.py prevents this before vLLM is imported; this plugin
+does the same for processes that were started in another way. The kernel sends its signal when the
+thread that started the process ends, so the worker builds its engine in one thread, which lives as
+long as the worker.
 
 The kernel frees the device of a killed process. But a killed RBLN engine may leave its card
 unusable, so it gets SIGTERM, and SIGKILL only after a long time (worker/engine/rbln/rules.py).

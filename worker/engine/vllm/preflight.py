@@ -64,9 +64,9 @@ def check(settings: VllmSettings) -> Preflight:
         arguments = (settings.engine_args, settings.model, packages, settings.adapters)
         result.findings += check_options(*arguments)
         options = settings.engine_args.options
-        slots = options.get("max-num-seqs", "vLLM decides how many")
-        length = options.get("max-model-len", "the model’s")
-        result.rows["capacity"] = f"{slots} at once of {length} tokens"
+        slots = options.get("max-num-seqs", "chosen by vLLM")
+        length = options.get("max-model-len", "the model's context")
+        result.rows["capacity"] = f"requests at once: {slots}; tokens of each: {length}"
         if runs_on_cpu(packages):
             result.rows["KV cache"] = describe(options, settings.model)
     result.rows["answers"] = _answers(settings)
@@ -91,8 +91,8 @@ def _check_compiled(model: str, artefact: Artefact | None, packages: Packages) -
     if artefact is None and packages.rbln:
         yield Finding(
             f"{model} is not compiled for RBLN",
-            "Compile it first: python -m worker.compile MODEL -o DIR (vllm-rbln would do it "
-            "at each first start, for one request at a time)",
+            "Compile it first: python -m worker.compile MODEL -o DIR (vllm-rbln would "
+            "compile it at its first start, for one request at a time)",
         )
 
 
@@ -163,7 +163,7 @@ def check_device(packages: Packages) -> Iterator[Finding]:
     if driver is not None and _samples_without_flashinfer():
         yield warning(
             "FlashInfer's sampler would be compiled when the engine starts, and there is no nvcc: "
-            "vLLM's own samples instead",
+            "vLLM uses its own sampler instead",
             f"Install the CUDA {cuda} toolkit, or flashinfer-jit-cache, for faster top-k and top-p",
         )
 

@@ -174,7 +174,7 @@ class _Merged:
 # -- slots of the engine -------------------------------------------------------------
 
 #: Attributes of vLLM's OutputProcessor that SequenceSlots uses.
-ENGINE_USES = ("add_request", "abort_requests", "propagate_error", "request_states")
+PROCESSOR_ATTRIBUTES = ("add_request", "abort_requests", "propagate_error", "request_states")
 
 
 class SequenceSlots:
@@ -197,7 +197,7 @@ class SequenceSlots:
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self._slots = multi_sequence_slots(slots // front_ends)
         take_turns(getattr(engine, "renderer", None), self._slots, pooling)
-        used = all(hasattr(processor, name) for name in ENGINE_USES)
+        used = all(hasattr(processor, name) for name in PROCESSOR_ATTRIBUTES)
         if not used or not hasattr(engine, "_add_request"):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)
@@ -221,7 +221,10 @@ class SequenceSlots:
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Add a sequence to the engine. One of a request with several first waits for a slot."""
+        """Add a sequence to the engine.
+
+        A sequence of a request with several sequences waits for a slot first.
+        """
         if REQUEST_LOCK.get() is None:
             return await self._add(request, prompt, parent, *args, **kwargs)
         name = request.request_id

@@ -327,7 +327,7 @@ def test_requests_in_a_queue_without_a_worker_are_a_problem(
     assert levels(found, "problem") == {"queue_unserved"}
     facts = found["queue_unserved"]["facts"]
     assert (facts["waiting"], facts["model"], facts["others"]) == (3, "tinny", ["warmq"])
-    assert "served are: tiny (leave out --model)" in found["queue_unserved"]["text"]
+    assert "workers serve: tiny (leave out --model)" in found["queue_unserved"]["text"]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_the_own_queue_without_a_worker_and_a_request_is_a_remark(
     announce(own_store, queue="warmq.tiny")
     found = doctor(own.url, 0)
     assert found["queue_unused"]["level"] == "remark"
-    assert "served are: tiny" in found["queue_unused"]["text"]
+    assert "workers serve: tiny" in found["queue_unused"]["text"]
 
 
 def test_open_batches_suspects_and_dead_letters_are_counted(

@@ -340,8 +340,11 @@ def test_a_batch_that_nobody_serves_says_so(redis_url: str, store: BatchStore, t
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--model", "tinny"), "served are: --model big, --model tiny; did you mean tiny?"),
-        ((), "no worker serves queue warmq; served are: --model big, --model tiny; the requests"),
+        (("--model", "tinny"), "workers serve: --model big, --model tiny; did you mean tiny?"),
+        (
+            (),
+            "no worker serves queue warmq; workers serve: --model big, --model tiny; the requests",
+        ),
         (("--model", "tiny"), None),
     ],
 )
@@ -364,8 +367,8 @@ def test_a_model_that_nobody_serves_is_told_at_once_with_those_that_are(
 @pytest.mark.parametrize(
     ("queues", "told"),
     [
-        (["warmq"], "no worker serves queue warmq.foo; served are: requests without --model\n"),
-        (["warmq", "warmq.big"], "served are: --model big, requests without --model\n"),
+        (["warmq"], "no worker serves queue warmq.foo; workers serve: requests without --model\n"),
+        (["warmq", "warmq.big"], "workers serve: --model big, requests without --model\n"),
     ],
 )
 def test_a_worker_of_the_default_queue_is_told_in_words(

@@ -62,7 +62,7 @@ def test_a_batch_of_a_model_that_is_not_loaded_says_what_it_waits_for(
     shown = as_json(run_producer("status", "b1", "--json", redis_url=own.url))
     (stall,) = shown["stalls"]
     assert (stall["code"], stall["passing"]) == ("model_not_loaded", True)
-    assert "loaded are: chat" in stall["message"]
+    assert "loaded models: chat" in stall["message"]
     assert "max_wait" in stall["remedy"]
     text = run_producer("status", "b1", redis_url=own.url).stdout
     assert "ready (with model chat loaded" in text
@@ -176,8 +176,8 @@ def test_top_shows_models_what_waits_for_each_and_the_last_swaps(
 @pytest.mark.parametrize(
     ("queues", "told"),
     [
-        ([], "no worker serves queue warmq.tine; served are: tiny (leave out --model)\n"),
-        (["warmq.big"], "served are: --model big, tiny (leave out --model)\n"),
+        ([], "no worker serves queue warmq.tine; workers serve: tiny (leave out --model)\n"),
+        (["warmq.big"], "workers serve: --model big, tiny (leave out --model)\n"),
     ],
 )
 def test_an_unserved_model_is_answered_with_the_served_ones(

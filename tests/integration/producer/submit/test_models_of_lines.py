@@ -155,12 +155,12 @@ def test_a_line_of_an_unknown_model_is_an_error_result_that_names_the_models(
     lines = [*mixed_lines(4), chat_line("bad", model="gama"), chat_line("none")]
     path = write_lines(tmp_path / "in", lines)
     done = run_producer("submit", path, "--batch-id", "b1", redis_url=redis_url)
-    text = "line 5, field model: no worker serves 'gama'; served are: alpha, beta, gamma"
+    text = "line 5, field model: no worker serves 'gama'; workers serve: alpha, beta, gamma"
     assert text in done.stderr
     assert "1 bad line" in done.stderr
     # A line without a model goes where it goes as ever, and that is told.
     assert names(store, "warmq") == ["none"]
-    assert "no worker serves queue warmq; served are: --model alpha" in done.stderr
+    assert "no worker serves queue warmq; workers serve: --model alpha" in done.stderr
     planned = run_producer("plan", path, redis_url=redis_url)
     assert planned.returncode == 1 and text in planned.stdout + planned.stderr
     run_models(store)

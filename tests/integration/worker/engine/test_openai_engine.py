@@ -142,13 +142,13 @@ async def test_a_server_that_is_away_gets_nothing_until_it_is_back() -> None:
         await one.stop()
         await asyncio.gather(*start(running, [chat(str(n)) for n in range(20)]))
         assert one.came == []
-        assert running._fleet is not None
-        shown = running._fleet.shown
+        assert running._servers is not None
+        shown = running._servers.shown
         assert "onnect" in shown[one.url[7:-3]]
         assert shown[other.url[7:-3]]["limit"] >= 32
         assert len(set(other.came)) == 20
         await one.start()
-        fleet = running._fleet
+        fleet = running._servers
         assert fleet is not None
         await until(lambda: all(u.up for u in fleet.servers))
         await asyncio.gather(*start(running, [chat(str(n)) for n in range(20)]))
@@ -319,7 +319,7 @@ async def test_256_at_once_share_one_pool_and_no_place_is_lost() -> None:
 
 async def test_the_limit_settles_where_few_requests_wait() -> None:
     async with StubServer(slots=48, latency_s=0.3) as server, engine(server) as running:
-        fleet = running._fleet
+        fleet = running._servers
         assert fleet is not None
         upstream = fleet.servers[0]
         tasks = start(running, [chat(str(n)) for n in range(3000)])

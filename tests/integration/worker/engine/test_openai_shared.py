@@ -58,8 +58,8 @@ async def until(look: Callable[[], object], timeout_s: float = 30) -> None:
 
 
 def upstream(running: OpenAIEngine) -> Upstream:
-    assert running._fleet is not None
-    return running._fleet.servers[0]
+    assert running._servers is not None
+    return running._servers.servers[0]
 
 
 async def test_each_request_goes_behind_peoples_and_a_later_place_of_its_own_stays() -> None:

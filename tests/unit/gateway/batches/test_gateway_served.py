@@ -77,7 +77,7 @@ def test_a_folders_model_has_one_name_and_its_path_works_unseen() -> None:
     asked = {name: known.queue_of(name, None) for name in ("tiny", "models/tiny", "models")}
     assert asked == {"tiny": "warmq", "models/tiny": "warmq", "models": None}
     assert known.visible(known.names) == ["tiny", "a"]
-    assert known.listing(None) == "served are: a, tiny"
+    assert known.listing(None) == "served models: a, tiny"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_a_line_whose_model_is_unclear_is_told_which_there_are_for_its_key(
 ) -> None:
     known = served(worker("warmq.a"), worker("warmq.b"), worker("warmq.c", model="/models/c"))
     for models in (["", "z"], ["", "a", "z"], ["", "a", "b", "z"]):
-        assert refusal(known, models, None, body) == f"{begin}served are: a, b, c"
-        assert refusal(known, models, ["b", "a"], body) == f"{begin}served are: a, b"
+        assert refusal(known, models, None, body) == f"{begin}served models: a, b, c"
+        assert refusal(known, models, ["b", "a"], body) == f"{begin}served models: a, b"
         none = refusal(known, models, ["q", "r"], body)
         assert none == f"{begin}no model is served to you now"
 
@@ -227,11 +227,11 @@ def test_of_many_models_a_line_is_told_some_and_of_a_folder_its_name() -> None:
     long = served(*(worker(f"warmq.{n}{'x' * 10_000}") for n in range(50)))
     assert len(refusal(long, [""], None, b"{}")) < 5000
     folder = served(worker(model="/models/c"), worker("warmq.a"))
-    assert refusal(folder, ["z"], ["a", "c"], b'{"model":"z"}').endswith("served are: a, c")
+    assert refusal(folder, ["z"], ["a", "c"], b'{"model":"z"}').endswith("served models: a, c")
 
 
 def test_only_the_part_that_refuses_lines_notes_what_it_tells() -> None:
     known = served(worker("warmq.a"), worker("warmq.b"))
     first, second = parts_for("b", ["a", "b", "z"], known, None)
-    assert (first.served, second.served) == ("served are: a, b", "")
+    assert (first.served, second.served) == ("served models: a, b", "")
     assert [part.served for part in parts_for("b", ["a", "b"], known, None)] == ["", ""]

@@ -58,7 +58,9 @@ def test_a_model_of_no_worker_is_refused_with_those_that_are_served() -> None:
         request = parse_line(line)
         routes.check(request)
         assert routes.queue_of(request) == queue
-    with pytest.raises(RequestRejected, match="served are: chat, judge; did you mean judge") as no:
+    with pytest.raises(
+        RequestRejected, match="workers serve: chat, judge; did you mean judge"
+    ) as no:
         routes.check(parse_line(b'{"prompt": "x", "model": "jugde"}'))
     assert (no.value.code, no.value.field) == ("model_not_found", "model")
     # The default queue's workers may know more names than they announce.

@@ -48,7 +48,7 @@ async def test_a_triton_server_that_hangs_does_not_keep_the_others_open() -> Non
     engine = TritonEngine(TritonSettings(engine="triton", model=str(MODEL)))
     engine._loop = asyncio.get_running_loop()
     servers = [Connection(hangs=True), Connection()]
-    engine._fleet.servers = servers  # type: ignore[assignment]
+    engine._servers.servers = servers  # type: ignore[assignment]
     with pytest.raises(TimeoutError, match="connections were not closed"):
         await asyncio.wait_for(asyncio.to_thread(engine.shutdown), 5)
     assert [server.closed for server in servers] == [False, True]

@@ -134,7 +134,7 @@ class PoolingReplay(Replay):
         self._only_tokenizes = self._params.get("chat_template") is None and not any(
             getattr(processor, name, True) for name in unsupported
         )
-        self._joins = processor.name == BI_ENCODER
+        self._is_bi_encoder = processor.name == BI_ENCODER
         runs = sorted(observed.runs, key=lambda run: str(run.request.external_req_id))
         is_supported = (
             processor.name == CROSS_ENCODER
@@ -143,7 +143,7 @@ class PoolingReplay(Replay):
         )
         if (
             not is_supported
-            or len(runs) != (2 if self._joins else 1)
+            or len(runs) != (2 if self._is_bi_encoder else 1)
             or observed_answer["id"] != pooling_context.request_id
         ):
             raise ValueError("vLLM pools this request in another way")
@@ -248,7 +248,7 @@ class PoolingReplay(Replay):
         Returns None for a score that is not a finite number: vLLM's class reports the error.
         """
         prompt = _length(outputs) + self._separators
-        if self._joins:
+        if self._is_bi_encoder:
             outputs = self._processor._post_process(outputs, 1)
         (output,) = outputs
         value = self._numbers(output.outputs.data)

@@ -172,11 +172,11 @@ def test_the_limit_falls_while_a_server_rests_and_status_says_what_it_says(
 
     async def look() -> None:
         engine = await drain.begun()
-        server = engine._fleet.servers[0]
+        server = engine._servers.servers[0]
         while outage.began < 0 or time.monotonic() < outage.began + 300:
             await asyncio.sleep(1)
             if not outage.began < 0:
-                seen.append((server.limit, engine.waits_for(), engine._fleet.shown[server.name]))
+                seen.append((server.limit, engine.waits_for(), engine._servers.shown[server.name]))
 
     async def main() -> Outcome:
         watch = asyncio.create_task(look())

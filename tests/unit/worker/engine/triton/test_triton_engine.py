@@ -58,7 +58,7 @@ def engine_over(servers: Sequence[FakeServer]) -> TritonEngine:
     """Return an engine that knows these servers."""
     engine = TritonEngine(TritonSettings(engine="triton", model=str(MODEL)))
     engine._prompts = prompts()
-    engine._fleet.servers = servers  # type: ignore[assignment]
+    engine._servers.servers = servers  # type: ignore[assignment]
     return engine
 
 
