@@ -34,8 +34,8 @@ class Action(StrEnum):
     )
     PROBE = "the server's health decides (below)"
     DOUBT = (
-        "sent again; the server rests, or the failure counts against the request, if other requests "
-        "succeed (below)"
+        "sent again; the server rests, or the failure counts against the request, if other "
+        "requests succeed (below)"
     )
     MOVE = "sent to another server; with none left it goes back to the queue; not counted"
     DIED = "sent to another server once; else back to the queue, and one death is counted"
@@ -82,7 +82,8 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     (Condition.ENDED, (Condition.ENDED,), Action.MOVE),
     ("any other 404 or 405", MISSING, Action.DOUBT),
     (
-        "401, 403, other 4xx; words about the key; redirects; any 4xx without an error object (an HTML body)",
+        "401, 403, other 4xx; words about the key; redirects; any 4xx without an error object "
+        "(an HTML body)",
         (401, 403, 407),
         Action.DOUBT,
     ),
