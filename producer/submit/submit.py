@@ -282,8 +282,7 @@ class Submitter:
 
         Raises:
             BatchConflict: the batch has more lines than this file.
-            BatchChanged: the batch was deleted.
-            WritesLost: (a BatchChanged) Redis has lost chunks of the batch.
+            BatchChanged: the batch was deleted, or (WritesLost) Redis has lost chunks of it.
         """
         summary = self._summary
         batch = self.store.batch(self._id)

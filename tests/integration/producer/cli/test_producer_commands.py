@@ -341,10 +341,7 @@ def test_a_batch_that_nobody_serves_says_so(redis_url: str, store: BatchStore, t
     ("words", "told"),
     [
         (("--model", "tinny"), "workers serve: --model big, --model tiny; did you mean tiny?"),
-        (
-            (),
-            "no worker serves queue warmq; workers serve: --model big, --model tiny; the requests",
-        ),
+        ((), "serves queue warmq; workers serve: --model big, --model tiny; the requests"),
         (("--model", "tiny"), None),
     ],
 )
