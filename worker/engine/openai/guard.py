@@ -41,6 +41,8 @@ SETTLE = 3
 TRY_MORE = 10
 #: Steps without requests of other clients after which the server counts as ours alone.
 NOBODY = 10
+#: Steps in a row that do not show other clients' use, after which the server counts as used.
+UNKNOWN = 2
 #: Most steps in which the guard learns the quiet values; the limit is 0 meanwhile.
 LEARN = 6
 #: Probes in a second with requests of ours, and in a quiet one. Probes are sent one after the
@@ -89,7 +91,7 @@ class Signal:
 
     def note(self, value: float | None, *, quiet: bool) -> None:
         """Note a step's value. A step without one makes the latest values count less."""
-        if value is None:
+        if value is None or value <= 0:
             if self._recent:
                 self._recent.popleft()
             return
@@ -171,8 +173,12 @@ class Guard:
         self._settle = self._steps = 0
         #: Steps in a row without a measurement, without requests of ours, without other clients.
         self._blind = self._unused = self._alone = 0
+        #: Steps in a row that did not show whether there are other clients.
+        self._unknown = 0
         #: The limit that was cut the last time.
         self._felt_at = 0
+        #: The highest limit while nobody else was there, and whether nobody was at the last step.
+        self._alone_at, self._was_alone = 0, False
         self._paused = False
         self._had_waiting = False
 
@@ -180,6 +186,11 @@ class Guard:
     def learning(self) -> bool:
         """Whether the limit is 0 because the quiet values are not known yet."""
         return self._steps < LEARN and not (self.ttft.has_target and self.itl.has_target)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the limit is 0 because people feel our requests badly."""
+        return self._paused
 
     @property
     def probe_tokens(self) -> int:
@@ -202,6 +213,7 @@ class Guard:
         self._steps = LEARN
         self._settle = max(0, self._settle - 1)
         self._decide(observed)
+        self._was_alone = self._alone >= NOBODY
         self.limit = max(0, min(self.limit, self.ceiling))
         return self.limit
 
@@ -226,7 +238,11 @@ class Guard:
         self._unused = self._unused + 1 if observed.in_flight == 0 else 0
         self.ttft.note(observed.ttft_s, quiet=observed.in_flight == 0)
         self.itl.note(observed.itl_s, quiet=quiet)
-        self._alone = self._alone + 1 if observed.other_clients is False else 0
+        self._unknown = self._unknown + 1 if observed.other_clients is None else 0
+        if observed.other_clients or self._unknown >= UNKNOWN:
+            self._alone = 0
+        elif observed.other_clients is False:
+            self._alone += 1
         self._had_waiting |= observed.waiting is not None
         measured = observed.ttft_s is not None or observed.waiting is not None
         self._blind = 0 if measured or not observed.in_flight else self._blind + 1
@@ -262,7 +278,8 @@ class Guard:
 
     def _pause(self, why: str) -> None:
         if not self._paused:
-            self._fast_to = max(1, self.limit * 3 // 4)
+            # What people feel of a limit that was reached without them is not known.
+            self._fast_to = FIRST if self._was_alone else max(1, self.limit * 3 // 4)
         self._paused, self.limit = True, 0
         self.why = f"paused: {why}"
 
@@ -288,6 +305,7 @@ class Guard:
             return
         self.limit = max(1, left)
         self._fast_to = self._roof = self.limit
+        self._alone_at = min(self._alone_at, self.limit)
         self._at_roof = 0
         self.why = "as many as the server can start"
 
@@ -310,7 +328,10 @@ class Guard:
             self._roof += max(1, self._roof // 32)
         near = NEAR * self._felt_at < self.limit < self._felt_at / NEAR
         more = 1 if near else min(8, max(1, self.limit // 16))
-        if self.limit < self._fast_to:
-            more = min(self.limit, self._fast_to - self.limit)
+        fast_to = max(self._fast_to, self._alone_at) if nobody else self._fast_to
+        if self.limit < fast_to:
+            more = min(self.limit, fast_to - self.limit)
         self.limit = min(self.ceiling, self._roof, self.limit + more)
+        if nobody:
+            self._alone_at = max(self._alone_at, self.limit)
         self.why = "nobody else is there" if nobody else "all values are well below their targets"

@@ -1,5 +1,6 @@
 """The metrics of a vLLM server, and the limit of requests in flight that follows from them."""
 
+import math
 import re
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ FILLED = 0.9
 METRIC = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
     rb"|prompt_tokens_total|inter_token_latency_seconds_(?:sum|count)|request_success_total)"
-    rb"(\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
+    rb"(\{[^\n]*\})? (\S+)$",
     re.MULTILINE,
 )
 #: Labels of requests that were not answered to the end.
@@ -41,11 +42,16 @@ class Metrics:
 
 
 def read_metrics(answer: bytes) -> Metrics | None:
-    """Read an answer to GET /metrics, in Prometheus's format; None if it is not vLLM's."""
+    """Read an answer to GET /metrics, in Prometheus's format.
+
+    None: it is not vLLM's, or a value is not a number (NaN, for example) or is negative.
+    """
     values: dict[bytes, list[float]] = {}
-    for name, labels, value in METRIC.findall(answer):
+    for name, labels, text in METRIC.findall(answer):
+        if (value := _amount(text)) is None:
+            return None
         if not UNFINISHED.search(labels):
-            values.setdefault(name, []).append(float(value))
+            values.setdefault(name, []).append(value)
     if b"num_requests_running" not in values:
         return None
     total = defaultdict(float, {name: sum(listed) for name, listed in values.items()})
@@ -58,6 +64,15 @@ def read_metrics(answer: bytes) -> Metrics | None:
         total[b"inter_token_latency_seconds_count"],
         total[b"inter_token_latency_seconds_sum"],
     )
+
+
+def _amount(text: bytes) -> float | None:
+    """Return a finite number of at least 0; None for any other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
@@ -94,15 +109,24 @@ DISTRUST_S = 60
 FROZEN_S = 3
 #: Seconds by which the server's count of finished requests may be ahead of the worker's.
 AHEAD_S = 5
+#: Seconds of our finished requests that are compared with the server's count, and the fewest
+#: requests for a comparison.
+COMPARED_S, COMPARED = 10, 8
+#: Fewest requests of ours in flight for a comparison with those that the server shows.
+SEEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """What one second shows: mean seconds between tokens, waiting requests, other clients' use."""
+    """What one second shows: mean seconds between tokens, waiting requests, other clients' use.
+
+    `present` is the number of requests in the server, those of all clients.
+    """
 
     itl_s: float | None = None
     waiting: int | None = None
     other_clients: bool | None = None
+    present: int | None = None
 
 
 class Seconds:
@@ -111,10 +135,12 @@ class Seconds:
     def __init__(self) -> None:
         self._before: Metrics | None = None
         self._finished = 0
-        self._distrusted = self._frozen = 0
+        self._distrusted = self._frozen = self._unseen = 0
         #: The latest counts of other clients' finished requests; a count may be a little too high.
         self._counts: deque[float] = deque(maxlen=AHEAD_S)
         self._fewest: float | None = None
+        #: The server's latest counts of finished requests, each with that of ours.
+        self._pairs: deque[tuple[float, int]] = deque(maxlen=AHEAD_S + COMPARED_S + 1)
 
     def next(self, metrics: Metrics | None, own: int, finished: int) -> Second:
         """Return what the last second shows.
@@ -130,21 +156,34 @@ class Seconds:
         if before is not None and _goes_back(before, metrics):
             self._distrusted = DISTRUST_S
             self._counts.clear()
+            self._pairs.clear()
             self._fewest = None
         unchanged = before is not None and before.tokens == metrics.tokens
         self._frozen = (self._frozen + answered) if unchanged else 0
         if before is None or self._distrusted or self._frozen >= FROZEN_S:
             return Second()
-        gaps = metrics.gaps - before.gaps
-        itl_s = (metrics.gaps_s - before.gaps_s) / gaps if gaps > 0 else None
-        other_clients = metrics.running + metrics.waiting > own or self._more_finished(
-            metrics, finished
-        )
-        return Second(itl_s, int(metrics.waiting), other_clients)
+        gaps, gaps_s = metrics.gaps - before.gaps, metrics.gaps_s - before.gaps_s
+        itl_s = gaps_s / gaps if gaps > 0 and gaps_s > 0 else None
+        present = int(metrics.running + metrics.waiting)
+        unseen = own >= SEEN and present < own / 2
+        self._unseen = self._unseen + 1 if unseen else 0
+        more_finished = self._more_finished(metrics, finished)
+        if self._unseen >= FROZEN_S or self._misses_ours():
+            return Second(itl_s)  # it may not show other clients' requests, either
+        return Second(itl_s, int(metrics.waiting), present > own or more_finished, present)
+
+    def _misses_ours(self) -> bool:
+        """Whether the server's count of finished requests leaves most of ours out."""
+        if len(self._pairs) < AHEAD_S + COMPARED_S + 1:
+            return False
+        (latest, ours), (oldest, _) = self._pairs[-1], self._pairs[0]
+        ours -= self._pairs[AHEAD_S][1]
+        return ours >= COMPARED and latest - oldest < ours / 2
 
     def _more_finished(self, metrics: Metrics, finished: int) -> bool:
         """Whether other clients' requests have ended. The server counts ours before we do."""
         self._counts.append(metrics.finished - finished)
+        self._pairs.append((metrics.finished, finished))
         if len(self._counts) < AHEAD_S:
             return False
         fewest, before = min(self._counts), self._fewest

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
 import pytest
+from kit.servers.histogram_server import measured
 
 from worker.engine.openai.guard import FIRST, LEARN, NOBODY, PROBES, QUIET_PROBES, Guard, Observed
 from worker.engine.openai.metrics import DISTRUST_S, FROZEN_S, Metrics, Second, Seconds
 
-#: Requests that run; time to the first token, p50 and p99; mean time between tokens: milliseconds.
-MEASURED = [
-    (0, 22.0, 52.0, 6.5), (64, 50.0, 92.0, 11.0), (192, 84.0, 127.0, 26.0),
-    (256, 314.0, 688.0, 35.0), (320, 1205.0, 1539.0, 35.0), (10_000, 60_000.0, 70_000.0, 35.0),
-]  # fmt: skip
 #: Part of our requests that end in a second.
 ENDS = 0.25
-
-
-def measured(rows: float) -> tuple[float, ...]:
-    """Return the measured row for this number of requests, between two rows by proportion."""
-    place = max(1, bisect_left(MEASURED, (rows,)))
-    low, high = MEASURED[place - 1], MEASURED[place]
-    part = (rows - low[0]) / (high[0] - low[0])
-    return tuple(a + part * (b - a) for a, b in zip(low, high, strict=True))
 
 
 @dataclass
