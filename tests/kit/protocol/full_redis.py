@@ -113,6 +113,13 @@ def _swap_claim(store: BatchStore, worker: Lessee, _: str) -> Act:
     return answers(1, lambda: worker.run("swap_claim", QUEUE, "w1", 16, 60_000, 0))
 
 
+@of("server_share")
+def _server_share(store: BatchStore, worker: Lessee, _: str) -> Act:
+    args = ("host:8000", "w1", 5000, 1, 0, 0, 2, 50, 7, "{}", "m", "0.02 0.01")
+    reply = [1, 7, 7, 0, 0, 2, 50, b"{}", b"0.02 0.01"]
+    return answers(reply, lambda: worker.run("server_share", *args))
+
+
 @of("cancel")
 def _cancel(store: BatchStore, worker: Lessee, _: str) -> Act:
     batch = submit_batch(store, 3).batch

@@ -19,6 +19,8 @@ import orjson
 from contract.errors import EngineDead
 from contract.openai.amounts import sequences_of
 from contract.openai.body import CHAT_URL, COUNTING, LIMITS, limits_tokens
+from contract.redis.client import AsyncClient
+from contract.redis.connect import connect_async
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.blame import Blame, Tries
@@ -27,6 +29,7 @@ from worker.engine.openai.guard import Guard
 from worker.engine.openai.metrics import CEILING
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import TOO_LONG, Action, Unanswered
+from worker.engine.openai.server_share import ANSWER_S, ServerShare
 from worker.engine.openai.shared import Sharing, priority
 from worker.engine.openai.upstream import Upstream
 from worker.engine.remote import RemoteEngine, ask_once
@@ -54,6 +57,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         self._partial: dict[str, Reassembly] = {}
         self._blame = Blame(self._servers)
         self._sharing: list[Sharing] = []
+        #: The client with which workers share a server that people use.
+        self._redis: AsyncClient | None = None
 
     async def start(self) -> Capacity:
         """Wait until a server is healthy.
@@ -79,7 +84,12 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         options = settings.model, limit, settings.openai_health_path
         servers = [Upstream(url, session, *options) for url in settings.base_urls]
         if people:
-            self._sharing = [Sharing(server, self._guard()) for server in servers]
+            url = settings.redis_url.get_secret_value()
+            self._redis = connect_async(url, "warmq-server-share", ANSWER_S)
+            self._sharing = [
+                Sharing(server, self._guard(), ServerShare(self._redis, server), self._servers)
+                for server in servers
+            ]
         upstream = await self._servers.start(servers)
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = _listed_length(served.get("max_model_len"))
@@ -115,6 +125,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         await self._blame.close()
         for sharing in self._sharing:
             await sharing.close()
+        if self._redis is not None:
+            await self._redis.aclose()
         await super()._close()
         if self._session is not None:
             await self._session.close()
@@ -150,10 +162,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             await self._blame.pause(tries)
         if (model := request.body.get("model")) and request.url not in COUNTING:
             answer["model"] = model
-        return Completion(
-            orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS),
-            *_token_counts(answer.get("usage") or {}),
-        )
+        read, written = _token_counts(answer.get("usage") or {})
+        upstream.written += written
+        return Completion(orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS), read, written)
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the text of a streamed answer so far; empty if the answer is not streamed."""

@@ -12,16 +12,16 @@ What people feel is measured as two times:
   histogram cannot be used: it has no label for the client, most of its first tokens are ours, and
   its buckets are wider than the effect that must be found.
 
-A quiet value is what the server shows while no request of ours is in flight. If no other client
-has used the server for NOBODY seconds, our limit is the number of requests that it can start.
+A quiet value is what the server shows while no request of ours is in flight (signals.py). If no
+other client has used the server for NOBODY seconds, our limit is the number of requests that it can
+start.
 """
 
-from collections import deque
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from worker.engine.openai.metrics import CEILING, FILLED
+from worker.engine.openai.signals import FEWEST, Signal
 
 #: Default targets, as factors of the quiet values.
 TTFT_FACTOR, ITL_FACTOR = 3.0, 2.5
@@ -48,13 +48,8 @@ LEARN = 6
 #: Probes in a second with requests of ours, and in a quiet one. Probes are sent one after the
 #: other, and their median is one value.
 PROBES, QUIET_PROBES = 3, 9
-#: Number of latest values that count, and the fewest that show more than chance.
-LATEST, FEWEST = 7, 5
 #: Steps without any measurement after which the limit shrinks, and the factor for each step.
 BLIND, BLIND_CUT = 3, 0.8
-#: In each quiet step, the quiet value moves by this part of the way to a lower, or a higher, value.
-#: It rises slowly, so that a rush hour does not become the measure.
-FALLS, RISES = 0.1, 0.02
 #: Tokens of a probe that fills the histogram of times between tokens, if nobody else does.
 MANY_TOKENS = 16
 
@@ -73,85 +68,6 @@ class Observed:
     itl_s: float | None = None
     waiting: int | None = None
     other_clients: bool | None = None
-
-
-class Signal:
-    """One time that people feel: its latest values, its quiet value and its target, in seconds.
-
-    The quiet value is known after `enough` quiet steps.
-    """
-
-    def __init__(self, name: str, target_s: float | None, factor: float, enough: int) -> None:
-        self.name, self.enough = name, enough
-        self.quiet_s: float | None = None
-        self._user_target_s, self._factor = target_s, factor
-        self._recent: deque[float] = deque(maxlen=LATEST)
-        self._quiet_steps = 0
-        self._had_values = False
-
-    def note(self, value: float | None, *, quiet: bool) -> None:
-        """Note a step's value. A step without one makes the latest values count less."""
-        if value is None or value <= 0:
-            if self._recent:
-                self._recent.popleft()
-            return
-        self._recent.append(value)
-        self._had_values = True
-        if quiet:
-            self._quiet_steps += 1
-            before_s = value if self.quiet_s is None else self.quiet_s
-            part = max(FALLS if value < before_s else RISES, 1 / self._quiet_steps)
-            self.quiet_s = before_s + part * (value - before_s)
-
-    def forget(self) -> None:
-        """Forget the latest values: they were measured under another limit."""
-        self._recent.clear()
-
-    @property
-    def has_target(self) -> bool:
-        """Whether the target is the user's, or follows from enough quiet steps."""
-        return self._user_target_s is not None or self._quiet_steps >= self.enough
-
-    @property
-    def went_silent(self) -> bool:
-        """Whether there were values before, but none count now."""
-        return self._had_values and not self._recent
-
-    @property
-    def target_s(self) -> float | None:
-        """The target: the user's, or a factor of the quiet value; None until that is known."""
-        if self._user_target_s is not None:
-            return self._user_target_s
-        return None if self.quiet_s is None else self._factor * self.quiet_s
-
-    @property
-    def felt_s(self) -> float | None:
-        """The median of the latest values, which one outlier does not change."""
-        return median(self._recent) if len(self._recent) >= FEWEST else None
-
-    @property
-    def felt_ratio(self) -> float:
-        """The median as a multiple of the target."""
-        return self._ratio(self.felt_s)
-
-    @property
-    def latest_s(self) -> float | None:
-        """The latest value."""
-        return self._recent[-1] if self._recent else None
-
-    @property
-    def latest_ratio(self) -> float:
-        """The latest value as a multiple of the target."""
-        return self._ratio(self.latest_s)
-
-    def _ratio(self, seconds: float | None) -> float:
-        target_s = self.target_s
-        return seconds / target_s if seconds is not None and target_s else 0.0
-
-    def shown(self, felt_s: float | None) -> str:
-        """Return a value and the target in words."""
-        felt_ms, target_ms = 1000 * (felt_s or 0.0), 1000 * (self.target_s or 0.0)
-        return f"{self.name} after {felt_ms:.1f} ms, target {target_ms:.1f} ms"
 
 
 class Guard:
@@ -191,6 +107,33 @@ class Guard:
     def paused(self) -> bool:
         """Whether the limit is 0 because people feel our requests badly."""
         return self._paused
+
+    @property
+    def quiet(self) -> tuple[float | None, float | None]:
+        """The known quiet values of the first and of the next token, in seconds."""
+        first, between = (
+            signal.quiet_s if signal.quiet_steps >= signal.enough else None
+            for signal in (self.ttft, self.itl)
+        )
+        return first, between
+
+    @property
+    def quiet_steps(self) -> int:
+        """Number of the values from which the quiet values are made."""
+        return self.ttft.quiet_steps + self.itl.quiet_steps
+
+    def learn(self, ttft_s: float | None, itl_s: float | None) -> None:
+        """Take over quiet values that were measured before, unless they are known."""
+        self.ttft.learn(ttft_s)
+        self.itl.learn(itl_s)
+
+    def take_over(self, limit: int) -> None:
+        """Go on from the limit of another worker, which has measured the server until now."""
+        if limit > 0:
+            self._steps = LEARN
+            self.limit = self._fast_to = min(limit, self.ceiling)
+            self._settle, self._paused = FEWEST, False
+            self.why = "another worker has measured until now"
 
     @property
     def probe_tokens(self) -> int:
@@ -330,7 +273,7 @@ class Guard:
         more = 1 if near else min(8, max(1, self.limit // 16))
         fast_to = max(self._fast_to, self._alone_at) if nobody else self._fast_to
         if self.limit < fast_to:
-            more = min(self.limit, fast_to - self.limit)
+            more = max(1, min(self.limit, fast_to - self.limit))
         self.limit = min(self.ceiling, self._roof, self.limit + more)
         if nobody:
             self._alone_at = max(self._alone_at, self.limit)

@@ -6,13 +6,16 @@ guard.py decides how many requests may be in flight.
 import asyncio
 import time
 from statistics import median
+from typing import Any
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING
 from worker.engine.openai.exchange import Json, smallest
 from worker.engine.openai.guard import PROBES, QUIET_PROBES, Guard, Observed
 from worker.engine.openai.metrics import Metrics, Seconds
 from worker.engine.openai.retries import Unanswered
+from worker.engine.openai.server_share import Lease, Report, ServerShare
 from worker.engine.openai.upstream import Upstream
+from worker.engine.remote.servers import Servers
 
 #: vLLM's `priority` of our requests; people's is 0, and requests with lower numbers come first.
 PRIORITY = 10
@@ -28,38 +31,149 @@ def priority(url: str, body: Json) -> Json:
 
 
 class Sharing:
-    """Adapts the limit of one server: `next_limit` is called once a second."""
+    """Adapts the limit of one server: `next_limit` is called once a second.
 
-    def __init__(self, upstream: Upstream, guard: Guard) -> None:
-        self._upstream, self.guard = upstream, guard
+    Of several workers at the server, the leader measures it and publishes the limit of them all;
+    each has a share of it. Without Redis each measures for itself, and keeps to its last share.
+    """
+
+    def __init__(
+        self, upstream: Upstream, guard: Guard, share: ServerShare, fleet: Servers[Upstream]
+    ) -> None:
+        self._upstream, self.guard, self._servers = upstream, guard, fleet
+        self.share = share
+        self._renewing: asyncio.Task[None] | None = None
         self._seconds = Seconds()
         self._probe: asyncio.Task[None] | None = None
         self._ttft_s: float | None = None
+        #: Requests of all clients in the server, as far as it shows them.
+        self._present: int | None = None
         self._quiet_s = 0
+        #: Whether this worker measures the server, and the quiet steps that Redis knows of.
+        self._leads = False
+        self._kept = 0
         #: Urls that the server refuses for probes.
         self._refused: set[str] = set()
-        upstream.limit, upstream.adapt = guard.limit, self.next_limit
-        upstream.sharing = guard.shown
+        #: The limit that was set here; a rest of the server may have lowered it since.
+        self._given = upstream.limit = 0
+        upstream.adapt, upstream.sharing = self.next_limit, self.shown
 
     def next_limit(self, metrics: Metrics | None, own: int) -> int:
         """Return the limit for the next second; `own` is the most requests of ours in flight."""
-        probing = self._probe is not None and not self._probe.done()
-        shown = self._seconds.next(metrics, own + probing, self._upstream.finished)
-        ttft_s, self._ttft_s = self._ttft_s, None
-        observed = Observed(own, ttft_s, shown.itl_s, shown.waiting, shown.other_clients)
-        self.guard.limit = min(self.guard.limit, self._upstream.limit)  # a rest has lowered it
-        limit = self.guard.step(observed)
-        busy = own > 0 or self.guard.learning or not limit
-        self._quiet_s = 0 if busy else self._quiet_s + 1
-        if not probing and (busy or self._quiet_s % QUIET_PROBE_S == 1):
-            self._probe = asyncio.create_task(self._measure(PROBES if own else QUIET_PROBES))
-        return limit
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self.share.run(self._report, self._renewed))
+        lease = self.share.lease
+        if lease is None or lease.leads:
+            self._lead(metrics, own, lease)
+            self.share.renew_soon()
+        self._given = self._own_limit()
+        return self._given
+
+    def shown(self) -> dict[str, Any]:
+        """Return what people feel, and how much of the server is ours, for `inspect stats`."""
+        lease = self.share.lease
+        followed = lease is not None and not lease.leads
+        measured = lease.shown if lease is not None and followed else self._measured()
+        limit = lease.limit if lease is not None and followed else self.guard.limit
+        peers, in_flight = (lease.peers, lease.peers_in_flight) if lease else (0, 0)
+        return measured | {
+            "limit": limit or 0,
+            "in_flight": self._upstream.in_flight + in_flight,
+            "workers": peers + 1,
+            "tokens_today": self.share.tokens_today,
+        }
 
     async def close(self) -> None:
-        """End the probe."""
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.wait([self._probe])
+        """End the probe and the renewals, and give the share back."""
+        tasks = [task for task in (self._probe, self._renewing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.share.leave()
+
+    # -- the share ----------------------------------------------------------------
+
+    def _report(self) -> Report:
+        """Return what this worker reports at its next renewal."""
+        upstream, lease = self._upstream, self.share.lease
+        can_lead = upstream.up and not upstream.breaker.resting
+        if lease is None or not lease.leads:
+            return Report(can_lead, self._servers.waiting)
+        guard, quiet = self.guard, None
+        if guard.quiet_steps != self._kept:
+            self._kept, quiet = guard.quiet_steps, guard.quiet
+        return Report(can_lead, self._servers.waiting, guard.limit, self._measured(), quiet)
+
+    def _measured(self) -> dict[str, Any]:
+        return self.guard.shown() | {"in_server": self._present}
+
+    def _renewed(self) -> None:
+        """Follow the new lease, or the lack of one."""
+        lease = self.share.lease
+        if lease is not None:
+            if not lease.leads:
+                self._leads = False
+            elif self.guard.learning:
+                self._learn(lease)
+        self._note_rest()
+        limit, upstream = self._own_limit(), self._upstream
+        rests = upstream.breaker.resting or time.monotonic() < upstream.rest_until
+        if limit < upstream.limit or not rests:
+            self._given = upstream.limit = limit
+            self._servers.hand_out()
+
+    def _learn(self, lease: Lease) -> None:
+        self.guard.learn(*lease.quiet)
+        self._kept = self.guard.quiet_steps
+
+    def _own_limit(self) -> int:
+        """Return this worker's part of the limit."""
+        lease, latest = self.share.lease, self.share.latest
+        if not self.share.tried:
+            return 0  # other workers may have all that the server can do
+        if lease is None:
+            most = latest.share if latest is not None and latest.peers else self.guard.limit
+            return min(most, self.guard.limit)
+        if not lease.leads:
+            return lease.share
+        return min(lease.share, self.guard.limit) if lease.peers else self.guard.limit
+
+    def _note_rest(self) -> None:
+        """Lower the limit of all workers by the part by which a rest has lowered this one's."""
+        lowered = self._upstream.limit
+        if lowered < self._given:
+            self.guard.limit = self.guard.limit * lowered // self._given
+            self._given = lowered
+
+    # -- measuring ----------------------------------------------------------------
+
+    def _lead(self, metrics: Metrics | None, own: int, lease: Lease | None) -> None:
+        """Measure the last second, and find the limit of all workers for the next one."""
+        if not self._leads:
+            self._take_over(lease)
+        total = own + (lease.peers_in_flight if lease is not None else 0)
+        probing = self._probe is not None and not self._probe.done()
+        shown = self._seconds.next(metrics, total + probing, self.share.finished)
+        self._present = shown.present
+        ttft_s, self._ttft_s = self._ttft_s, None
+        self._note_rest()
+        limit = self.guard.step(
+            Observed(total, ttft_s, shown.itl_s, shown.waiting, shown.other_clients)
+        )
+        busy = total > 0 or self.guard.learning or not limit
+        self._quiet_s = 0 if busy else self._quiet_s + 1
+        if not probing and (busy or self._quiet_s % QUIET_PROBE_S == 1):
+            self._probe = asyncio.create_task(self._measure(PROBES if total else QUIET_PROBES))
+
+    def _take_over(self, lease: Lease | None) -> None:
+        """Begin to measure, from the values of the worker that measured until now."""
+        self._leads, self._seconds = True, Seconds()
+        latest = self.share.latest
+        if latest is not None:
+            self._learn(latest)
+            limit = latest.share if lease is None else latest.limit
+            self.guard.take_over(limit or 0)
 
     async def _measure(self, times: int) -> None:
         """Send probes, and note the median of their times; if most are much too late, pause."""
@@ -72,8 +186,9 @@ class Sharing:
                 break
         if tokens == 1 and times_s:
             self._ttft_s = median(times_s)
-            limit = self.guard.alarm(self._ttft_s)
-            self._upstream.limit = min(self._upstream.limit, limit)
+            if self._leads and not self.guard.alarm(self._ttft_s):
+                self._given = self._upstream.limit = 0
+                self.share.renew_soon()
 
     async def _send(self, tokens: int) -> float | None:
         """Send one probe; return the seconds that it took, or None if it shows nothing."""

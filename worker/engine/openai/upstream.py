@@ -103,8 +103,8 @@ class Upstream(Server):
         #: The observed form of the server's streams, by url.
         self.dialects: defaultdict[str, Dialect] = defaultdict(Dialect)
         self.breaker = Breaker(self.name)
-        #: Number of requests that the server has answered.
-        self.finished = 0
+        #: Number of requests that the server has answered, and of tokens in its answers.
+        self.finished = self.written = 0
         #: At a server that people use: returns the limit for the next second (shared.py).
         self.adapt: Callable[[Metrics | None, int], int] | None = None
         #: Returns what people feel there, for `inspect stats`.

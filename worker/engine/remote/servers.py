@@ -188,6 +188,11 @@ class Servers(Generic[S]):
         return not any(s.up for s in self.servers) or any(w.done() for w in self._watches)
 
     @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a free server."""
+        return len(self._waiting)
+
+    @property
     def down_reasons(self) -> str:
         """The servers that are down, each with the reason."""
         return "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)

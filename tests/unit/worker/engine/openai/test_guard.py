@@ -127,6 +127,12 @@ def test_requests_begin_after_the_quiet_values_are_known_and_begin_with_few() ->
     assert limits[-1] == FIRST  # a server that shows nothing is used, too
 
 
+def test_a_limit_of_0_grows_while_requests_of_other_workers_run() -> None:
+    guard = Guard(ttft_s=1, itl_s=1)
+    limits = [guard.step(Observed(4, 0.1, 0.01, 0, True)) for _ in range(3)]
+    assert limits[0] > 0
+
+
 def test_after_an_idle_time_few_requests_begin() -> None:
     server = Server(Guard())
     server.run(120)

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from kit.servers.histogram_server import HistogramServer
 
-from worker.engine.openai.guard import PROBES, QUIET_PROBES, Guard, Observed
+from worker.engine.openai.guard import FIRST, PROBES, QUIET_PROBES, Guard, Observed
 from worker.engine.openai.metrics import COMPARED_S, Seconds, read_metrics
 
 Page = Callable[[bytes], bytes]
@@ -181,7 +181,7 @@ def test_bad_metrics_from_the_start_leave_the_probe_as_the_measure(bad: str) -> 
     assert fmean(loop.felt_ms[-200:]) < 3 * 60
 
 
-@pytest.mark.parametrize("name", [b"num_requests", b"request_success"])
+@pytest.mark.parametrize("name", [b"num_requests", b"request_success", b"request"])
 def test_a_server_that_does_not_show_our_requests_does_not_count_as_ours_alone(
     name: bytes,
 ) -> None:
@@ -215,6 +215,31 @@ def test_counters_that_begin_again_are_answered_by_the_probe_alone_and_believed_
     assert max(loop.limits[-30:]) <= 1.3 * before
     loop.run(300)
     assert fmean(loop.limits[-50:]) == pytest.approx(before, rel=0.25)
+
+
+def test_quiet_values_from_before_need_no_learning() -> None:
+    loop = Loop(HistogramServer(5))
+    loop.guard.learn(0.022, 0.0065)
+    loop.run(1)
+    assert loop.limits == [FIRST]
+    loop.run(300)
+    steady = fmean(loop.limits[-100:])
+    fresh = Loop(HistogramServer(5))
+    fresh.run(300)
+    assert steady == pytest.approx(fmean(fresh.limits[-100:]), rel=0.2)
+    assert fresh.guard.quiet == pytest.approx((0.022, 0.0065), rel=0.3)
+
+
+def test_a_new_leader_goes_on_from_the_limit_that_it_finds() -> None:
+    before = Loop(HistogramServer(5), [Worker()])
+    before.run(300)
+    after = Loop(before.server, before.workers, finished=before.finished)
+    after.guard.learn(*before.guard.quiet)
+    after.guard.take_over(before.guard.limit)
+    after.run(100)
+    middle = fmean(before.limits[-100:])
+    assert min(after.limits) > 0.7 * middle
+    assert max(after.limits) < 1.3 * middle
 
 
 def test_a_time_of_zero_is_no_measurement() -> None:
