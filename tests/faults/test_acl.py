@@ -24,6 +24,7 @@ from kit.redis_servers.outage import celery_inspect, finished, in_flight, simula
 from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.scripts import source
 from demo.stack import (
     ROOT,
     RedisServer,
@@ -138,6 +139,14 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
         assert worker.stop() == 0
     assert refused(client) == []
     assert PASSWORD not in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_may_share_a_server_that_people_use(server: RedisServer) -> None:
+    client = redis.Redis.from_url(url_of(server, "warmq-worker"))
+    share = client.register_script(source("server_share"))
+    for lease_ms in (5000, 0):
+        share(args=["host:8000", "w1", lease_ms, 1, 3, 2, 1, 50, 7, "{}", "m", "0.02 0.01"])
+    assert refused(server.client()) == []
 
 
 @pytest.mark.parametrize("user", ["warmq-worker", "warmq-producer"])

@@ -22,7 +22,7 @@ from worker.drain.scripts import ERRORS
 from worker.drain.serve import Serving
 from worker.drain.supervisor import Supervisor
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
-from worker.engine import Engine
+from worker.engine import Engine, RequestReturned
 from worker.engine.preparation import PreparingRequests
 from worker.settings import WorkerSettings
 
@@ -67,8 +67,8 @@ class Drain:
         self.earlier: list[Counts] = []
         #: The reason of a swap that has begun.
         self.swap_reason = ""
-        #: The requests that ran when the engine died; they are not handed back yet.
-        self._crashed: list[Running] = []
+        #: What ran when the engine died, and what the engine has returned: to be handed back.
+        self._crashed, self._returned = list[Running](), list[Running]()
         # A slot is refilled when its result is in Redis, so a killed worker loses at most the work
         # in its slots and look-ahead. Answers of the same length end in the same step, so endings
         # are committed together: when `low_water` of them wait, or when every request in flight
@@ -159,6 +159,9 @@ class Drain:
             if not self._crashed:
                 self.events.publish(events.EngineDied(str(error)))
             self._crash(running, inside=error.inside)
+        except RequestReturned:
+            self._returned.append(running)
+            self.wakeup.poke()
         except asyncio.CancelledError:
             if running.error:
                 self._fail(running, running.error, running.abort, running.abort)
@@ -222,6 +225,11 @@ class Drain:
         inside = 0 if self.lifecycle.stopping else self.limits.slots
         died = frozenset(sorted(leases, key=lease_number)[:inside])
         await self.hand_back(crashed, died)
+
+    async def hand_back_returned(self) -> None:
+        """Hand back the requests that the engine has returned; no death is counted."""
+        returned, self._returned = self._returned, []
+        await self.hand_back(returned, frozenset())
 
     async def settle(self) -> None:
         """Wait until no request runs and all endings are in Redis, or until a stop begins."""

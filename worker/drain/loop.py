@@ -63,6 +63,7 @@ async def _refill(drain: Drain) -> None:
     while not drain.lifecycle.stopping:
         drain.wakeup.clear()
         await drain.recover()
+        await drain.hand_back_returned()
         if drain.paused:
             await drain.settle()
             drain.idle.set()

@@ -1,12 +1,17 @@
 """Defines the interface that every engine implements, and that the drain uses.
 
-An engine raises RequestRejected (the request is wrong), RequestFailed (this attempt failed) or
-EngineDead (a new engine must be built), and no error of the library that it uses.
+An engine raises RequestRejected (the request is wrong), RequestFailed (this attempt failed),
+RequestReturned (it goes back to the queue) or EngineDead (a new engine must be built), and no error
+of the library that it uses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+
+class RequestReturned(Exception):
+    """The engine has ended a request that ran: it goes back to the queue, no death is counted."""
 
 
 @dataclass(frozen=True, slots=True)

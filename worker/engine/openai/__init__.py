@@ -47,10 +47,11 @@ class OpenAISettings(RemoteSettings):
     openai_concurrency: Count | None = Field(
         None, ge=1, description="most requests at once for a server; unset: found by the worker"
     )
-    openai_shared_with: Literal["nobody", "people"] = Field(
+    openai_shared_with: Literal["nobody", "people", "people-abort"] = Field(
         "nobody",
         description="nobody: the worker uses all that the servers can do; people: the worker gives "
-        "way to the servers' other clients",
+        "way to the servers' other clients; people-abort: the worker also ends running requests "
+        "for them",
     )
     openai_ttft_ms: Millis | None = Field(
         None,

@@ -79,7 +79,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        people = settings.openai_shared_with == "people"
+        people = settings.openai_shared_with != "nobody"
         limit = None if people else settings.openai_concurrency
         options = settings.model, limit, settings.openai_health_path
         servers = [Upstream(url, session, *options) for url in settings.base_urls]
@@ -87,7 +87,13 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             url = settings.redis_url.get_secret_value()
             self._redis = connect_async(url, "warmq-server-share", ANSWER_S)
             self._sharing = [
-                Sharing(server, self._guard(), ServerShare(self._redis, server), self._servers)
+                Sharing(
+                    server,
+                    self._guard(),
+                    ServerShare(self._redis, server),
+                    self._servers,
+                    aborts=settings.openai_shared_with == "people-abort",
+                )
                 for server in servers
             ]
         upstream = await self._servers.start(servers)
@@ -146,9 +152,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 any_name = self._settings.served_model_name is None
                 keeps_name = any_name and body.get("model") in upstream.models
                 sent = body if keeps_name else body | {"model": upstream.model}
-                answer = await exchange(
-                    upstream, request.url, sent, request_id, self._partial, request.trace, added
-                )
+                async with upstream.returnable():
+                    answer = await exchange(
+                        upstream, request.url, sent, request_id, self._partial, request.trace, added
+                    )
                 self._blame.answered(upstream, tries, sent_at)
                 break
             except Unanswered as fault:

@@ -129,11 +129,13 @@ class Guard:
 
     def take_over(self, limit: int) -> None:
         """Go on from the limit of another worker, which has measured the server until now."""
-        if limit > 0:
-            self._steps = LEARN
-            self.limit = self._fast_to = min(limit, self.ceiling)
-            self._settle, self._paused = FEWEST, False
-            self.why = "another worker has measured until now"
+        self.limit, self._settle = min(limit, self.ceiling), FEWEST
+        self._fast_to = max(self.limit, min(FIRST, self.ceiling))
+        self._steps = LEARN if limit else self._steps
+        self._paused = not limit and not self.learning
+        self.why = "another worker has measured until now"
+        self.ttft.forget()
+        self.itl.forget()
 
     @property
     def probe_tokens(self) -> int:

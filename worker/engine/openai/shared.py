@@ -38,10 +38,17 @@ class Sharing:
     """
 
     def __init__(
-        self, upstream: Upstream, guard: Guard, share: ServerShare, fleet: Servers[Upstream]
+        self,
+        upstream: Upstream,
+        guard: Guard,
+        share: ServerShare,
+        fleet: Servers[Upstream],
+        *,
+        aborts: bool = False,
     ) -> None:
+        """Set the server's limit to 0; `aborts`: a pause also ends the requests that run."""
         self._upstream, self.guard, self._servers = upstream, guard, fleet
-        self.share = share
+        self.share, self._aborts = share, aborts
         self._renewing: asyncio.Task[None] | None = None
         self._seconds = Seconds()
         self._probe: asyncio.Task[None] | None = None
@@ -66,6 +73,8 @@ class Sharing:
         if lease is None or lease.leads:
             self._lead(metrics, own, lease)
             self.share.renew_soon()
+            if self.guard.paused:
+                self._abort()
         self._given = self._own_limit()
         return self._given
 
@@ -106,7 +115,11 @@ class Sharing:
         return Report(can_lead, self._servers.waiting, guard.limit, self._measured(), quiet)
 
     def _measured(self) -> dict[str, Any]:
-        return self.guard.shown() | {"in_server": self._present}
+        return self.guard.shown() | {"paused": self.guard.paused, "in_server": self._present}
+
+    def _abort(self) -> None:
+        if self._aborts:
+            self._upstream.return_requests()
 
     def _renewed(self) -> None:
         """Follow the new lease, or the lack of one."""
@@ -114,6 +127,8 @@ class Sharing:
         if lease is not None:
             if not lease.leads:
                 self._leads = False
+                if lease.shown.get("paused"):
+                    self._abort()
             elif self.guard.learning:
                 self._learn(lease)
         self._note_rest()
@@ -168,12 +183,14 @@ class Sharing:
 
     def _take_over(self, lease: Lease | None) -> None:
         """Begin to measure, from the values of the worker that measured until now."""
-        self._leads, self._seconds = True, Seconds()
+        self._leads, self._seconds, self._ttft_s = True, Seconds(), None
         latest = self.share.latest
-        if latest is not None:
-            self._learn(latest)
-            limit = latest.share if lease is None else latest.limit
-            self.guard.take_over(limit or 0)
+        if latest is None:
+            return
+        self._learn(latest)
+        limit = latest.share if lease is None else latest.limit
+        if limit is not None:
+            self.guard.take_over(limit)
 
     async def _measure(self, times: int) -> None:
         """Send probes, and note the median of their times; if most are much too late, pause."""
@@ -189,6 +206,8 @@ class Sharing:
             if self._leads and not self.guard.alarm(self._ttft_s):
                 self._given = self._upstream.limit = 0
                 self.share.renew_soon()
+                if self.guard.paused:
+                    self._abort()
 
     async def _send(self, tokens: int) -> float | None:
         """Send one probe; return the seconds that it took, or None if it shows nothing."""

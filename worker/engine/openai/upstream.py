@@ -11,7 +11,8 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ import aiohttp
 import orjson
 
 from contract.openai.body import CHAT_URL
+from worker.engine import RequestReturned
 from worker.engine.openai.breaker import Breaker
 from worker.engine.openai.metrics import Metrics, next_limit, read_metrics
 from worker.engine.openai.retries import Unanswered, read_error
@@ -109,6 +111,8 @@ class Upstream(Server):
         self.adapt: Callable[[Metrics | None, int], int] | None = None
         #: Returns what people feel there, for `inspect stats`.
         self.sharing: Callable[[], dict[str, Any]] | None = None
+        #: The requests that `return_requests` ends.
+        self._returnable: set[asyncio.Timeout] = set()
         self._model_setting = model
         self._health_path = health_path
         self._adaptive = limit is None
@@ -151,6 +155,27 @@ class Upstream(Server):
     def note_unsent(self) -> None:
         """Note that the server's latest request (during a rest: the probe) is not sent."""
         self.breaker.left(math.inf)
+
+    @asynccontextmanager
+    async def returnable(self) -> AsyncIterator[None]:
+        """Run one request in this context; `return_requests` ends it with RequestReturned."""
+        scope = asyncio.timeout(None)
+        self._returnable.add(scope)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise RequestReturned(f"{self.name} is needed by its other clients") from error
+        finally:
+            self._returnable.discard(scope)
+
+    def return_requests(self) -> None:
+        """End every request of ours at the server; it goes back to the queue."""
+        for scope in self._returnable:
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
 
     def lower_limit(self) -> None:
         """Lower the limit; called at each rest. A limit set by the user does not change."""

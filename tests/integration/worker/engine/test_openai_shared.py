@@ -13,7 +13,7 @@ import pytest
 from kit.servers.stub_server import StubServer
 
 from contract.openai.body import CHAT_URL
-from worker.engine import Completion, EngineRequest
+from worker.engine import Completion, EngineRequest, RequestReturned
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.shared import PRIORITY, PROBE_ID
@@ -140,6 +140,28 @@ async def test_everything_pauses_while_the_first_token_is_much_too_late_then_goe
         assert at.shown["shared"]["why"].startswith("paused: first token")
         server.first_s = 0.0
         await asyncio.gather(*tasks)
+        reading.cancel()
+
+
+async def test_a_pause_ends_running_requests_only_if_people_abort_is_set() -> None:
+    async with (
+        StubServer() as server,
+        engine(server, openai_shared_with="people-abort") as running,
+        aiohttp.ClientSession() as person,
+    ):
+        body = {"messages": [{"role": "user", "content": "x"}], "user": "stub:seconds=600"}
+        reading = asyncio.create_task(
+            person.post(f"{server.url}/chat/completions", data=orjson.dumps(body))
+        )
+        tasks = start(running, [chat(str(n), user="stub:seconds=600") for n in range(5)])
+        at = upstream(running)
+        await until(lambda: at.in_flight == 5)
+        server.first_s = 0.6
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends] == [RequestReturned] * 5
+        assert (at.in_flight, at.limit) == (0, 0)
+        await until(lambda: sum(name != PROBE_ID for name in server.left) == 5)
+        assert at.up
         reading.cancel()
 
 

@@ -242,6 +242,15 @@ def test_a_new_leader_goes_on_from_the_limit_that_it_finds() -> None:
     assert max(after.limits) < 1.3 * middle
 
 
+def test_a_new_leader_goes_on_from_a_pause_also_if_it_has_led_before() -> None:
+    loop = Loop(HistogramServer(5))
+    loop.run(200)
+    loop.guard.take_over(0)
+    assert (loop.guard.limit, loop.guard.paused) == (0, True)
+    loop.run(1)
+    assert loop.limits[-1] <= FIRST
+
+
 def test_a_time_of_zero_is_no_measurement() -> None:
     guard = Guard()
     for _ in range(20):

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from contract.errors import StoreUnreachable
+from worker.engine import RequestReturned
 from worker.engine.openai import server_share
 from worker.engine.openai.guard import FIRST, Guard
 from worker.engine.openai.server_share import Report, ServerShare
@@ -230,6 +231,17 @@ async def test_a_new_leader_begins_with_the_limit_and_the_quiet_values_of_the_la
     assert not sharing.guard.learning
 
 
+async def test_a_leader_that_has_lost_its_place_forgets_its_own_limit() -> None:
+    script = Script()
+    sharing = sharing_of(script, ttft_s=1, itl_s=1)
+    sharing.guard.take_over(100)
+    script.reply = {"leads": 0, "limit": 0, "share": 0, "others": 1, "shown": b'{"paused": true}'}
+    await renew(sharing)
+    script.reply |= {"leads": 1, "share": 0, "others": 0}
+    await renew(sharing)
+    assert second(sharing, 3) <= FIRST
+
+
 async def test_a_rest_lowers_the_limit_of_all_workers_and_another_one_may_lead() -> None:
     script = Script()
     script.reply = {"limit": 80, "share": 40, "others": 1, "busy": 40}
@@ -244,3 +256,61 @@ async def test_a_rest_lowers_the_limit_of_all_workers_and_another_one_may_lead()
     sharing._upstream.up = False
     await renew(sharing)
     assert script.calls[-1][3] == 0
+
+
+# -- running requests that are ended for people --------------------------------------------
+
+
+async def run_until_returned(server: Upstream) -> bool:
+    """Run a request that does not end by itself; return whether it was returned."""
+    try:
+        async with server.returnable():
+            await asyncio.Event().wait()
+    except RequestReturned:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+async def test_a_pause_returns_running_requests_only_with_people_abort(aborts: bool) -> None:
+    script = Script()
+    sharing = sharing_of(script, ttft_s=0.1, itl_s=1)
+    sharing._aborts = aborts
+    await renew(sharing)
+    running = [asyncio.create_task(run_until_returned(sharing._upstream)) for _ in range(3)]
+    await asyncio.sleep(0)
+    sharing._leads, sharing._ttft_s = True, 5.0
+    assert second(sharing, 3) == 0
+    assert sharing.guard.paused
+    done, _ = await asyncio.wait(running, timeout=0.1)
+    assert len(done) == (3 if aborts else 0)
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+
+
+async def test_a_worker_that_does_not_lead_returns_its_requests_at_the_leaders_pause() -> None:
+    script = Script()
+    script.reply = {"leads": 0, "limit": 9, "share": 4, "others": 1, "shown": b'{"paused": false}'}
+    sharing = sharing_of(script)
+    sharing._aborts = True
+    await renew(sharing)
+    running = asyncio.create_task(run_until_returned(sharing._upstream))
+    await asyncio.sleep(0)
+    await renew(sharing)
+    assert not running.done()
+    script.reply |= {"limit": 0, "share": 0, "shown": b'{"paused": true}'}
+    await renew(sharing)
+    assert sharing._upstream.limit == 0
+    async with asyncio.timeout(5):
+        assert await running
+
+
+async def test_a_cancelled_request_is_cancelled_and_not_returned() -> None:
+    server = upstream()
+    running = asyncio.create_task(run_until_returned(server))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not server._returnable
