@@ -12,6 +12,7 @@ from contract.batch import Batch
 from contract.errors import ProtocolMismatch
 from contract.naming import did_you_mean, queue_name
 from contract.redis.announced_models import can_load, failure_of
+from contract.redis.announced_servers import SharedServer
 from contract.redis.announcements import is_alive, model_name, protocol_of, queues_of
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
@@ -99,6 +100,25 @@ def _name(worker: dict[str, Any]) -> str:
     """Return a worker's name in Celery and its process id, both from its id."""
     name, _, process = str(worker["id"]).rpartition(".")[0].rpartition(".")
     return f"{name} (process {process})" if name else str(worker["id"])
+
+
+def server_text(server: SharedServer) -> str:
+    """Return how much of a server the workers use, why no more, and what people feel there."""
+    ours = f"{server.in_flight:,}"
+    if server.in_server is not None:
+        ours += f" of {server.in_server:,}"
+    parts = [
+        f"{ours} requests are the workers', at most {server.limit:,} ({_one_line(server.why)})"
+    ]
+    for name, felt_ms, target_ms in (
+        ("first token", server.ttft_ms, server.ttft_ms_target),
+        ("between tokens", server.itl_ms, server.itl_ms_target),
+    ):
+        if felt_ms is not None:
+            target = "" if target_ms is None else f" (target {target_ms:g} ms)"
+            parts.append(f"{name} {felt_ms:g} ms{target}")
+    parts.append(f"{server.tokens_today:,} tokens written today")
+    return f"{server.server}: {', '.join(parts)}"
 
 
 def clock_text(seconds: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from contract.redis.announced_models import sleep_failed, swaps_of, unloadable
+from contract.redis.announced_servers import shared_servers
 from contract.redis.announcements import is_alive, model_name, protocol_of, queues_of
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.tenants import Tenants
@@ -76,7 +77,7 @@ class Fleet:
 
 
 def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[str, Any]:
-    """Return a worker's announced state for the page; only operators see its reason."""
+    """Return a worker's announced state for the page; only operators see reasons and servers."""
     queue = str(worker["queue"])
     alive = is_alive(worker)
     # `in_flight` may exceed `slots`: a request that has ended may not be committed yet.
@@ -99,6 +100,7 @@ def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[
         "swaps": swaps_of(worker)[::-1],
         "failures": unloadable(worker) if operator else {},
         "sleep_failed": sleep_failed(worker) if operator else {},
+        "servers": shared_servers([worker]) if operator else [],
         "slots": slots,
         "in_flight": in_flight,
         "running": min(slots, in_flight) if alive else 0,

@@ -13,12 +13,13 @@ from contract.failures import failures_of, failures_text
 from contract.index import leader_of
 from contract.naming import DEFAULT_TENANT
 from contract.redis import keys
+from contract.redis.announced_servers import SharedServer
 from contract.redis.batches import BatchStore
 from contract.redis.failures import FailedCode
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
 from producer.cli.progress import tell
-from producer.queue_workers import clock_text
+from producer.queue_workers import clock_text, server_text
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
 from producer.webhook_state import WebhookState
@@ -92,8 +93,9 @@ def print_batch(
     left_s: float | None = None,
     stalls: Iterable[Stall] = (),
     webhook: WebhookState | None = None,
+    servers: Iterable[SharedServer] = (),
 ) -> None:
-    """Print a batch as text, with its queue's workers, seconds left, stalls and webhook."""
+    """Print a batch as text, with its queue's workers, seconds left, stalls, webhook, servers."""
     state = batch_json(batch)
     usage = state["usage"]
     retries = ", with retries" if batch.number("retried") else ""
@@ -113,6 +115,7 @@ def print_batch(
         "queue": ", ".join(batch.queues),
         "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,
         "workers": workers,
+        "servers": "; ".join(map(server_text, servers)) or None,
         "file": state["input_file"],
         "created": state["created_at"],
         "deadline": state["expires_at"],

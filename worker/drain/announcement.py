@@ -3,6 +3,8 @@
 A worker that fails writes a last announcement, with the reason.
 """
 
+from typing import Any
+
 import orjson
 from pydantic import SecretStr
 
@@ -67,10 +69,23 @@ def _engine(drain: Drain) -> dict[str, object]:
     return {
         **({"device": device} if device else {}),
         **({"buckets": buckets} if buckets else {}),
+        **({"shared": shared} if (shared := shared_servers_of(drain)) else {}),
         "slots": capacity.max_num_seqs,
         **{name: value for name, value in known.items() if value is not None},
         **drain.averages.as_json(),
     }
+
+
+def shared_servers_of(drain: Drain) -> list[dict[str, Any]]:
+    """Return the servers that the engine shares with people, each with its limit and the reason."""
+    capacity = drain.supervisor.capacity
+    servers = capacity.details.get("servers") if capacity is not None else None
+    rows = servers.items() if isinstance(servers, dict) else ()
+    return [
+        {"server": name, **row["shared"]}
+        for name, row in sorted(rows)
+        if isinstance(row, dict) and "shared" in row
+    ]
 
 
 def without_secrets(text: str, settings: WorkerSettings) -> str:

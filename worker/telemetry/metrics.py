@@ -22,9 +22,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import REGISTRY, Collector
 
 from contract.histogram import samples
+from contract.redis.announced_servers import shared_servers
 from contract.results import OUTCOMES
 from contract.settings import SettingsError
 from contract.version import version
+from worker.drain.announcement import shared_servers_of
 from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
 from worker.telemetry.reports import EventTotals, Report, counts_of, report_of, summed, totals_of
@@ -60,6 +62,17 @@ DURATIONS = (
     ("request_engine", "Time in the engine, from its start to its answer", "engine"),
     ("request_queued", "Time from a batch's creation until a request was taken", "queued"),
     ("request", "Time from a batch's creation to a request's answer", "whole"),
+)
+#: The series of a server that people use: the series' name, its help text, the field of the row of
+#: the server, and the field's unit in that of the series.
+SERVERS = (
+    ("requests", "Requests of all workers at the server", "in_flight", 1),
+    ("limit", "Most requests of all workers at the server", "limit", 1),
+    ("first_token_seconds", "Time to the first token that people feel", "ttft_ms", 0.001),
+    ("first_token_target_seconds", "Target of that time", "ttft_ms_target", 0.001),
+    ("between_tokens_seconds", "Mean time between tokens that people feel", "itl_ms", 0.001),
+    ("between_tokens_target_seconds", "Target of that time", "itl_ms_target", 0.001),
+    ("tokens_today", "Tokens written for all workers today (UTC)", "tokens_today", 1),
 )
 
 
@@ -103,6 +116,7 @@ class WorkerMetrics(Collector):
             yield self._family(family, samples(took["counts"], took["total"], {}))
         yield from self._scripts(reports)
         yield from self._loads()
+        yield from self._servers()
 
     def _family(self, family: Metric, values: Samples) -> Metric:
         labels = {"queue": self._drain.settings.queue_to_drain, "model": self._drain.served}
@@ -148,6 +162,17 @@ class WorkerMetrics(Collector):
             ("warmq_model_load_seconds", "Time until a model was loaded, swaps included", took),
         ):
             yield self._family(CounterMetricFamily(name, text), values)
+
+    def _servers(self) -> Iterator[Metric]:
+        """Yield what is known of each server that the engine shares with people."""
+        # Another worker may have measured them: what it has published is read as by any reader.
+        found = shared_servers([{"silent_s": 0.0, "shared": shared_servers_of(self._drain)}])
+        for name, text, field, unit in SERVERS if found else ():
+            values: Samples = [
+                ("", {"server": one.server}, unit * value)
+                for one in found if (value := getattr(one, field)) is not None
+            ]  # fmt: skip
+            yield self._family(GaugeMetricFamily(f"warmq_server_{name}", text), values)
 
     def _scripts(self, reports: Sequence[Report]) -> Iterator[Metric]:
         calls, seconds = Counter[str](), Counter[str]()

@@ -8,7 +8,8 @@ import msgspec
 from contract.batch import Batch
 from contract.errors import BatchConflict
 from contract.failures import failures_text
-from contract.redis.announcements import is_alive
+from contract.redis.announced_servers import SharedServer, shared_servers
+from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
 from producer.cli import options, show
 from producer.cli.context import Context, hint, pass_context
@@ -78,14 +79,20 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
 def _show_batch(context: Context, batch: Batch, as_json: bool) -> None:
     store = context.store
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
+    servers = list[SharedServer]()
     webhook = WebhookReads.using(store).state(batch)
     if not batch.finished:
         reads = StallReads.using(store)
         stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+        servers = shared_servers(
+            worker for worker in store.announcements()
+            if is_alive(worker) and not set(batch.queues).isdisjoint(queues_of(worker))
+        )  # fmt: skip
     if as_json:
         more = {
             "failures": msgspec.to_builtins(failures),
             "stalls": list(map(show.stall_json, stalls)),
+            "servers": [server._asdict() for server in servers],
             "webhook": show.webhook_json(webhook),
         }
         show.put_json(show.batch_json(batch) | more)
@@ -94,7 +101,7 @@ def _show_batch(context: Context, batch: Batch, as_json: bool) -> None:
         show.print_batch(batch, webhook=webhook)
     else:
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
-        show.print_batch(batch, BatchWorkers(store).text(batch), left_s, stalls, webhook)
+        show.print_batch(batch, BatchWorkers(store).text(batch), left_s, stalls, webhook, servers)
     show.print_failures(failures)
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contract.batch import Batch
+from contract.redis.announced_servers import shared_servers
 from contract.redis.announcements import is_alive, model_name, queues_of
 from contract.redis.history import Minute
 from contract.redis.waiting import WaitingReads
@@ -28,8 +29,8 @@ from producer.time_left import OutlookReads, Work
 REFRESH_S = 1.0
 #: Seconds between the two reads of `--once`; each worker writes its state at least once meanwhile.
 ONCE_S = 2.0
-#: Most rows of workers, batches, models and swaps (a terminal is small).
-WORKERS, BATCHES, MODELS, SWAPS = 12, 8, 8, 4
+#: Most rows of workers, batches, models, swaps and servers (a terminal is small).
+WORKERS, BATCHES, MODELS, SWAPS, SERVERS = 12, 8, 8, 4, 8
 #: Most batches that are read.
 BATCHES_READ = 100
 #: Characters for the shares 0 to 1, in equal steps.
@@ -89,6 +90,7 @@ class _Fleet:
         return Group(
             head,
             _workers_table(workers, self._queue),
+            *_server_tables(workers),
             *_model_tables(workers, waiting),
             self._batches_table(batches[:BATCHES], workers),
         )
@@ -202,6 +204,41 @@ def _model_tables(workers: list[dict[str, Any]], waiting: Mapping[str, int]) -> 
             texts = map(_escaped, (what, ago, f"{swap.seconds:,.1f}", worker, swap.why))
             table.add_row(*texts)
         yield table
+
+
+def _server_tables(workers: list[dict[str, Any]]) -> Iterator[Table]:
+    """Yield the table of servers that workers share with people, none without any."""
+    servers = shared_servers(workers)
+    if not servers:
+        return
+    table = _table(
+        "SERVER",
+        ">OURS",
+        ">OF",
+        ">LIMIT",
+        ">FIRST TOKEN",
+        ">BETWEEN TOKENS",
+        ">TOKENS TODAY",
+        "WHY",
+    )
+    for one in servers[:SERVERS]:
+        table.add_row(
+            _escaped(one.server),
+            f"{one.in_flight:,}",
+            "" if one.in_server is None else f"{one.in_server:,}",
+            f"{one.limit:,}",
+            _felt(one.ttft_ms, one.ttft_ms_target),
+            _felt(one.itl_ms, one.itl_ms_target),
+            f"{one.tokens_today:,}",
+            _escaped(one.why),
+        )
+    yield table
+
+
+def _felt(felt_ms: float | None, target_ms: float | None) -> str:
+    """Return a time and its target in ms."""
+    felt, target = ("-" if ms is None else f"{ms:,.0f}" for ms in (felt_ms, target_ms))
+    return f"{felt} / {target} ms"
 
 
 def _escaped(text: str) -> str:

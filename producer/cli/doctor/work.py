@@ -17,6 +17,7 @@ from contract.redis.announced_models import (
     swaps_of,
     unloadable,
 )
+from contract.redis.announced_servers import shared_servers
 from contract.redis.announcements import (
     WAITS_FOR,
     is_alive,
@@ -30,7 +31,7 @@ from contract.version import PROTOCOL, version
 from producer.cli.doctor.finding import Area, Finding, listed, ok, problem, remark
 from producer.cli.progress import counted
 from producer.model_states import swap_text
-from producer.queue_workers import clock_text, served_names
+from producer.queue_workers import clock_text, served_names, server_text
 from producer.stalls import StallReads
 
 #: Most dead letters that are counted, because each must be read.
@@ -66,6 +67,8 @@ def check_work(store: BatchStore, settings: Settings, *, restricted: bool) -> It
         yield problem("workers", "no_worker", "no worker runs on this Redis", remedy)
     for worker in sorted(announcements, key=lambda worker: (str(worker["queue"]), worker["id"])):
         yield from _worker(worker)
+    for server in shared_servers(alive):
+        yield ok("workers", "shared_server", server_text(server), **server._asdict())
     # A user without the right to read batches gets the findings about the workers first.
     batches = store.batches()
     yield from _queues(store, settings, alive, batches)
