@@ -5,11 +5,12 @@ from typing import Literal, NamedTuple
 
 from contract.redis.reads import Reads
 
-Work = Literal["batch", "webhook", "file", "upload", "notify"]
+Work = Literal["batch", "webhook", "file", "upload", "notify", "response"]
 #: Longest wait of each kind of work in ms. A later time was set before Redis's clock stepped back,
 #: and counts as due. Batches wait at most a minute (gateway/batches/api/record.py), webhooks eight
-#: hours (gateway/webhooks/delivering.py). Files and uploads have no limit.
-_LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}
+#: hours (gateway/webhooks/delivering.py), responses an hour (gateway/online/responses/calls.py).
+#: Files and uploads have no limit.
+_LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000, "response": 7_200_000}
 
 
 class Claim(NamedTuple):
