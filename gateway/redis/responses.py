@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import redis
-
 from contract.redis import keys
 from contract.redis.reads import PAGE, Reads
 
@@ -50,11 +48,9 @@ class StoredResponse(NamedTuple):
 class BackgroundResponses(Reads):
     """Reads and writes background responses. Each call raises StoreUnavailable."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        super().__init__(client)
-        self._lock = threading.Lock()
-        self._running: frozenset[str] = frozenset()
-        self._running_at = float("-inf")
+    _lock = threading.Lock()
+    _running: frozenset[str] = frozenset()
+    _running_at = float("-inf")
 
     def create(
         self, response_id: str, owner: str, created: int, document: bytes, body: bytes, life_ms: int
