@@ -53,10 +53,11 @@ class BackgroundResponses(Reads):
     _running_at = float("-inf")
 
     def create(
-        self, response_id: str, owner: str, created: int, document: bytes, body: bytes, life_ms: int
-    ) -> bool:
-        """Write a new record, removed after `life_ms`; return False if the id exists."""
-        args = (response_id, owner, created, document, body, life_ms)
+        self, response_id: str, owner: str, created: int, document: bytes, body: bytes, *,
+        life_ms: int, look_ms: int,
+    ) -> bool:  # fmt: skip
+        """Write a new record, due in `look_ms`, removed after `life_ms`; False if the id exists."""
+        args = (response_id, owner, created, document, body, life_ms, look_ms)
         return bool(self._run("response_create", *args))
 
     def push(

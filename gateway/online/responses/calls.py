@@ -19,7 +19,7 @@ from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
 from gateway.http.tracing import current
 from gateway.online.request import OnlineRequest
-from gateway.online.responses.objects import input_items, page_of, response_object
+from gateway.online.responses.objects import input_items, new_object, page_of, response_object
 from gateway.online.responses.record import (
     GRACE_S,
     WINDOW_S,
@@ -36,7 +36,7 @@ from gateway.redis.responses import StoredResponse
 log = logging.getLogger(__name__)
 
 #: Milliseconds after which a new response is looked at: if its gateway dies before the record is
-#: written (longer than a create waits for Redis), and while it pushes the request.
+#: written (longer than a create waits for Redis), and if it dies before it pushes the request.
 _NOTED_MS, _LOOK_MS = 60_000, 10_000
 #: Longest time in ms between two looks at a response that has not ended.
 _MOST_LOOK_MS = 3_600_000
@@ -63,24 +63,20 @@ def create(
     )  # fmt: skip
     services.due.add("response", record.id, _NOTED_MS)
     services.limits.reserve(caller, record.id, {asked.model or "": asked.tokens}, "response")
-    if _write(services, record, asked.body):
-        _push_first(services, record, asked.body)
-        if trace is not None and span is not None:
-            trace.queued(span, queue, record.request_id, began)
-    found = _found(services, caller, record.id)
-    if found is None:  # another try with the same key found the queue full
-        raise StoreFull("the queue is full, try again later")
-    return _shown(services, *found)
+    if not _write(services, record, asked.body):
+        return retrieve(services, caller, record.id)
+    _push_first(services, record, asked.body)
+    if trace is not None and span is not None:
+        trace.queued(span, queue, record.request_id, began)
+    return new_object(record)
 
 
 def _write(services: Services, record: ResponseRecord, body: bytes) -> bool:
     """Write a new record; return False if another try with the same key has written it."""
-    life_ms = (WINDOW_S + GRACE_S) * 1000 + services.settings.result_ttl_ms
-    created = services.responses.create(
-        record.id, record.tenant, record.created_at, encode(record), body, life_ms
-    )
-    services.due.add("response", record.id, _LOOK_MS)
-    return created
+    return services.responses.create(
+        record.id, record.tenant, record.created_at, encode(record), body,
+        life_ms=(WINDOW_S + GRACE_S) * 1000 + services.settings.result_ttl_ms, look_ms=_LOOK_MS,
+    )  # fmt: skip
 
 
 def _push(services: Services, record: ResponseRecord, body: bytes) -> str:

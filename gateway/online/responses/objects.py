@@ -38,6 +38,11 @@ def response_object(
     return _object(record, "in_progress" if running else "queued")
 
 
+def new_object(record: ResponseRecord) -> dict[str, Any]:
+    """Return a response that was just created."""
+    return _object(record, "queued")
+
+
 def _object(
     record: ResponseRecord, status: Status, fields: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

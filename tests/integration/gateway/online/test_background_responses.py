@@ -267,6 +267,20 @@ def test_every_try_with_one_key_is_one_response(services: Services) -> None:
     assert len(waiting(services)) == 2
 
 
+def test_a_record_whose_reply_was_lost_is_written_again_and_queued(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = BackgroundResponses.create
+
+    def twice(*args: Any, **options: Any) -> bool:
+        assert write(*args, **options)
+        return write(*args, **options)  # as redis-py does after a lost connection
+
+    monkeypatch.setattr(BackgroundResponses, "create", twice)
+    assert create(services)["status"] == "queued"
+    assert len(waiting(services)) == 1
+
+
 def test_another_tenant_finds_nothing(services: Services) -> None:
     made, other = create(services), Caller(tenant="other")
     for call in (calls.retrieve, calls.cancel, calls.delete):
