@@ -13,7 +13,7 @@ from kit.gateways.own_batch_runner import opened
 from kit.protocol.lessee import QUEUE, Lessee
 from kit.verdicts.owners import ownerless
 
-from contract.errors import RequestFailed, StoreFull, StoreUnreachable
+from contract.errors import BatchConflict, RequestFailed, StoreFull, StoreUnreachable
 from contract.openai.body import RESPONSES_URL
 from contract.redis import keys
 from contract.results import failure_meta
@@ -25,6 +25,7 @@ from gateway.online.responses import calls
 from gateway.online.responses.record import GRACE_S, WINDOW_S, decode, encode
 from gateway.redis.responses import BackgroundResponses, request_id_of, response_key
 from gateway.sweeping import forget_records, look_at_responses
+from producer.redis import delete_record, tenant_records
 
 CALLER = Caller(tenant="t")
 RESULT_TTL_S = 60
@@ -318,3 +319,21 @@ def test_a_cancelled_response_that_waits_is_never_leased(
     assert worker.pop() == []
     assert waiting(services) == []
     assert calls.retrieve(services, CALLER, made["id"])["status"] == "cancelled"
+
+
+def test_an_operator_lists_responses_and_deletes_ended_ones(
+    services: Services, redis_client: redis.Redis
+) -> None:
+    made = create(services, instructions="x" * 5000)
+    (record,) = tenant_records(services.batches, "t")
+    assert (record.id, record.kind) == (made["id"], "response")
+    assert record.bytes > 10_000  # the instructions are in the document and in the body
+    with pytest.raises(BatchConflict):
+        delete_record(services.batches, made["id"])
+    end(services, made["id"])
+    assert delete_record(services.batches, made["id"]) == "response"
+    assert delete_record(services.batches, made["id"]) is None
+    assert not redis_client.exists(keys.result_key(request_id_of(made["id"])))
+    assert services.records.owners() == {}
+    look_now(services)
+    assert reserved(services) == {}
