@@ -44,6 +44,7 @@ from gateway.http.tracing import TraceMiddleware
 from gateway.metrics import routes as metrics
 from gateway.metrics.series import CountRequests, RouteCounts
 from gateway.online import endpoint as online
+from gateway.online.responses import routes as responses
 from gateway.online.state import online_state
 from gateway.page import routes as page
 from gateway.redis.idempotency import Renewals
@@ -184,6 +185,7 @@ def routes() -> list[Route]:
         Route("/version", _version),
         *metrics.routes(),
         *description.routes(),
+        *responses.routes(),
         *anthropic.routes(),
         *batches.routes(),  # before those of files, which match any id
         *files.routes(),

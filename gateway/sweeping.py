@@ -1,4 +1,4 @@
-"""Removes expired files, uploads and records while a gateway serves."""
+"""Removes expired files, uploads and records, and looks after responses, while a gateway serves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from contract.naming import DEFAULT_TENANT
 from gateway.background import background
 from gateway.batches.api.record import end_older_records
 from gateway.files import uploads
-from gateway.files.files import Files
+from gateway.files.files import Files, sweep_due
 from gateway.http.services import Services
+from gateway.online.responses import calls
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ UNFINISHED_S = 6 * 3600.0
 def remove_expired_files(services: Services) -> int:
     """Remove expired files, and parts of ended uploads; return their number."""
     return Files(services).remove_expired() + uploads.remove_expired(services)
+
+
+def look_at_responses(services: Services) -> int:
+    """Queue the requests of responses whose gateway died; return how many responses have ended."""
+    return sweep_due(services, "response", partial(calls.look, services))
 
 
 def forget_records(services: Services) -> int:
@@ -54,6 +60,7 @@ async def _remove_expired(services: Services) -> None:
     store_at = records_at = 0.0
     while True:
         try:
+            await asyncio.to_thread(look_at_responses, services)
             await asyncio.to_thread(remove_expired_files, services)
             if time.monotonic() >= store_at:
                 store_at = time.monotonic() + STORE_EVERY_S

@@ -182,10 +182,10 @@ def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
 
 
 def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
-    """Delete a gateway's file, or its ended batch with the results.
+    """Delete a gateway's file, or its ended batch or background response with the results.
 
     Returns the object's kind; None for an unknown id. A gateway later deletes a file's content.
-    Raises BatchConflict for a batch that has not ended.
+    Raises BatchConflict for a batch or response that has not ended.
     """
     objects, kind = Objects.using(redis), _kind_of(object_id)
     owner = objects.owner_of(kind, object_id) if kind is not None else None
@@ -195,6 +195,8 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
     if kind == "file":
         # The content becomes due first, so that it does not stay if the next call fails.
         Due.using(redis).add("file", object_id, CONTENT_MS)
+    elif kind == "response":
+        _delete_result(redis, owner, object_id)
     else:
         stored = objects.get(kind, owner, object_id)
         record = orjson.loads(stored.document) if stored else {}
@@ -211,7 +213,21 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
     return kind
 
 
+def _delete_result(redis: BatchStore, owner: str, response_id: str) -> None:
+    """Delete the result of a background response; raise BatchConflict if it has not ended."""
+    key = keys.result_key(response_id.removeprefix("resp_"))
+    ended = redis._client.hexists(f"warmq:gateway:response:{response_id}", "ended")
+    if not (ended or redis._client.exists(key)):
+        raise BatchConflict(
+            f"response {response_id} of tenant {owner} has not ended; its tenant must cancel it "
+            "first"
+        )
+    redis._client.unlink(key)
+
+
 def _kind_of(object_id: str) -> Kind | None:
     if object_id.startswith("file-"):
         return "file"
+    if object_id.startswith("resp_"):
+        return "response"
     return "batch" if object_id.startswith(("batch_", "msgbatch_")) else None

@@ -7,12 +7,12 @@ from contract.redis.reads import Reads
 
 #: Gateways claim all kinds of work but `notify`, which workers claim. `webhook` is the delivery of
 #: an event to a tenant's endpoint, `notify` the webhook of a batch that a producer submitted.
-Work = Literal["batch", "webhook", "file", "upload", "notify"]
+Work = Literal["batch", "webhook", "file", "upload", "notify", "response"]
 #: Longest wait of each kind of work in ms. Work that is to wait longer counts as due: its time was
 #: set before Redis's clock stepped back. Batches wait at most a minute
-#: (gateway/batches/api/record.py), webhooks eight hours (gateway/webhooks/delivering.py). Files and
-#: uploads have no limit.
-_LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}
+#: (gateway/batches/api/record.py), webhooks eight hours (gateway/webhooks/delivering.py), responses
+#: an hour (gateway/online/responses/calls.py). Files and uploads have no limit.
+_LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000, "response": 7_200_000}
 
 
 class Claim(NamedTuple):

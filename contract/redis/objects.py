@@ -19,7 +19,7 @@ ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 #: The answer of the script OBJECT_PAGE if there are more objects than one call may examine.
 _MORE_TO_EXAMINE = 3
 
-Kind = Literal["file", "upload", "batch", "message_batch"]
+Kind = Literal["file", "upload", "batch", "message_batch", "response"]
 
 
 class Stored(NamedTuple):

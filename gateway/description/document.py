@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from contract.openai.body import ResponsesBody
 from contract.version import version
 from gateway.description.operations import (
     BYTES,
@@ -63,6 +64,11 @@ class _Streamed(Struct):
     stream_options: StreamOptions | None = None
 
 
+class _Later(Struct):
+    background: bool | None = None
+    store: bool | None = None
+
+
 def document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
@@ -97,8 +103,8 @@ def _prefix(operation: Operation) -> str:
 
 def _schemas() -> dict[str, Schema]:
     """Return the schemas of all types that the operations name."""
-    schemas: dict[str, Schema] = _components([Error, AnthropicError, _Streamed], "")
-    streamed = schemas.pop("_Streamed")["properties"]
+    schemas: dict[str, Schema] = _components([Error, AnthropicError, _Streamed, _Later], "")
+    streamed, later = (schemas.pop(name)["properties"] for name in ("_Streamed", "_Later"))
     for prefix in ("", _ANTHROPIC):
         named = [
             kind
@@ -108,6 +114,7 @@ def _schemas() -> dict[str, Schema]:
             if isinstance(kind, type)
         ]
         schemas |= _components(named, prefix)
+    schemas[ResponsesBody.__name__]["properties"] |= later
     for operation in ONLINE:
         if isinstance(operation.body, type):
             schema = schemas[operation.body.__name__]

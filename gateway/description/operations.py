@@ -6,7 +6,7 @@ A test compares the table with the application's routes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from contract.openai.body import LIMITS
 from gateway.batches.anthropic.protocol import Deleted as MessageBatchDeleted
@@ -25,6 +25,7 @@ from gateway.files.protocol import (
 from gateway.files.uploads import Upload, UploadComplete, UploadCreate, UploadPart
 from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.online.models import Model, ModelList
+from gateway.online.responses.record import Status as ResponseStatus
 from gateway.redis.fleet import QueueLoad
 
 Schema = dict[str, Any]
@@ -73,6 +74,20 @@ def _object(required: list[str], **properties: Schema) -> Schema:
 
 
 _STATUS = _object(["status"], status=_TEXT)
+_RESPONSE = _object(
+    ["id", "object", "created_at", "status", "model", "output"],
+    id=_TEXT, object={"const": "response"}, created_at={"type": "integer"},
+    status={"enum": list(get_args(ResponseStatus))}, model=_TEXT,
+    output={"type": "array", "items": {"type": "object"}},
+)  # fmt: skip
+_RESPONSE_DELETED = _object(
+    ["id", "object", "deleted"], id=_TEXT, object={"const": "response"}, deleted={"const": True}
+)
+_ITEMS = _object(
+    ["object", "data", "first_id", "last_id", "has_more"],
+    object={"const": "list"}, data={"type": "array", "items": {"type": "object"}}, first_id=_TEXT,
+    last_id=_TEXT, has_more={"type": "boolean"},
+)  # fmt: skip
 _FILE_FORM = _object(
     ["file", "purpose"],
     **{
@@ -86,6 +101,7 @@ _PART_FORM = _object(["data"], data=_FILE_BYTES)
 _MESSAGE_REQUEST = _object(["custom_id", "params"], custom_id=_TEXT, params={"type": "object"})
 _MESSAGE_REQUESTS = {"type": "array", "minItems": 1, "items": _MESSAGE_REQUEST}
 _UPLOAD, _MESSAGES = "/v1/uploads/{upload_id}", "/v1/messages/batches"
+_ONE_RESPONSE = "/v1/responses/{response_id}"
 
 ONLINE = [
     Operation(
@@ -138,6 +154,16 @@ OPERATIONS = (
         f"GET {_MESSAGES}/{{batch_id}}/results", "Download the results, a line each.", _TEXT, LINES
     ),
     *ONLINE,
+    Operation(f"GET {_ONE_RESPONSE}", "Retrieve a background response.", _RESPONSE),
+    Operation(f"DELETE {_ONE_RESPONSE}", "Delete a background response.", _RESPONSE_DELETED),
+    Operation(f"POST {_ONE_RESPONSE}/cancel", "Cancel a background response.", _RESPONSE),
+    Operation(
+        f"GET {_ONE_RESPONSE}/input_items", "List a background response's input items.", _ITEMS,
+        query={
+            "after": _AFTER, "limit": _limit(100, 20),
+            "order": {"enum": ["asc", "desc"], "default": "desc"},
+        },
+    ),
     Operation("GET /v1/models", "List the models that are served.", ModelList),
     Operation("GET /v1/models/{model}", "Retrieve a model; its id may have slashes.", Model),
     Operation(

@@ -1,6 +1,7 @@
 """Logs each write as a JSON line on stdout, and limits the rate of writes.
 
-A write is a POST, PUT, PATCH or DELETE that is not an online request.
+A write is a POST, PUT, PATCH or DELETE that is not an online request, or creates a background
+response. scope["warmq.written"] then has the bytes of the request's body, and the answer's body.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _METHODS = frozenset(("POST", "DELETE", "PUT", "PATCH"))
 #: Matches an object's id in a path; _ID_IN_ANSWER finds one in an answer's first bytes.
-ID_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches)/([\w.-]{1,128})")
+ID_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches|responses)/([\w.-]{1,128})")
 _ID_IN_ANSWER = re.compile(rb'"id":\s?"([\w.-]{1,128})"')
 _ANSWER_HEAD = 512
 
@@ -51,12 +52,25 @@ class WriteAudit:
         """Serve one request."""
         online = scope["path"] in ONLINE_BODY_TYPES
         idempotent = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
-        if scope["method"] not in _METHODS or (online and not idempotent):
+        if scope["method"] not in _METHODS:
             await self._app(scope, receive, send)
         elif online:
-            await self._limited(scope, receive, send, online=True, idempotent=True)
+            await self._online(scope, receive, send, idempotent)
         else:
             await self._logged(scope, receive, send, idempotent)
+
+    async def _online(self, scope: Scope, receive: Receive, send: Send, idempotent: bool) -> None:
+        began = time.monotonic()
+        try:
+            if idempotent:
+                await self._limited(scope, receive, send, online=True, idempotent=True)
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            if written := scope.get("warmq.written"):
+                size, body = written
+                seconds = time.monotonic() - began
+                log.info("%s", _audit_line(scope, size, len(body), body[:_ANSWER_HEAD], seconds))
 
     async def _logged(self, scope: Scope, receive: Receive, send: Send, idempotent: bool) -> None:
         began, sent, received, head = time.monotonic(), 0, 0, b""

@@ -94,11 +94,13 @@ class Limits:
         """Count a stored refusal, without waiting."""
         self._rates.put(Take(f"{caller.owner}:refused", None, REFUSED_PER_MINUTE, 0, 1))
 
-    def reserve(self, caller: Caller, batch_id: str, tokens: Mapping[str, int]) -> None:
-        """Reserve tokens of the tenant's budget for a batch, by model ('' if unknown).
+    def reserve(
+        self, caller: Caller, batch_id: str, tokens: Mapping[str, int], what: str = "batch"
+    ) -> None:
+        """Reserve tokens of the tenant's budget for a batch or response, by model ('' if unknown).
 
-        They replace the tokens that the batch has reserved before; `give_back` returns them at the
-        batch's end. Raises ApiError (429), and changes nothing, if the budget is too small.
+        They replace the tokens that it has reserved before; `give_back` returns them at its end.
+        Raises ApiError (429), and changes nothing, if the budget is too small.
         """
         limit, tenant = caller.enqueued_tokens, caller.tenant
         refused = self._budgets.reserve(tenant, batch_id, tokens, limit)
@@ -108,13 +110,13 @@ class Limits:
             left = max(0, limit - refused.held)
             of_model = f" of model {refused.model}" if refused.model else ""
             raise _over_budget(
-                f"Enqueued token limit reached: the batch asks for about {tokens[refused.model]} "
-                f"tokens{of_model}, and {left} of {limit} are left; they come back as batches end, "
-                "or are cancelled"
+                f"Enqueued token limit reached: the {what} asks for about {tokens[refused.model]} "
+                f"tokens{of_model}, and {left} of {limit} are left; they come back as batches and "
+                "background responses end, or are cancelled"
             )
 
     def give_back(self, batch_id: str) -> None:
-        """Return a batch's reserved tokens to the budget, at the batch's end."""
+        """Return the reserved tokens of a batch or response to the budget, at its end."""
         self._budgets.give_back(batch_id)
 
     def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
@@ -171,7 +173,7 @@ class Limits:
     def check_records(self, caller: Caller) -> None:
         """Raise ApiError (429) if a tenant's records in Redis have reached their limit.
 
-        These are the records of files, uploads and batches, with their metadata. The limit holds
+        These are the records of files, uploads, batches and background responses. The limit holds
         for every key: no tenant may fill the Redis that all tenants share.
         """
         records, tenant = Records.using(self._budgets), caller.tenant
@@ -182,10 +184,12 @@ class Limits:
             held = records.bytes_of(tenant)
         if held >= most:
             raise _over_budget(
-                f"Record limit reached: the records of your files, uploads and batches take {held} "
-                f"bytes, and {most} are allowed, metadata included; delete files you do not need "
-                "(DELETE /v1/files/ID), or wait: the record of a batch expires 30 days after its "
-                "end, that of an upload after a day. The operator can delete records sooner"
+                "Record limit reached: the records of your files, uploads, batches and background "
+                f"responses take {held} bytes, and {most} are allowed, metadata and inputs "
+                "included; delete files (DELETE /v1/files/ID) and responses (DELETE "
+                "/v1/responses/ID) that you do not need, or wait: the record of a batch expires 30 "
+                "days after its end, that of an upload after a day. The operator can delete "
+                "records sooner"
             )
 
 

@@ -16,6 +16,7 @@ from gateway.http.limits import Limits
 from gateway.redis.api_keys import ApiKeys, KeyLookup, Sessions
 from gateway.redis.idempotency import IdempotencyStore
 from gateway.redis.limits import Budgets, Rates
+from gateway.redis.responses import BackgroundResponses
 from gateway.settings import GatewaySettings
 
 
@@ -33,6 +34,7 @@ class Services:
     objects: Objects
     records: Records
     due: Due
+    responses: BackgroundResponses
     keys: ApiKeys
     limits: Limits
     store: FileStore
@@ -54,6 +56,7 @@ class Services:
             objects=Objects.using(batches),
             records=Records.using(batches),
             due=Due.using(batches),
+            responses=BackgroundResponses.using(batches),
             keys=ApiKeys.using(batches),
             limits=Limits(rates, Budgets.using(batches)),
             store=open_store(settings.gateway_store),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -32,6 +33,7 @@ from gateway.online.events import complete_response_json
 from gateway.online.models import ModelList
 from gateway.online.pending import ClientGone, TimedOut, Waiter, do_nothing
 from gateway.online.request import OnlineRequest, read, with_model
+from gateway.online.responses import calls
 from gateway.online.state import OnlineState
 from gateway.redis.online import Push
 
@@ -63,14 +65,19 @@ class Endpoint:
         raw = await whole_body(receive)
         if raw is None:
             return
-        asked = read(self._url, raw, caller.highest_priority)
+        asked, size = read(self._url, raw, caller.highest_priority), len(raw)
         del raw  # it may be megabytes, and its answer may take an hour
         if asked.model:
             check_model(caller, asked.model)
-        queue, model = await online.models.queue_and_name(asked.model, caller.models)
+        queue, model = await online.models.queue_and_name(
+            asked.model, caller.models, may_wait=asked.background
+        )
         if model != (asked.model or ""):
             # Without a name the worker would run its default model, which the key may forbid.
             asked = with_model(asked, model)
+        if asked.background:
+            await (await _answer_later(asked, scope, queue, size))(scope, receive, send)
+            return
         headers = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
         on_queued: Callable[[], None] = getattr(
@@ -93,6 +100,20 @@ class Endpoint:
             if caller.tokens_per_minute is not None:
                 used = tokens_used(asked, waiter, body, goes_on=bool(once))
                 services.limits.correct(caller, used - asked.tokens)
+
+
+async def _answer_later(asked: OnlineRequest, scope: Scope, queue: str, size: int) -> Response:
+    """Create a background response; `size` is that of the request's body."""
+    services: Services = scope["app"].state.services
+    caller: Caller = scope["warmq.caller"]
+    await services.limits.check_write(caller)
+    response = reply(
+        await run_in_threadpool(
+            calls.create, services, caller, asked, queue, scope.get("warmq.idempotency", "")
+        )
+    )
+    scope["warmq.written"] = size, bytes(response.body)
+    return response
 
 
 async def _queue(

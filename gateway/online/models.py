@@ -69,12 +69,15 @@ class Models:
         self.clock_ahead = 0.0
 
     async def queue_and_name(
-        self, name: str | None, allowed: Collection[str] | None
+        self, name: str | None, allowed: Collection[str] | None, *, may_wait: bool = False
     ) -> tuple[str, str]:
         """Return a model's queue, and its name for the request's body ('' for none).
 
-        `allowed` has the caller's models, None for all. Raises ApiError (404 if the caller has no
-        such model, 503 if no worker is alive, can load or has loaded it), or StoreUnavailable.
+        `allowed` has the caller's models, None for all. `may_wait`: the request may wait until a
+        worker has loaded the model, even if this gateway refuses online requests for it.
+
+        Raises ApiError (404 if the caller has no such model, 503 if no worker is alive, can load or
+        has loaded it), or StoreUnavailable.
         """
         await self._refresh(STALE_S)
         name = name or self._served.default_of(allowed)
@@ -84,9 +87,10 @@ class Models:
             queue = self._served.queue_of(name, allowed)
         if queue is None:
             raise self._refusal(name, allowed)
-        if self._cannot_run(queue, name, allowed):
+        refuses = self._refuses and not may_wait
+        if self._cannot_run(queue, name, allowed, refuses):
             await self._refresh(AGAIN_S, wait=True)  # a worker may have loaded it meanwhile
-            if error := self._cannot_run(queue, name, allowed):
+            if error := self._cannot_run(queue, name, allowed, refuses):
                 raise error
         return queue, name
 
@@ -137,7 +141,7 @@ class Models:
         )  # fmt: skip
 
     def _cannot_run(
-        self, queue: str, name: str, allowed: Collection[str] | None
+        self, queue: str, name: str, allowed: Collection[str] | None, refuses: bool
     ) -> ApiError | None:
         """Return the error for a model that is not loaded, None if a request for it may wait.
 
@@ -152,7 +156,7 @@ class Models:
                     f"no worker can load model {name[:200]!r}: {failure.why[:WHY_CHARACTERS]}",
                     code="model_unloadable", param="model", retry=False, after_s=math.ceil(left_s),
                 )  # fmt: skip
-        if self._refuses and queue in self._served.not_loaded:
+        if refuses and queue in self._served.not_loaded:
             return self._not_loaded(name, allowed)
         return None
 

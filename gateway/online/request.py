@@ -9,14 +9,15 @@ import msgspec
 
 from contract.errors import RequestRejected
 from contract.openai.amounts import sequences_of
-from contract.openai.body import LIMITS, text_is_answer
+from contract.openai.body import LIMITS, RESPONSES_URL, text_is_answer
 from contract.openai.decode import decode, encode, int_if_whole
 from contract.openai.lines import check_body
 from gateway.http.errors import ApiError, invalid
 from gateway.http.limits import estimated_tokens
 
-#: Queue priorities: of online requests, of OpenAI's `flex` (still before batches), and the lowest.
-URGENT, FLEX, LOWEST = 0, 3, 9
+#: Queue priorities: of online requests, of OpenAI's `flex` (still before batches), of background
+#: responses (that of batches), and the lowest.
+URGENT, FLEX, LATER, LOWEST = 0, 3, 6, 9
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -33,6 +34,7 @@ class OnlineRequest:
     `stream` is set if the answer is streamed. `prompt_tokens` is the prompt's estimated length.
     `tokens` is that plus the longest answer, if the answer has a limit. `text_is_answer`: its text
     is published while it is written. `sequences` is the number that the engine runs for it.
+    `background`: the caller does not wait for the answer.
     """
 
     url: str
@@ -44,6 +46,7 @@ class OnlineRequest:
     prompt_tokens: int
     text_is_answer: bool
     sequences: int = 1
+    background: bool = False
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
@@ -54,7 +57,8 @@ def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
     body = _read_object(raw)
     fields = len(body)
     stream = _take_stream(url, body)
-    priority = _take_priority(body)
+    background = url == RESPONSES_URL and _take_background(body, stream)
+    priority = _take_priority(body, LATER if background else URGENT)
     checked = check_body(url, body, "")
     prompt_tokens = estimated_tokens(len(raw))
     return OnlineRequest(
@@ -67,6 +71,7 @@ def read(url: str, raw: bytes, highest_priority: int) -> OnlineRequest:
         prompt_tokens,
         text_is_answer(url, checked),
         sequences_of(checked),
+        background,
     )
 
 
@@ -103,13 +108,33 @@ def _take_stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
         raise invalid(f"`stream_options`: {error}", "stream_options") from None
 
 
-def _take_priority(body: dict[str, Any]) -> int:
+def _take_background(body: dict[str, Any], stream: StreamOptions | None) -> bool:
+    """Remove `background` from the body, and `store` if it is true; return whether it is true."""
+    background = body.get("background")
+    if background is not None and not isinstance(background, bool):
+        raise invalid("`background` must be true or false", "background")
+    if not background:
+        return False
+    if stream is not None:
+        raise invalid(
+            "a background response has no stream here; remove `stream`, and retrieve the response "
+            "(GET /v1/responses/ID) until it has ended", "stream",
+        )  # fmt: skip
+    store = body.get("store")
+    if store is not None and store is not True:
+        raise invalid("`background: true` needs `store: true`; remove `store`", "store")
+    del body["background"]
+    body.pop("store", None)
+    return True
+
+
+def _take_priority(body: dict[str, Any], default: int) -> int:
     """Remove vLLM's `priority` from the body; return it, or that of OpenAI's service tier."""
     priority = int_if_whole(body.get("priority"))
     if type(priority) is int:  # `check_body` refuses anything else
         del body["priority"]
         return max(URGENT, priority)
-    return FLEX if body.get("service_tier") == "flex" else URGENT
+    return FLEX if body.get("service_tier") == "flex" else default
 
 
 def _max_answer_tokens(url: str, body: dict[str, Any]) -> int:

@@ -12,8 +12,10 @@ import orjson
 from contract.redis.objects import ENDED
 from contract.redis.reads import Reads
 from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
+from gateway.redis.responses import BackgroundResponses
 
-#: Milliseconds for which tokens or bytes may be counted before their batch or file is created.
+#: Milliseconds for which tokens or bytes may be counted before their batch, response or file is
+#: created.
 GRACE_MS = 60_000
 
 
@@ -64,7 +66,7 @@ class Refused:
 
 
 class Budgets(Reads):
-    """Counts tokens of batches and bytes of files by tenant. Calls raise StoreUnavailable."""
+    """Counts tokens and bytes by tenant. Calls raise StoreUnavailable."""
 
     def reserve(
         self, tenant: str, batch_id: str, tokens: Mapping[str, int], limit: int | None
@@ -84,14 +86,18 @@ class Budgets(Reads):
         return {model.decode(): int(tokens) for model, tokens in by_model.items()}
 
     def give_back_of_ended(self, tenant: str) -> int:
-        """Release tokens that ended or deleted batches still hold; return how many batches did."""
+        """Release tokens of ended or deleted batches and responses; return how many held some."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:reserved:{tenant}"):
-            keys = [f"warmq:gateway:batch:{batch_id}" for batch_id, _ in page]
-            documents = self._each("hget", keys, "document")
-            for (batch_id, note), document in zip(page, documents, strict=True):
-                if _is_over(orjson.loads(note), document, now):
-                    count += self.give_back(batch_id)
+            older = [name for name, note in page if _is_older(orjson.loads(note), now)]
+            responses = [name for name in older if name.startswith("resp_")]
+            batches = [name for name in older if not name.startswith("resp_")]
+            keys = [f"warmq:gateway:batch:{batch_id}" for batch_id in batches]
+            ended = [_has_ended(document) for document in self._each("hget", keys, "document")]
+            ended += BackgroundResponses.using(self).over(responses)
+            for name, over in zip((*batches, *responses), ended, strict=True):
+                if over:
+                    count += self.give_back(name)
         return count
 
     def note_bytes(self, tenant: str, file_id: str, size: int, limit: int | None) -> Refused | None:
@@ -131,7 +137,10 @@ def _counted_key(name: str) -> str:
     return f"warmq:gateway:{kind}:{name}"
 
 
-def _is_over(note: dict[str, Any], document: bytes | None, now_ms: int) -> bool:
-    if 0 <= now_ms - note["at"] < GRACE_MS:  # below 0: Redis's clock has stepped back
-        return False
+def _is_older(note: dict[str, Any], now_ms: int) -> bool:
+    """Return whether a reservation is older than GRACE_MS."""
+    return not 0 <= now_ms - note["at"] < GRACE_MS  # below 0: Redis's clock has stepped back
+
+
+def _has_ended(document: bytes | None) -> bool:
     return document is None or orjson.loads(document).get("status") in ENDED

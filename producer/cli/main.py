@@ -38,7 +38,7 @@ COMMANDS = {
     "doctor": "Check Redis, workers, queues, disk and settings, and name what stops the work.",
     "list": "List all batches, newest first.",
     "plan": "Estimate the tokens, Redis memory and time that FILE takes. Queues nothing.",
-    "records": "List what tenants of `producer serve` keep in Redis: files, uploads, batches.",
+    "records": "List what tenants of `producer serve` keep in Redis, such as files and batches.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
     "run": "Answer FILE's requests window by window; write the results to OUT in FILE's order.",

@@ -75,6 +75,7 @@ def test_everything_runs_under_the_documented_user(server: RedisServer, tmp_path
         run_producer(url, "webhooks", "list")
         eventually(lambda: client.models.list().data, 30, "a worker announces itself")
         online(client)
+        responses(client)
         batches(client)
         message_batch(other)
         receiver.wait()
@@ -92,6 +93,19 @@ def online(client: openai.OpenAI) -> None:
     assert list(client.chat.completions.create(**asked, stream=True))
     with client.chat.completions.create(**asked, user="simulate:sleep=9", stream=True) as stream:
         next(iter(stream))  # and then nobody reads it any more
+
+
+def responses(client: openai.OpenAI) -> None:
+    """Take background responses to their ends."""
+    made = client.responses.create(model=MODEL, input="Hello", background=True)
+    eventually(lambda: client.responses.retrieve(made.id).status == "completed", 20, "it ends")
+    client.responses.input_items.list(made.id)
+    client.responses.delete(made.id)
+    slow = client.responses.create(
+        model=MODEL, input="Hello", background=True, user="simulate:sleep=600"
+    )
+    eventually(lambda: client.responses.retrieve(slow.id).status == "in_progress", 20, "it runs")
+    assert client.responses.cancel(slow.id).status == "cancelled"
 
 
 def batches(client: openai.OpenAI) -> None:

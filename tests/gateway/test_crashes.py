@@ -23,7 +23,9 @@ from gateway.files.files import FileRecord, Files, save_file
 from gateway.files.uploads import UploadComplete, UploadCreate
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.sweeping import remove_expired_files
+from gateway.online.request import read
+from gateway.online.responses import calls
+from gateway.sweeping import look_at_responses, remove_expired_files
 
 CALLER = Caller(tenant="t")
 LINE = orjson.dumps(chat_line("a", model="small")) + b"\n"
@@ -108,13 +110,27 @@ def message_batch_deleted(services: Services) -> None:
     message_batches.delete(services, CALLER, "msgbatch_1")
 
 
+def response(services: Services) -> dict[str, Any]:
+    body = orjson.dumps({"model": "m", "input": "Hello", "background": True})
+    return calls.create(services, CALLER, read("/v1/responses", body, 0), "warmq", "")
+
+
+def response_cancelled(services: Services) -> None:
+    calls.cancel(services, CALLER, response(services)["id"])
+
+
+def response_deleted(services: Services) -> None:
+    calls.delete(services, CALLER, response(services)["id"])
+
+
 def live_on(services: Services, redis_client: redis.Redis) -> None:
     """Do what gateways that live do in the hour that follows."""
-    for kind in ("file", "upload", "batch"):
+    for kind in ("file", "upload", "batch", "response"):
         key = f"warmq:gateway:due:{kind}"
         if due := redis_client.zrange(key, 0, -1):
             redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
     remove_expired_files(services)
+    look_at_responses(services)
     with ThreadPoolExecutor(1) as pool:
         BatchRunner(services)._claim_and_run(pool)
 
@@ -127,7 +143,9 @@ def contents_without_owner(redis_client: redis.Redis, folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "does", [write, upload, delete, create, message_batch, message_batch_deleted],
+    "does",
+    [write, upload, delete, create, message_batch, message_batch_deleted, response,
+     response_cancelled, response_deleted],
     ids=lambda does: does.__name__,
 )  # fmt: skip
 def test_a_gateway_may_die_before_any_step(

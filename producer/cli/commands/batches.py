@@ -255,8 +255,8 @@ def delete(context: Context, *, batch_id: str, force: bool, as_json: bool) -> No
     """Delete a finished batch and its results, or a record of `producer serve`.
 
     \b
-    A record is a file (file-...) or a batch that has ended (batch_..., msgbatch_...) of
-    a gateway's tenant; `producer records -t TENANT` lists them.
+    A record is a file (file-...), or a batch (batch_..., msgbatch_...) or response
+    (resp_...) that has ended, of a gateway's tenant; `producer records -t TENANT` lists them.
     """
     store = context.store
     if delete_record(store, batch_id) is None:

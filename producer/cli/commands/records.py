@@ -13,9 +13,9 @@ from producer.redis import SAMPLED, tenant_records, tenant_usage
 @options.as_json
 @pass_context
 def command(context: Context, *, tenant: str | None, as_json: bool) -> None:
-    """List what tenants of `producer serve` keep in Redis: files, uploads, batches.
+    """List what tenants of `producer serve` keep in Redis, such as files and batches.
 
-    `producer delete ID` removes a file, or a batch that has ended.
+    `producer delete ID` removes a file, or a batch or response that has ended.
     """
     if tenant is not None:
         _print_records(context, tenant, as_json)

@@ -23,7 +23,8 @@ ROUTES = (
     "POST /uploads/{upload_id}/cancel",
     "POST /batches", "GET /batches", "GET /batches/{batch_id}", "POST /batches/{batch_id}/cancel",
     "POST /chat/completions", "POST /completions", "POST /embeddings", "POST /responses",
-    "GET /models", "GET /models/{model}",
+    "GET /responses/{response_id}", "POST /responses/{response_id}/cancel",
+    "GET /responses/{response_id}/input_items", "GET /models", "GET /models/{model}",
 )  # fmt: skip
 #: Schemas that no route's answer names: all errors, the bodies of webhooks.
 BESIDES = (

@@ -87,7 +87,8 @@ def fault_of(name: str, answer: Any) -> str | None:
 
 def schema_of(method: str, path: str, kind: str) -> str | None:
     """Return the schema's name of a route's answer; None if OpenAI has no such route."""
-    for route, answers in _cut()["routes"].items():
+    # A model's name may have slashes, so a longer route is tried first.
+    for route, answers in sorted(_cut()["routes"].items(), key=lambda each: -len(each[0])):
         of, _, template = route.partition(" ")
         if of == method and re.fullmatch("/v1" + re.sub(r"\{[^}]*\}", "[^?]+", template), path):
             if kind == EVENTS and route in _STREAMED:

@@ -47,7 +47,8 @@ OBJECTS = (
     "/v1/files/{}", "/v1/files/{}/content", "/v1/batches/{}", "/v1/models/{}",
     "/v1/messages/batches/{}", "/v1/messages/batches/{}/results", "/ui/batches/{}",
     "/ui/batches/{}/request", "/ui/batches/{}/download/output", "/ui/submit?file={}",
-    "/ui/live?batch={}", "/ui/live?request={}&of={}", "/ui/assets/{}/{}",
+    "/ui/live?batch={}", "/ui/live?request={}&of={}", "/ui/assets/{}/{}", "/v1/responses/{}",
+    "/v1/responses/{}/input_items", "/v1/responses/{}/input_items?after={}",
 )  # fmt: skip
 LISTS = (
     "/v1/files",
@@ -60,7 +61,7 @@ LISTS = (
 WRITES = (
     "/v1/batches/{}/cancel", "/v1/uploads/{}/cancel", "/v1/uploads/{}/complete",
     "/v1/messages/batches/{}/cancel", "/ui/batches/{}/cancel", "/ui/batches/{}/retry", "/ui/dead",
-    "/ui/login", "/ui/logout", "/ui/submit/start",
+    "/ui/login", "/ui/logout", "/ui/submit/start", "/v1/responses/{}/cancel",
 )  # fmt: skip
 
 
@@ -90,7 +91,7 @@ class Drawing:
         kinds: Sequence[tuple[Callable[[random.Random], Call], int]] = (
             (self._online, 8), (self._known_bomb, 3), (self._file, 8), (self._form, 4),
             (self._batch, 6), (self._messages, 3), (self._upload, 3), (self._get, 8),
-            (self._list, 3), (self._write, 4),
+            (self._list, 3), (self._write, 4), (self._response, 3),
         )  # fmt: skip
         (draw,) = chance.choices([k for k, _ in kinds], [weight for _, weight in kinds])
         call = draw(chance)
@@ -114,6 +115,14 @@ class Drawing:
         for _ in range(chance.randrange(1, 4)):
             body[chance.choice(FIELDS)] = value(chance)
         return as_json("POST", chance.choice(list(ONLINE_BODY_TYPES)), spoilt(chance, dump(body)))
+
+    def _response(self, chance: random.Random) -> Call:
+        """Draw a background response, which later calls retrieve, cancel and delete."""
+        body: Any = {"model": MODEL, "input": "x", "background": True}
+        if chance.random() < 0.6:
+            name = chance.choice([*body, "store", "stream", "metadata", "instructions", "tools"])
+            body[name] = value(chance)
+        return as_json("POST", "/v1/responses", spoilt(chance, dump(body)))
 
     def _known_bomb(self, chance: random.Random) -> Call:
         hostile = REQUESTS[chance.choice(SMALL)]

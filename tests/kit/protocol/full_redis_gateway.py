@@ -13,6 +13,7 @@ from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 from contract import naming
 from contract.message import write_online
 from contract.openai.body import CHAT_URL
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async
 from contract.redis.due import Due
@@ -23,6 +24,7 @@ from gateway.redis.batch_views import BatchViews, PartialOrder
 from gateway.redis.idempotency import Answer, IdempotencyStore, Renewals
 from gateway.redis.limits import Budgets, Rates, Take
 from gateway.redis.online import OnlineRequests, Push, PushResult
+from gateway.redis.responses import BackgroundResponses
 from gateway.redis.webhooks import Delivery, Webhooks
 
 __all__ = ["CASES"]
@@ -229,6 +231,49 @@ def _partial_order(store: BatchStore, worker: Lessee, url: str) -> Act:
     worker.done(*worker.pop())
     order = PartialOrder.using(store)
     return answers(4, lambda: order.segments("batch_1", parts, 0, 60_000)[0])
+
+
+def _responses(store: BatchStore) -> BackgroundResponses:
+    """Return the background responses, of which there is one."""
+    responses = BackgroundResponses.using(store)
+    life = {"life_ms": 60_000, "look_ms": 1000}
+    assert responses.create("resp_1", "t", 1000, DOCUMENT, b"{}", **life)
+    return responses
+
+
+@of("response_push")
+def _response_push(store: BatchStore, worker: Lessee, url: str) -> Act:
+    responses, list_key = _responses(store), naming.turn_list(QUEUE, 6, "t")
+
+    def act() -> None:
+        # The caller's mark decides what is too much, not maxmemory.
+        limits = {"high_water": 1e9, "high_water_requests": 1000}
+        assert responses.push("resp_1", list_key, b"{}", **limits) == ""  # type: ignore[arg-type]
+        found = responses.get("resp_1")
+        assert found is not None
+        assert found.pushed
+
+    return act
+
+
+@of("response_cancel")
+def _response_cancel(store: BatchStore, worker: Lessee, url: str) -> Act:
+    responses = _responses(store)
+    return answers(True, lambda: responses.cancel("resp_1", "t", keep_ms=1000, revoked_s=60))
+
+
+@of("response_ended")
+def _response_ended(store: BatchStore, worker: Lessee, url: str) -> Act:
+    responses = _responses(store)
+    store._client.set(keys.result_key("1"), "{}", px=60_000)
+
+    def act() -> None:
+        responses.note_end("resp_1")
+        found = responses.get("resp_1")
+        assert found is not None
+        assert found.noted
+
+    return act
 
 
 @of("webhook_put")

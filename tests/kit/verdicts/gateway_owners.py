@@ -15,7 +15,7 @@ _BEGIN = "warmq:gateway:"
 #: Objects of tenants. They stay until their tenant deletes them, or until their end.
 _KINDS = ("file", "upload", "batch", "message_batch")
 #: Work that has a time. Whoever looks at it then removes it, or says when the next time is.
-_WORK = ("batch", "webhook", "file", "upload", "notify")
+_WORK = ("batch", "webhook", "file", "upload", "notify", "response")
 _RESERVED, _STORED, _STORED_BY = f"{_BEGIN}reserved", f"{_BEGIN}stored", f"{_BEGIN}stored-by"
 _RECORDS = f"{_BEGIN}records"
 
@@ -100,9 +100,14 @@ def _tenants_of_the_queue(snap: Snapshot) -> set[str]:
 
 
 def _reservations(snap: Snapshot) -> Iterator[tuple[str, str]]:
-    """Each reservation belongs to a batch that has not ended, or whose end is being seen to."""
+    """Each reservation belongs to a batch or response that has not ended, or whose end is due."""
     due = snap.hash(f"{_BEGIN}due:batch")
+    responses = snap.hash(f"{_BEGIN}due:response")
     for batch_id in snap.hash(_RESERVED):
+        if batch_id.startswith("resp_"):
+            if batch_id not in responses:
+                yield f"{_RESERVED} {batch_id}", "nobody will look at its response"
+            continue
         document = snap.hash(f"{_BEGIN}batch:{batch_id}").get("document")
         runs = document is not None and orjson.loads(document).get("status") not in ENDED
         if not runs and batch_id not in due:

@@ -136,6 +136,7 @@ NOT_FIRST = {
     "enqueue_planned": "as enqueue",
     "object_put": "what is new waits, but for files of batches that end",
     "reserve": "makes a batch",
+    "response_create": "makes a response",
     "list": "writes nothing",
     "permissions": "tries what Redis refuses",
 }

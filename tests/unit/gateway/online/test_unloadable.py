@@ -56,3 +56,13 @@ async def test_it_is_queued_once_a_worker_has_loaded_it() -> None:
     redis = Announced(20)
     redis.worker |= {"queue": "warmq.b", "unloadable": {}}
     assert await models(redis).queue_and_name("b", None) == ("warmq.b", "b")
+
+
+async def test_a_request_that_may_wait_is_queued_where_online_ones_are_refused() -> None:
+    redis = Announced(20)
+    redis.worker |= {"unloadable": {}}
+    known = Models(cast(OnlineRequests, redis), "warmq", "", refuses=True)
+    with pytest.raises(ApiError) as caught:
+        await known.queue_and_name("b", None)
+    assert caught.value.code == "model_not_loaded"
+    assert await known.queue_and_name("b", None, may_wait=True) == ("warmq.b", "b")

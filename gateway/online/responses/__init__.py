@@ -1,0 +1,1 @@
+"""Serves background responses: queued like batches, and read, cancelled and deleted later."""
