@@ -56,6 +56,17 @@ def models_of(worker: Worker) -> dict[str, str]:
     return {name: queue for name, queue in models.items() if isinstance(queue, str)}
 
 
+def adapters_of(worker: Worker) -> list[tuple[str, str]]:
+    """Return the adapters of a worker's models, loaded or not, each with its model's queue."""
+    found, pairs = _dict(worker.get("model_adapters")), []
+    for model, queue in models_of(worker).items():
+        names = found.get(model)
+        for name in names if isinstance(names, list) else ():
+            if isinstance(name, str):
+                pairs.append((name, queue))
+    return pairs
+
+
 def has_loaded(worker: Worker, queue: str) -> bool:
     """Return whether the queue's model is loaded in a worker, or is being loaded."""
     return bool(worker["queue"] == queue and worker.get("state") != "swapping")

@@ -231,3 +231,16 @@ def test_the_model_of_an_adapter_is_told_with_how_to_choose_it(
     assert f'no worker serves queue warmq.french; {told} "model": "french"' in done.stderr
     done = run_producer("submit", path, "--model", "frensh", redis_url=redis_url)
     assert "is an adapter" not in done.stderr and "no worker serves" in done.stderr
+
+
+def test_lines_that_name_an_adapter_go_to_its_model_loaded_or_not(
+    own: RedisServer, own_store: BatchStore, tmp_path: Path
+) -> None:
+    announce(own_store, **worker(model_adapters={"judge": ["strict"]}))
+    file = write_lines(tmp_path / "in.jsonl", [chat_line("c1", "Hello", model="strict")])
+    done = run_producer("submit", file, "--batch-id", "b1", redis_url=own.url)
+    assert done.returncode == 0, done.stderr
+    batch = own_store.batch("b1")
+    assert batch is not None and batch.queues == ["warmq.judge"]
+    done = run_producer("submit", file, "--model", "strict", redis_url=own.url)
+    assert "strict is an adapter: submit with --model judge" in done.stderr

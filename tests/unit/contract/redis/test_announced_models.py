@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.redis.announced_models import load_seconds
+from contract.redis.announced_models import adapters_of, load_seconds
+from contract.redis.announcements import names_of
 
 MODELS = {"chat": "warmq.chat", "judge": "warmq.judge", "third": "warmq.third"}
 
@@ -31,3 +32,20 @@ def test_models_that_no_worker_has_loaded_take_the_mean_of_their_loads(
     queues: list[str], workers: list[dict[str, Any]], seconds: float
 ) -> None:
     assert load_seconds(workers, queues) == seconds
+
+
+def test_adapters_of_models_that_are_not_loaded_are_names_of_their_queues() -> None:
+    one = worker(adapters=["french"], model_adapters={
+        "chat": ["french", "sql"], "judge": ["strict", "french"], "third": ["chat", "judge"],
+    })  # fmt: skip
+    assert dict(names_of(one, "warmq")) == {
+        "chat": "warmq.chat", "judge": "warmq.judge", "third": "warmq.third",
+        "french": "warmq.chat", "sql": "warmq.chat", "strict": "warmq.judge",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", [1, [], {"chat": 1}, {"chat": [3, {}]}, {"other": ["x"]}], ids=str)
+def test_adapters_that_cannot_be_read_are_passed_over(junk: object) -> None:
+    one = worker(model_adapters=junk)
+    assert adapters_of(one) == []
+    assert set(dict(names_of(one, "warmq"))) == set(MODELS)
