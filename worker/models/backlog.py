@@ -17,7 +17,7 @@ from contract.redis import keys
 from contract.redis.announcements import WORKER_SILENT_S, is_alive, read_announcements
 from worker.drain.leases import POP_BYTES
 from worker.models.policy import Demand
-from worker.models.shares import Share, Shares
+from worker.models.shares import Share
 from worker.models.tenants import CELERY, TenantReads
 
 #: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. A
@@ -49,7 +49,6 @@ class BacklogReads(TenantReads):
     def __init__(self, client: Any, result_ttl_ms: int = 86_400_000) -> None:
         super().__init__(client)
         self._ttl_ms = result_ttl_ms
-        self._shares, self._used = Shares(), {}
         #: By queue, the time (s since 1970) since which requests without a batch wait: online ones,
         #: and those at any priority. Their messages have no time, so this object notes it.
         self._online_since: dict[str, float] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from contract.redis import keys
 from contract.redis.reads import Reads
@@ -19,9 +20,11 @@ MOST_LISTS = 100
 class TenantReads(Reads):
     """Reads the shares of models' queues in one Redis. Calls raise StoreUnavailable."""
 
-    _shares: Shares
-    #: By hour (since 1970) and tenant, the tokens in all queues at the last read.
-    _used: dict[tuple[int, str], float]
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self._shares = Shares()
+        #: By hour (since 1970) and tenant, the tokens in all queues at the last read.
+        self._used: dict[tuple[int, str], float] = {}
 
     def shares(
         self,
