@@ -147,9 +147,10 @@ faults-full: $(STAMP) ## 200 random faults over 20,000 requests, 40 with vLLM; t
 	$(MAKE) models-day-full
 
 .PHONY: faults-swaps-full
-faults-swaps-full: $(STAMP) ## 200 faults over 3 workers with 5 models, in each phase of a swap, 60 more with engines that sleep, 20 minutes; writes figures into the repository
+faults-swaps-full: $(STAMP) ## 200 faults over 3 workers with 5 models, in each phase of a swap, 60 more with engines that sleep, 20 with vLLM, an hour; writes figures into the repository
 	$(PY) tests/faults/run_campaign.py --save --swaps $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --sleeps --faults 60 $(if $(SEED),--seed $(SEED))
+	$(PY) tests/faults/run_campaign.py --save --swaps --real $(if $(SEED),--seed $(SEED))
 
 .PHONY: models-day-full
 models-day-full: $(STAMP) ## a simulated day of 16 workers and 12 models, 10 minutes; writes figures into the repository

@@ -14,7 +14,7 @@ from contract.naming import DEFAULT_TENANT
 from gateway.background import background
 from gateway.batches.api.record import end_older_records
 from gateway.files import uploads
-from gateway.files.files import Files, sweep_due
+from gateway.files.files import Files, remove_due
 from gateway.http.services import Services
 from gateway.online.responses import calls
 
@@ -34,7 +34,7 @@ def remove_expired_files(services: Services) -> int:
 
 def look_at_responses(services: Services) -> int:
     """Queue the requests of responses whose gateway died; return how many responses have ended."""
-    return sweep_due(services, "response", partial(calls.look, services))
+    return remove_due(services, "response", partial(calls.look, services))
 
 
 def forget_records(services: Services) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from contract.batch import Batch
 from contract.errors import ProtocolMismatch
 from contract.naming import did_you_mean, queue_name
-from contract.redis.announced_models import can_load, failure_of
+from contract.redis.announced_models import adapters_of, can_load, failure_of
 from contract.redis.announced_servers import SharedServer
 from contract.redis.announcements import is_alive, model_name, protocol_of, queues_of
 from contract.redis.batches import BatchStore
@@ -175,6 +175,8 @@ def _queue_of_adapter(alive: Iterable[Mapping[str, Any]], name: str) -> str:
         adapters = worker.get("adapters")
         if isinstance(adapters, list) and name in adapters:
             return str(worker["queue"])
+        if queue := dict(adapters_of(worker)).get(name):
+            return queue
     return ""
 
 

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from contract.batch import Batch
 from contract.naming import PRIORITY_SEPARATOR
+from contract.redis.announced_models import load_seconds
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.waiting import WaitingList, WaitingReads
 
@@ -115,10 +116,14 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The pace of a queue, and the lists in which requests wait there."""
+    """The pace of a queue, and the lists in which requests wait there.
+
+    `load_s` are the seconds until its model is loaded, for workers of several models.
+    """
 
     pace: Pace
     lists: Sequence[WaitingList] = ()
+    load_s: float = 0.0
 
     def seconds_left(self, work: Work) -> float | None:
         """Return the seconds until a batch ends, behind the requests before it; None if unknown."""
@@ -129,7 +134,7 @@ class Outlook:
         if work.left <= 0 or not of_request:
             return None
         before = requests_before(self.lists, work)
-        return self.pace.ends(work.left * of_request, work.left, before)
+        return self.load_s + self.pace.ends(work.left * of_request, work.left, before)
 
 
 def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
@@ -171,10 +176,27 @@ class OutlookReads(HistoryReads, WaitingReads):
         Returns None if they have no slots, or if the queue had no work in the last day. `minutes`
         are those of the last day, if the caller has read them already.
         """
+        return self.outlook_of([queue], list(workers), minutes)
+
+    def outlook_of(
+        self,
+        queues: Collection[str],
+        workers: Sequence[Mapping[str, Any]],
+        minutes: Sequence[Minute] | None = None,
+    ) -> Outlook | None:
+        """Return the outlook of queues that share these workers, as of one; else as `outlook`."""
         if not (slots := slots_of(workers)):
             return None
-        pace = pace_of(self.day([queue]) if minutes is None else minutes, slots)
-        return None if pace is None else Outlook(pace, self.waiting_lists(queue))
+        pace = pace_of(self.day(queues) if minutes is None else minutes, slots)
+        if pace is None:
+            return None
+        lists = [one for queue in queues for one in self.waiting_lists(queue)]
+        return Outlook(pace, lists, load_seconds(workers, queues))
+
+    def workers_of(self, queues: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the announcements of the living workers of some queues, each once."""
+        found = {worker["id"]: worker for queue in queues for worker in self.workers(queue)}
+        return list(found.values())
 
     def batch_seconds_left(self, batch: Batch) -> float | None:
         """Return the seconds until a batch ends; None if it has ended, or if that is unknown."""

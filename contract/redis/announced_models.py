@@ -5,7 +5,7 @@ A worker of one model announces no such fields. Fields that cannot be read are p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Worker = Mapping[str, Any]
@@ -54,6 +54,17 @@ def models_of(worker: Worker) -> dict[str, str]:
     if not isinstance(models, dict):
         return {}
     return {name: queue for name, queue in models.items() if isinstance(queue, str)}
+
+
+def adapters_of(worker: Worker) -> list[tuple[str, str]]:
+    """Return the adapters of a worker's models, loaded or not, each with its model's queue."""
+    found, pairs = _dict(worker.get("model_adapters")), []
+    for model, queue in models_of(worker).items():
+        names = found.get(model)
+        for name in names if isinstance(names, list) else ():
+            if isinstance(name, str):
+                pairs.append((name, queue))
+    return pairs
 
 
 def has_loaded(worker: Worker, queue: str) -> bool:
@@ -125,6 +136,16 @@ def mean_load_s(workers: Iterable[Worker], model: str) -> float | None:
     found = [loads[model] for one in workers if model in (loads := loads_of(one))]
     count = sum(one.loaded for one in found)
     return sum(one.seconds for one in found) / count if count else None
+
+
+def load_seconds(workers: Sequence[Worker], queues: Iterable[str]) -> float:
+    """Return the seconds to load the models of queues that no worker has loaded, one by one.
+
+    A model that was not loaded yet counts as 0.
+    """
+    missing = {q for q in queues if not any(has_loaded(worker, q) for worker in workers)}
+    models = {m for one in workers for m, queue in models_of(one).items() if queue in missing}
+    return sum(mean_load_s(workers, model) or 0.0 for model in models)
 
 
 def _dict(value: object) -> dict[str, Any]:

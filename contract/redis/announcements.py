@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from contract.redis.announced_models import models_of
+from contract.redis.announced_models import adapters_of, models_of
 
 #: Seconds without a new announcement after which a worker counts as dead.
 WORKER_SILENT_S = 15.0
@@ -51,9 +51,13 @@ def model_name(worker: Mapping[str, Any]) -> str:
 def names_of(worker: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
     """Yield the names of a worker's models and adapters, each with its queue.
 
-    `base` is the default queue; the queues of named models begin with it.
+    `base` is the default queue; the queues of named models begin with it. Of pairs with the same
+    name the last one counts: a model comes before an adapter, a loaded one before one that is not.
     """
     queue, adapters = worker["queue"], worker.get("adapters")
+    for name, its_queue in adapters_of(worker):
+        if its_queue.startswith(f"{base}."):
+            yield name, its_queue
     for name in own_names(worker, base):
         yield name, queue
     for adapter in adapters if isinstance(adapters, list) else ():

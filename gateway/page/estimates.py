@@ -9,7 +9,7 @@ from typing import Any
 
 from contract.batch import Batch as QueueBatch
 from contract.naming import priority_step
-from contract.redis.announcements import is_alive
+from contract.redis.announcements import is_alive, queues_of
 from contract.redis.history import Minute
 from gateway.batches.api.record import BatchRecord
 from gateway.http.services import Services
@@ -35,7 +35,7 @@ def read_queues(services: Services, queues: Iterable[str]) -> dict[str, QueueSta
     states = {}
     for queue in names:
         minutes = reads.day([queue])
-        workers = [worker for worker in alive if worker["queue"] == queue]
+        workers = [worker for worker in alive if queue in queues_of(worker)]
         states[queue] = QueueState(minutes, reads.outlook(queue, workers, minutes))
     return states
 

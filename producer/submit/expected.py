@@ -102,7 +102,7 @@ def expected(
     seconds = None
     if outlook is not None and usual is not None:
         before = requests_before(outlook.lists, work)
-        seconds = round(outlook.pace.ends(prompt + written, requests, before), 1)
+        seconds = round(outlook.load_s + outlook.pace.ends(prompt + written, requests, before), 1)
     return orjson.dumps({
         "prompt_tokens": prompt, "completion_tokens": None if usual is None else written,
         "seconds": seconds,

@@ -7,7 +7,7 @@ tables of fixed size, prefixes in `order.prefix_keys`.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -80,7 +80,7 @@ class FileContent:
     message_bytes: int = 0
     index_bytes: int = 0
     reject_bytes: int = 0
-    models: set[str] = field(default_factory=set)  # names in the bodies, at most _MOST_MODELS
+    models: set[str] = field(default_factory=set)  # names in bodies, '' for none; not all of many
     shared: Shared = field(default_factory=Shared)
 
 
@@ -120,6 +120,13 @@ class Plan:
         tokens = self.content.prompt_tokens + self.content.expected
         return self.pace.ends(tokens, self.content.requests, self.before) if self.pace else None
 
+    def on(self, workers: int, outlook: Outlook | None, submission: Submission) -> "Plan":
+        """Return the plan for so many workers with this outlook."""
+        step, requests = priority_step(submission.priority), self.content.requests
+        pace, lists = (outlook.pace, outlook.lists) if outlook else (None, ())
+        before = requests_before(lists, Work(None, submission.tenant, step, requests))
+        return replace(self, workers=workers, pace=pace, before=before)
+
 
 def plan(
     settings: Settings,
@@ -152,13 +159,18 @@ def plan(
     own = BATCH_BYTES + content.index_bytes + content.bad * RESULT_BYTES // 2 + content.reject_bytes
     waiting = round(content.message_bytes * LIST_FACTOR) + REQUEST_BYTES * content.requests
     results = RESULT_BYTES * content.requests + round(TOKEN_BYTES * content.expected)
-    work = Work(None, submission.tenant, priority_step(submission.priority), content.requests)
-    pace, lists = (outlook.pace, outlook.lists) if outlook else (None, ())
-    return Plan(
+    planned = Plan(
         content, submission.queue, counter.name, mean, cache, saved, any_order,
-        RedisBytes(own + waiting, own + results), len(workers), pace, requests_before(lists, work),
-        context or None,
+        RedisBytes(own + waiting, own + results), 0, None, 0, context or None,
     )  # fmt: skip
+    return planned.on(len(workers), outlook, submission)
+
+
+def queues_of(submission: Submission, content: FileContent) -> list[str]:
+    """Return the queues to which a file's requests go."""
+    base, routes = submission.queue, submission.routes
+    names = content.models if routes else ()
+    return sorted({routes.get(model, base) for model in names}) or [base]
 
 
 def kv_tokens(workers: Sequence[Worker]) -> int | None:
@@ -253,8 +265,8 @@ class _FileReader:
             content.estimated += not (exact := self._counter.exact(prompt))
             if exact and len(prompt.texts) == 1 and count > self._context > 0:
                 self._add_too_long(chunk.messages[n], "row" if of_table else "line")
-            if isinstance(model := body.get("model"), str) and len(content.models) < _MOST_MODELS:
-                content.models.add(model)
+            if len(content.models) < _MOST_MODELS:
+                content.models.add(model if isinstance(model := body.get("model"), str) else "")
             if url in LIMITS:
                 self._add_answer(url, body)
 

@@ -311,10 +311,9 @@ class Submitter:
         requests = batch.number("valid") if batch is not None else 0
         if batch is None or not requests or self.submission.window is not None:
             return b""
-        queues, outlook = batch.queues, None
-        workers = [worker for queue in queues for worker in self.store.workers(queue)]
-        if len(queues) == 1:
-            outlook = OutlookReads.using(self.store).outlook(queues[0], workers)
+        reads = OutlookReads.using(self.store)
+        workers = reads.workers_of(batch.queues)
+        outlook = reads.outlook_of(batch.queues, workers)
         work = Work.of(batch)._replace(left=requests)
         return expected(self._sample, work, workers, outlook)
 

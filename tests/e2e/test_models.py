@@ -1,8 +1,4 @@
-"""Several models on one worker, with vLLM: each line is answered by the model of its queue.
-
-The shipped model has three names. Chat templates make them differ: one that writes more makes
-every prompt longer by the same number of tokens, so the counts tell which model has answered.
-"""
+"""Several models on one worker, with vLLM: each line is answered by the model of its queue."""
 
 from __future__ import annotations
 
@@ -15,29 +11,22 @@ import psutil
 import pytest
 from kit.commands.doctor_findings import doctor, levels
 from kit.commands.support import as_json, run_producer
+from kit.stacks.three_models import BEFORE, entries_in
 
 from contract.redis.batches import BatchStore
 from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, Worker, eventually
 
-#: What each model's template writes before the prompt.
-BEFORE = {"short": "", "middle": "one two three ", "long": "one two three four five six seven "}
 QUESTIONS = 300
 
 
 def models_and_lines(folder: Path) -> tuple[dict[str, dict[str, str]], Path]:
     """Return the entries of WARMQ_MODELS, and a file of lines."""
-    entries: dict[str, dict[str, str]] = {}
-    for name, before in BEFORE.items():
-        template = folder / f"{name}.jinja"
-        template.write_text(before + "{% for m in messages %}{{ m['content'] }}{% endfor %}")
-        args = f"{CPU_ENGINE_ARGS} --chat-template {template}"
-        entries[name] = {"path": str(MODEL), "engine_args": args}
     lines = folder / "lines.jsonl"
     lines.write_bytes(b"\n".join(
         orjson.dumps({"custom_id": f"q{n}", "messages": [{"role": "user", "content": f"Count {n}"}],
                       "max_tokens": 2, "temperature": 0}) for n in range(QUESTIONS)
     ))  # fmt: skip
-    return entries, lines
+    return entries_in(folder), lines
 
 
 def assert_answered_by_its_model(url: str) -> None:

@@ -1,6 +1,6 @@
 """The long fault campaigns; `make faults-full` runs them all.
 
-`run_campaign.py [--real, --front-ends, --swaps or --sleeps] [--seed N] [--faults 200]`
+`run_campaign.py [--real, --front-ends, --swaps, --swaps --real or --sleeps] [--seed N]`
 `python tests/faults/run_campaign.py --without NX`: workers that lack this guard of the promise.
 Then the campaign must fail, and does not pass if it does not.
 """
@@ -22,6 +22,7 @@ from kit.campaigns.campaign import Campaign  # noqa: E402
 from kit.campaigns.campaign_real import RealCampaign, SharedCampaign  # noqa: E402
 from kit.campaigns.mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
 from kit.campaigns.swap_campaign import SleepCampaign, SwapCampaign  # noqa: E402
+from kit.campaigns.swap_campaign_real import RealSwapCampaign  # noqa: E402
 from kit.redis_servers.wrong_clock import steppable_clock  # noqa: E402
 from kit.stacks.stage import Stage, stage  # noqa: E402
 
@@ -38,11 +39,13 @@ def main() -> int:
         "--front-ends", action="store_true", help="with vLLM and two front ends a worker"
     )
     parser.add_argument(
-        "--swaps", action="store_true", help="with five models, each fault in a phase of a swap"
+        "--swaps",
+        action="store_true",
+        help="with five models, each fault in a phase of a swap; with --real three",
     )
     parser.add_argument("--sleeps", action="store_true", help="the same, and engines sleep")
     parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
-    parser.add_argument("--faults", type=int, help="default 200; 40 with vLLM")
+    parser.add_argument("--faults", type=int, help="default 200; 40 with vLLM, 20 of swaps")
     parser.add_argument("--requests", type=int, help="default 20000; 1000 with vLLM")
     parser.add_argument("--save", action="store_true", help="write tests/faults/results/*.json")
     options = parser.parse_args()
@@ -71,6 +74,8 @@ def whole(on: Stage, options: argparse.Namespace) -> int:
         kind = SharedCampaign
     if options.swaps or options.sleeps:
         kind, requests = SleepCampaign if options.sleeps else SwapCampaign, 0
+    if options.swaps and options.real:
+        kind, faults = RealSwapCampaign, 20
     campaign = kind(on, options.seed, options.faults or faults, options.requests or requests)
     try:
         report = campaign.run()

@@ -209,3 +209,25 @@ def test_tenants_have_their_shares_over_swaps(tmp_path: Path) -> None:
         heavy, light = (len(began.keys() & set(on.ids(f"b-{t}"))) for t in ("heavy", "light"))
         assert 2.4 <= heavy / light <= 3.6, (heavy, light)
         assert worker.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_tenant_with_weight_3_gets_three_times_the_tokens_of_one_of_another_model(
+    tmp_path: Path,
+) -> None:
+    with stage(tmp_path) as on:
+        on.store.set_tenant(Tenant("x", 3.0))
+        for tenant, model in (("x", "alpha"), ("y", "beta")):
+            bodies = [chat(f"question {n}") for n in range(20_000)]
+            on.submit(bodies, tenant, queue=f"warmq.{model}", tenant=tenant)
+        entry = {"min_stay": "1s"}
+        on.worker(models=json.dumps({"alpha": entry, "beta": entry}))
+
+        def ended(tenant: str) -> int:
+            batch = on.store.batch(tenant)
+            return batch.terminal if batch else 0
+
+        # Each stay has the tokens of 20 swaps; a part of one stay less or more does not matter.
+        eventually(lambda: ended("x") + ended("y") > 8000, 200, "8,000 answers", 0.5)
+        assert 2.0 <= ended("x") / ended("y") <= 4.5

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from kit.campaigns.swap_campaign import SwapCampaign
+from kit.campaigns.swap_campaign_real import by_other_models
 from kit.stacks.stage import stage
 
 #: WARMQ_TEST_SEED=N draws the faults of a campaign that failed again.
@@ -21,3 +23,13 @@ def test_faults_in_each_phase_of_a_swap_lose_nothing(tmp_path: Path, seed: int) 
         report = SwapCampaign(on, seed, faults=10, requests=0).run()
     assert report.faults.total() == 10
     assert report.broken() == {}
+
+
+def test_answers_by_another_model_are_counted_by_their_prompt_tokens() -> None:
+    models = {"short": 5, "middle": 8, "long": 12}
+    right = {(m, c): Counter({tokens + n: 3}) for m, tokens in models.items()
+             for n, c in enumerate(("c1", "c2"))}  # fmt: skip
+    assert by_other_models(right) == 0
+    assert by_other_models(right | {("long", "c2"): Counter({13: 3, 9: 1})}) == 1
+    # `long` and `middle` have the same numbers: either may be wrong, so all of c1 count.
+    assert by_other_models(right | {("long", "c1"): Counter({8: 3})}) == 9

@@ -58,6 +58,9 @@ class EngineSpec:
     `sleep` gets the settings and the number of other models that may sleep on the same devices. It
     returns how the engine can sleep, or the reason why it cannot.
 
+    `adapters` gets the settings and returns the names of the adapters that an engine would serve
+    with them. It is called while other models are loaded, reads files and may raise OSError.
+
     `together` gets the settings of several models, and returns whether their engines can run at the
     same time in this process, and why.
     """
@@ -68,6 +71,7 @@ class EngineSpec:
     dry_run: Callable[[Any, Preflight], None] | str | None = None
     attach: Callable[[Any, dict[str, Any]], Engine] | str | None = None
     front_ends: Callable[[Any], int] = lambda settings: 1
+    adapters: Callable[[Any], Sequence[str]] = lambda settings: ()
     together: Callable[[Sequence[Any]], tuple[bool, str]] = lambda settings: (
         False,
         f"the engine {settings[0].engine} is loaded once",

@@ -30,6 +30,7 @@ class AnnouncedModels:
         self._retry_at: dict[str, float] = {}
         self._sleep_failed: dict[str, str] = {}
         self._loads: dict[str, dict[str, float]] = {}
+        self._adapters: dict[str, list[str]] = {}
         self._loaded = ""
         self._swap: dict[str, Any] = {}
         #: The fields; the drain reads them each second.
@@ -39,12 +40,18 @@ class AnnouncedModels:
             "loads": self._loads,
             "unloadable": self._unloadable,
             "sleep_failed": self._sleep_failed,
+            "model_adapters": self._adapters,
         }
 
     def note_sleep(self, failures: Mapping[str, str]) -> None:
         """Note by model why its engine no longer sleeps between stays; '' if it still does."""
         failed = {model: why[:WHY_CHARACTERS] for model, why in failures.items() if why}
         self._sleep_failed.update(failed)
+
+    def note_adapters(self, names: Mapping[str, list[str]]) -> None:
+        """Note the names of the adapters of each model, loaded or not."""
+        self._adapters.clear()
+        self._adapters.update(names)
 
     def begin(self, model: str, why: str) -> None:
         """Note that the worker begins to load a model, and why."""

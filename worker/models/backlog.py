@@ -1,7 +1,7 @@
 """Reads what waits for each model, and claims the queue of a model that a worker will load.
 
 A claim fails if another worker has claimed the queue since the read. Messages that need no model,
-because their batches are cancelled, have ended or are gone, are removed.
+because their requests or batches are cancelled, have ended or are gone, are removed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from contract import naming
 from contract.redis import keys
 from contract.redis.announcements import WORKER_SILENT_S, is_alive, read_announcements
-from contract.redis.reads import Reads
 from worker.drain.leases import POP_BYTES
 from worker.models.policy import Demand
+from worker.models.shares import Share
+from worker.models.tenants import CELERY, TenantReads
 
 #: Milliseconds for which Redis keeps the time at which a worker last stopped serving a queue. A
 #: batch waits from that time, or from its creation if that is later.
@@ -26,8 +27,8 @@ LEFT_MS = 86_400_000
 UNKNOWN_TOKENS = 256.0
 #: Most batches of one queue whose creation and deadline are read, and most tenants of a priority.
 MOST_LISTS, MOST_TENANTS = 100, 20
-#: Seconds from a search that removed nothing until a list whose name is no batch's is searched
-#: again for messages of batches that have ended or are gone.
+#: Seconds from a search that removed nothing until a list that is not of one batch is searched
+#: again for messages of requests that have ended and of batches that are gone.
 SEARCH_EVERY_S = 10.0
 
 
@@ -39,7 +40,7 @@ class Backlog:
     claims: dict[str, int]
 
 
-class BacklogReads(Reads):
+class BacklogReads(TenantReads):
     """Reads and claims in one Redis. Calls block, and raise StoreUnavailable.
 
     A value in Redis that is not a number counts as missing.
@@ -74,13 +75,16 @@ class BacklogReads(Reads):
         now_s = int(seconds) + int(micros) / 1e6
         slots, counts = _slots_of_other_workers(raw, claims, now_s, worker)
         width = 2 + len(naming.PRIORITY_STEPS)
-        demands = {}
+        demands, lists, means = {}, {}, {}
         for n, (model, queue) in enumerate(queues.items()):
             (waiting, mean), *lengths = replies[n * width : (n + 1) * width]
             requests = int(max(0.0, _number(waiting))) + sum(lengths)
-            times = self._times(queue, worker, any(lengths[:-1]), now_s) if requests else _Times()
+            named = (*naming.priority_lists(queue), keys.suspects_list(queue))
+            batchless = [key for key, length in zip(named, lengths, strict=True) if length]
+            times = self._times(queue, worker, batchless, now_s) if requests else _Times()
             requests = max(0, requests - times.ended)
-            tokens = requests * max(1.0, _number(mean, UNKNOWN_TOKENS))
+            means[model] = max(1.0, _number(mean, UNKNOWN_TOKENS))
+            tokens, lists[model] = requests * means[model], times.lists
             left_s = _number(left.get(queue.encode())) / 1000
             rate = rates.get(model, 0.0)
             demands[model] = Demand(
@@ -94,13 +98,25 @@ class BacklogReads(Reads):
             if not requests:
                 for since in (self._online_since, self._plain_since, self._shared_since):
                     since.pop(queue, None)
-        return Backlog(demands, {m: counts.get(q, 0) for m, q in queues.items()})
+        shares = self.shares(lists, queues, means, now_s)
+        return Backlog(
+            {model: _with_share(each, shares.get(model)) for model, each in demands.items()},
+            {m: counts.get(q, 0) for m, q in queues.items()},
+        )
 
-    def _times(self, queue: str, worker: str, in_kombus_lists: bool, now_s: float) -> _Times:
-        """Return the times of a queue's waiting requests; reads at most MOST_LISTS batches."""
-        # Keys of lists end with \x06 and the batch's name, which is '' for requests without one.
-        lists = [(step, key) for step, tenant, key in self.turns(queue, MOST_TENANTS) if tenant]
-        plain = [step for step, key in lists if key.endswith("\x06")]
+    def _times(self, queue: str, worker: str, batchless: list[str], now_s: float) -> _Times:
+        """Return the times of a queue's waiting requests; reads at most MOST_LISTS batches.
+
+        `batchless` are kombu's lists and the list of suspects, of those that have messages.
+        """
+        kombus = naming.priority_lists(queue)
+        turns = self.turns(queue, MOST_TENANTS)
+        lists = [(step, key) for step, tenant, key in turns if tenant and key not in kombus]
+        by_tenant = [(tenant, key) for _, tenant, key in turns if tenant and key not in kombus]
+        by_tenant += [(CELERY, key) for key in kombus if key in batchless]
+        # Keys of lists end with \x06 and the batch's name, which is '' for requests without one and
+        # for batches in order of arrival (--turn fifo).
+        plain = {key: step for step, key in lists if key.endswith("\x06")}
         names = sorted({key.rpartition("\x06")[2] for _, key in lists} - {""})[:MOST_LISTS]
         hashes = [keys.batch_key(name) for name in names]
         wanted = ("created_at", "deadline", "cancelling", "finished_at")
@@ -109,29 +125,32 @@ class BacklogReads(Reads):
         ended = [key for key, one in named if one and any(one[2:])]
         # A deleted batch's list, or that of a run, whose windows share a list of the run's name.
         shared = [key for key, one in named if one and not any(one)]
-        removed = self._remove_ended(queue, worker, ended, shared, now_s)
+        mixed = [*shared, *plain, *batchless]
+        removed = self._remove_ended(queue, worker, ended, mixed, now_s)
+        left = [key for key in mixed if key not in removed.emptied]
         living = [one for one in fields.values() if not any(one[2:])]
         created = [made for made in (_number(one[0]) / 1000 for one in living) if made]
-        since = _since(self._shared_since, queue, len(shared) > removed.emptied, now_s)
+        since = _since(self._shared_since, queue, not set(shared).isdisjoint(left), now_s)
         created += [] if since is None else [since]
         due = [at for at in (_number(one[1]) / 1000 for one in living) if at]
         return _Times(
             min(created, default=None),
-            _since(self._plain_since, queue, bool(plain) or in_kombus_lists, now_s),
-            _since(self._online_since, queue, 0 in plain, now_s),
+            _since(self._plain_since, queue, not set(left) <= set(shared), now_s),
+            _since(self._online_since, queue, any(plain.get(key) == 0 for key in left), now_s),
             min(due, default=math.inf),
             removed.messages,
+            [one for one in by_tenant if one[1] not in {*ended, *removed.emptied}],
         )
 
     def _remove_ended(
-        self, queue: str, worker: str, ended: list[str], shared: list[str], now_s: float
+        self, queue: str, worker: str, ended: list[str], mixed: list[str], now_s: float
     ) -> _Removed:
-        """Remove messages of ended and gone batches; count those that were there before.
+        """Remove messages of ended requests and gone batches; count those that were there before.
 
-        In the lists `ended` all messages are of such batches, in the lists `shared` some may be.
+        In the lists `ended` all messages are such ones, in the lists `mixed` some may be.
         """
         recent = {k: at for k, at in self._searched.items() if now_s - at < SEARCH_EVERY_S}
-        searched = [key for key in shared if key not in recent]
+        searched = [key for key in mixed if key not in recent]
         if not (lists := searched + ended):
             return _Removed()
         before = self._each("llen", lists)
@@ -139,7 +158,8 @@ class BacklogReads(Reads):
         after = self._each("llen", searched)
         same = [key for key, was, now in zip(searched, before, after, strict=False) if was == now]
         self._searched = recent | dict.fromkeys(same, now_s)
-        return _Removed(max(0, sum(before) - sum(after)), after.count(0))
+        emptied = frozenset(key for key, now in zip(searched, after, strict=True) if not now)
+        return _Removed(max(0, sum(before) - sum(after)), emptied)
 
     def remove_ended(self, queue: str, worker: str, lists: Sequence[str]) -> None:
         """Remove the messages before the first one that may run, from each of a queue's lists.
@@ -177,7 +197,7 @@ class _Times(NamedTuple):
     """Times of a queue's waiting requests, in seconds since 1970; None without such requests.
 
     `batch_since` is the creation of the oldest batch, `due` the earliest deadline. `ended` counts
-    the messages of cancelled, finished and deleted batches, which need no model.
+    the removed messages, which need no model. `lists` are tenants and keys of the waiting lists.
     """
 
     batch_since: float | None = None
@@ -185,6 +205,7 @@ class _Times(NamedTuple):
     online_since: float | None = None
     due: float = math.inf
     ended: int = 0
+    lists: Sequence[tuple[str, str]] = ()
 
     def oldest_s(self, now_s: float, left_s: float) -> float:
         """Return the age of the oldest request; for a batch, since a worker last left the queue."""
@@ -194,10 +215,16 @@ class _Times(NamedTuple):
 
 
 class _Removed(NamedTuple):
-    """The number of messages that need no model, and of lists that are empty without them."""
+    """The number of messages that need no model, and the lists that are empty without them."""
 
     messages: int = 0
-    emptied: int = 0
+    emptied: frozenset[str] = frozenset()
+
+
+def _with_share(demand: Demand, share: Share | None) -> Demand:
+    if share is None:
+        return demand
+    return replace(demand, weight=share.weight, served=share.served, due=share.due)
 
 
 def _since(known: dict[str, float], queue: str, waits: bool, now_s: float) -> float | None:

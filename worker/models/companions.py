@@ -122,11 +122,15 @@ def merge(demands: Iterable[Demand]) -> Demand:
     """Return what waits for several models that are loaded together."""
     found = list(demands)
     online = [each.online_s for each in found if each.online_s is not None]
+    tokens = sum(each.tokens for each in found)
     return Demand(
         sum(each.requests for each in found),
-        sum(each.tokens for each in found),
+        tokens,
         max((each.oldest_s for each in found), default=0.0),
         max(online, default=None),
         min((each.slack_s for each in found), default=float("inf")),
         sum(each.slots for each in found),
+        sum(each.weighted for each in found) / tokens if tokens else 1.0,
+        min((each.served for each in found if each.due), default=0.0),
+        sum(each.due for each in found),
     )

@@ -9,11 +9,16 @@ of its models, and what the other workers serve, to `choose`.
    would miss a deadline; an online request has waited there for `max_online_wait_s`; any request
    has waited there for `max_wait_s`, and no other worker serves the queue. None of these counts if
    the queue's other workers have a slot for each waiting request.
-3. The worker may also move to a queue that takes longer to empty than its own, if other workers
+3. If tenants of several queues wait, the worker may move to a queue with a tenant that was served
+   less than those of its own queue, by weight and over all queues (shares.py): it must be behind by
+   a stay's tokens, and the queue's other workers must have fewer slots than its tenants' part.
+4. The worker may also move to a queue that takes longer to empty than its own, if other workers
    serve its own queue, too, and the longer of the two times becomes shorter by a factor of GAIN.
-4. A worker without work takes, after `pause_s`, a queue with an urgent reason, else one with an
-   online request and no other worker, else the one with the most waiting tokens for each slot. The
-   latter must have no other worker, or so much work that help is worth a swap (HELP_FOR_SWAP).
+   These times are of tokens that are multiplied by the tenants' weights.
+5. A worker without work takes, after `pause_s`, a queue with an urgent reason, else one with an
+   online request and no other worker, else the one with the most waiting tokens for each slot, by
+   weight. The latter must have no other worker, or so much work that help is worth a swap
+   (HELP_FOR_SWAP).
 
 So with M models whose queues always have work, a request waits at most `max_wait_s` and M - 1 stays
 and swaps of the other models before its model is loaded, and no stay with work is shorter than
@@ -69,6 +74,10 @@ class Demand:
     them, `online_s` that of the oldest online request (None: none waits). `slack_s`: the seconds
     until the work of the earliest deadline must begin. `slots` are those of all other workers that
     serve the queue or swap to it.
+
+    `weight` is the mean of the tokens' tenants. If tenants of several queues wait, `served` is what
+    the least served tenant of this queue was served in all queues (Share), and `due` is the part of
+    all slots that the weights give to this queue; otherwise both are 0.
     """
 
     requests: int = 0
@@ -77,6 +86,14 @@ class Demand:
     online_s: float | None = None
     slack_s: float = math.inf
     slots: int = 0
+    weight: float = 1.0
+    served: float = 0.0
+    due: float = 0.0
+
+    @property
+    def weighted(self) -> float:
+        """The tokens, multiplied by the weights of their tenants."""
+        return self.tokens * self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,11 @@ def choose(stay: Stay, demands: Mapping[str, Demand], terms: Mapping[str, Terms]
         return _urgent(waiting, terms) or _first(short, terms, stay.slots)
     if stay.seconds < own.min_stay_s:
         return None
-    return _urgent(waiting, terms) or _balanced(stay, demands, _short_of_workers(waiting, terms))
+    return (
+        _urgent(waiting, terms)
+        or _behind(stay, demands, waiting, own)
+        or _balanced(stay, demands, _short_of_workers(waiting, terms))
+    )
 
 
 def _short_of_workers(
@@ -167,8 +188,34 @@ def _first(waiting: Mapping[str, Demand], terms: Mapping[str, Terms], slots: int
         return Swap(model, "an online request waits")
     if not waiting:
         return None
-    model = max(waiting, key=lambda m: (waiting[m].tokens / (waiting[m].slots + slots), m))
+    model = max(waiting, key=lambda m: (waiting[m].weighted / (waiting[m].slots + slots), m))
     return Swap(model, f"{waiting[model].requests} requests wait")
+
+
+def _behind(
+    stay: Stay, demands: Mapping[str, Demand], waiting: Mapping[str, Demand], limits: Terms
+) -> Swap | None:
+    """Return the swap to the queue with the tenant that was served least for its weight."""
+    own = demands.get(stay.model or "", Demand())
+    stay_s = max(limits.min_stay_s, STAY_FOR_SWAP * limits.swap_s)
+    step = limits.slot_rate * stay.slots * stay_s
+    if not own.due or not step:
+        return None
+    slots = _all_slots(stay, demands)
+    behind = [
+        (demand.served, model)
+        for model, demand in waiting.items()
+        if demand.requests > demand.slots
+        and demand.slots < demand.due * slots
+        and own.served - demand.served > step
+    ]
+    return (
+        Swap(min(behind)[1], "its tenants were served less for their weights") if behind else None
+    )
+
+
+def _all_slots(stay: Stay, demands: Mapping[str, Demand]) -> int:
+    return stay.slots + sum(demand.slots for demand in demands.values())
 
 
 def _balanced(
@@ -176,13 +223,13 @@ def _balanced(
 ) -> Swap | None:
     """Return a move that lets the slower of two queues end sooner; other workers stay with ours."""
     own = demands.get(stay.model or "", Demand())
-    if not own.slots:
+    if not own.slots or own.slots < own.due * _all_slots(stay, demands):
         return None
-    own_after = own.tokens / own.slots  # without this worker's slots
+    own_after = own.weighted / own.slots  # without this worker's slots
     best: tuple[float, str] | None = None
     for model, demand in waiting.items():
-        before = demand.tokens / demand.slots if demand.slots else math.inf
-        after = max(demand.tokens / (demand.slots + stay.slots), own_after)
+        before = demand.weighted / demand.slots if demand.slots else math.inf
+        after = max(demand.weighted / (demand.slots + stay.slots), own_after)
         gain = before / after if after else math.inf
         if gain >= GAIN and (best is None or (gain, model) > best):
             best = gain, model

@@ -23,6 +23,7 @@ from worker.drain.events import EngineReady
 from worker.drain.keeper import EngineKeeper
 from worker.drain.lifecycle import State, end_tasks
 from worker.drain.scripts import ERRORS
+from worker.models.adapters import ModelAdapters
 from worker.models.announced import AnnouncedModels, text_of
 from worker.models.backlog import Backlog, BacklogReads
 from worker.models.companions import Companions
@@ -69,6 +70,7 @@ class Stays:
         #: The measured seconds from the decision to load a model until it was ready.
         self._swap_s: dict[str, float] = {}
         self._announced = AnnouncedModels(self._queues)
+        self._adapters = ModelAdapters(self._models)
         self._counts: dict[str, Counts] = {}
         self._rates: dict[str, float] = {}
         self._stopping = False
@@ -93,6 +95,7 @@ class Stays:
         """
         for name, residence in self._residences.items():
             log.info("model %s is %s", name, residence, extra={"action": "residence"})
+        await self._note_adapters()
         swap = await self._first()
         try:
             while not self._stopping:
@@ -230,8 +233,15 @@ class Stays:
             # The worker stops: sleeping engines end while its last requests run.
             await self._end_kept()
 
+    async def _note_adapters(self) -> None:
+        """Announce the adapters of all models; their folders may change."""
+        names = await self._in_thread(self._adapters.look)
+        if names is not None:
+            self._announced.note_adapters(names)
+
     async def _decide_now(self, model: Model, drain: Drain) -> None:
         self._measure(model, drain)
+        await self._note_adapters()
         backlog = await self._backlog()
         if backlog is None or drain.lifecycle.stopping:
             return

@@ -1,5 +1,6 @@
 """Implements `producer plan`, which estimates a file's tokens, Redis memory and time."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +16,10 @@ from producer.cli.context import Context, Exit, open_input, pass_context
 from producer.cli.options import fields_of_all_lines
 from producer.cli.progress import Meter, counted, tell
 from producer.cli.show import size_text
+from producer.input.source import Source
 from producer.model_states import PlannedSwaps, planned_swaps
 from producer.queue_workers import clock_text
-from producer.submit.plan import FileContent, Plan, plan
+from producer.submit.plan import FileContent, Plan, plan, queues_of
 from producer.submit.prompt_tokens import CharacterCounter, choose_counter
 from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
@@ -77,11 +79,28 @@ def command(
     source = open_input(file, mapped, submission.overrides, submission.keep, delimiter)
     with suppress(StoreUnavailable):  # known_workers prints the error
         submission = to_default_queue(submission, context.store, settings.queue)
-    workers, outlook = known_workers(context, submission.queue)
+    planned, swaps = estimated(context, submission, source, file, None if estimate else tokenizer)
+    show.put_json(plan_json(file, planned, swaps)) if as_json else _print_plan(file, planned, swaps)
+    if not planned.content.requests:
+        return Exit.BAD_INPUT
+    return Exit.SOME_FAILED if planned.content.bad else Exit.ALL_WELL
+
+
+def estimated(
+    context: Context, submission: Submission, source: Source, file: str, tokenizer: str | None
+) -> tuple[Plan, PlannedSwaps | None]:
+    """Read a file; return its plan and the swaps that it needs.
+
+    `tokenizer` is that of --tokenizer, '' for the workers' own, None to count characters.
+    """
+    settings = context.settings
+    workers, outlook = known_workers(context, [submission.queue])
     with suppress(StoreUnavailable):
         submission = routed(submission, context.store, settings.queue)
+    if not workers and submission.routes:
+        workers, outlook = known_workers(context, sorted(set(submission.routes.values())))
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
-    counter = CharacterCounter() if estimate else choose_counter(tokenizer, models)
+    counter = CharacterCounter() if tokenizer is None else choose_counter(tokenizer, models)
     with Meter(file, source.size) as meter:
 
         def report(content: FileContent) -> None:
@@ -89,30 +108,31 @@ def command(
                 meter.update(source.position, f"{content.lines} lines read")
 
         planned = plan(settings, submission, source, counter, workers, outlook, report)
-    swaps = known_swaps(context, planned)
-    show.put_json(plan_json(file, planned, swaps)) if as_json else _print_plan(file, planned, swaps)
-    if not planned.content.requests:
-        return Exit.BAD_INPUT
-    return Exit.SOME_FAILED if planned.content.bad else Exit.ALL_WELL
+    queues = queues_of(submission, planned.content)
+    if queues != [submission.queue]:
+        workers, outlook = known_workers(context, queues)
+        planned = planned.on(len(workers), outlook, submission)
+    return planned, known_swaps(context, queues)
 
 
-def known_workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Outlook | None]:
-    """Return the announcements of a queue's workers, and its outlook.
+def known_workers(
+    context: Context, queues: Collection[str]
+) -> tuple[list[dict[str, Any]], Outlook | None]:
+    """Return the announcements of the workers of queues, and their outlook.
 
     Without Redis, returns [] and None, and prints the error.
     """
     try:
-        workers = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
-        return workers, OutlookReads.using(context.store).outlook(queue, workers)
+        reads = OutlookReads.using(context.store)
+        workers = [w for w in reads.workers_of(queues) if w.get("state") != "draining"]
+        return workers, reads.outlook_of(queues, workers)
     except StoreUnavailable as error:
         tell(f"without the workers: {error.message}")
         return [], None
 
 
-def known_swaps(context: Context, planned: Plan) -> PlannedSwaps | None:
-    """Return the swaps that a file needs; None without Redis or workers of several models."""
-    base = context.settings.queue
-    queues = {planned.queue, *(queue_name(model, base) for model in planned.content.models)}
+def known_swaps(context: Context, queues: Collection[str]) -> PlannedSwaps | None:
+    """Return the swaps that requests of `queues` need; None without workers of several models."""
     try:
         alive = [worker for worker in context.store.announcements() if is_alive(worker)]
         names = sorted({queue for worker in alive for queue in models_of(worker).values()})

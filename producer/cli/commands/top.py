@@ -116,7 +116,7 @@ class _Fleet:
     def _batches_table(self, batches: list[Batch], workers: list[dict[str, Any]]) -> Table:
         queues = {batch.queues[0] for batch in batches if not batch.finished}
         outlooks = {
-            queue: self._reads.outlook(queue, [w for w in workers if w["queue"] == queue])
+            queue: self._reads.outlook(queue, [w for w in workers if queue in queues_of(w)])
             for queue in queues
         }
         rates = self._rates_of(batches)

@@ -73,6 +73,17 @@ def write_model(folder: Path, shape: str) -> Path:
     return folder
 
 
+def weights_bytes(shape: str) -> int:
+    """Return the bytes of a shape's weights in bfloat16, of which no file exists."""
+    model = COMMON | SHAPES[shape]
+    hidden, inner = model["hidden_size"], model["intermediate_size"]
+    queries, keys = (model[f"num_{kind}_heads"] * model["head_dim"]
+                     for kind in ("attention", "key_value"))  # fmt: skip
+    layer = hidden * (2 * queries + 2 * keys + 3 * inner + 2)
+    tables = model["vocab_size"] * hidden * (1 if model["tie_word_embeddings"] else 2)
+    return int(2 * (model["num_hidden_layers"] * layer + tables + hidden))
+
+
 def requests(
     count: int, tokens: Sequence[int] = (16, 256), letters: Sequence[int] = (64, 512)
 ) -> list[tuple[str, int]]:

@@ -65,6 +65,7 @@ class SwapCampaign(Campaign):
     """Does each fault in each phase of a swap."""
 
     queues = tuple(f"warmq.{model}" for model in MODELS)
+    phases = PHASES
     waiting = 60
     slots = 8
     step = 30
@@ -107,19 +108,19 @@ class SwapCampaign(Campaign):
 
     def kinds(self) -> dict[str, Fault]:
         """Return each fault in each phase."""
-        chosen = campaign_faults.kinds(simulated=True, clock=False)
+        chosen = campaign_faults.kinds(simulated=self.simulated, clock=False)
         for name in ("kill_submit", "two_submits_at_once", "lose_replies", "delay_replies"):
-            del chosen[name]
+            chosen.pop(name, None)
         chosen["cancel"] = cancel
         if self.asleep:
             chosen["hang_engine"] = hang_an_engine
         found = {f"{name}: {phase}": _in(phase, fault)
-                 for name, fault in chosen.items() for phase in PHASES}  # fmt: skip
+                 for name, fault in chosen.items() for phase in self.phases}  # fmt: skip
         return found | {"lose_claim": lose_claim}
 
     def victim(self) -> Worker:
         """Return a worker that is in the phase of the present fault."""
-        step, within_s = PHASES[self.phase]
+        step, within_s = self.phases[self.phase]
         after_s = self.random.uniform(0, within_s)
         claiming = self.phase == "claiming"
         if claiming:
@@ -167,6 +168,14 @@ class SwapCampaign(Campaign):
         """Return the queue that a worker serves, '' if it has announced none."""
         return str(self.on.announced(worker).get("queue", ""))
 
+    def by_wrong_model(self) -> int:
+        """Return how many answers are by another model than the one that was asked."""
+        found = 0
+        for batch_id in self.failing:
+            named = [_named(raw) for raw in self.on.store.results(self.on.ids(batch_id))]
+            found += sum(name not in ("", self.model_of(batch_id)) for name in named)
+        return found
+
     def _claims(self, worker: Worker) -> bool:
         claims = client_of(self.on.store).hkeys(keys.SWAP_CLAIMS)
         return any(name.split(b".")[-2] == str(worker.pid).encode() for name in claims)
@@ -176,9 +185,7 @@ class SwapCampaign(Campaign):
         for steps in self._steps.values():
             steps.look()
         report.swaps = sum(steps.swaps for steps in self._steps.values())
-        for batch_id in self.failing:
-            named = [_named(raw) for raw in store.results(self.on.ids(batch_id))]
-            report.by_wrong_model += sum(n not in ("", self.model_of(batch_id)) for n in named)
+        report.by_wrong_model = self.by_wrong_model()
         stopped = {str(worker.pid).encode() for worker in self.workers}
         claims = client_of(store).hkeys(keys.SWAP_CLAIMS)
         report.claims_left = sum(name.split(b".")[-2] in stopped for name in claims)

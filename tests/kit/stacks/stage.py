@@ -102,7 +102,7 @@ class Stage:
         kind: type[Worker] = Worker,
         **settings: object,
     ) -> Worker:
-        """Start a worker with vLLM and the shipped model."""
+        """Start a worker with vLLM and the shipped model, or with the setting `models`."""
         log = self.folder / f"worker-{len(self.workers)}.log"
         defaults: dict[str, object] = {
             "lease_s": LEASE_S, "drain_timeout_s": 30, "stall_timeout_s": 3, "look_ahead": 8,
@@ -110,7 +110,10 @@ class Stage:
         url = str(settings.pop("redis_url", self.server.url))
         # Several engines on one machine: bound to cores, all would be bound to the same one.
         env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} | dict(env or {})
-        worker = tiny_model_worker(url, log, kind, env=env, **(defaults | settings)).start()
+        if "models" in settings:
+            worker = kind(url, log, env=env, **(defaults | settings)).start()
+        else:
+            worker = tiny_model_worker(url, log, kind, env=env, **(defaults | settings)).start()
         self.workers.append(worker)
         return worker
 

@@ -126,3 +126,9 @@ def test_a_batch_in_several_queues_has_its_time_left_in_each() -> None:
     assert Outlook(pace, [own]).seconds_left(work) == 30.0
     assert Outlook(pace, [own, other]).seconds_left(work) == 60.0
     assert Outlook(pace, [other]).seconds_left(work) == 0.0
+
+
+def test_a_model_that_is_not_loaded_is_loaded_first() -> None:
+    work = Work("b", "t", 6, 100, 10, 400)
+    assert Outlook(Pace(10.0, 4, 40.0), load_s=12.0).seconds_left(work) == 112.0
+    assert Outlook(Pace(10.0, 4, 40.0), load_s=12.0).seconds_left(work._replace(left=0)) is None

@@ -8,6 +8,7 @@ from worker.engine import engine_log
 from worker.engine.rbln.rules import prepare
 from worker.engine.spec import EngineSpec, Preflight
 from worker.engine.vllm import preflight
+from worker.engine.vllm.adapter_folder import AdapterFolder
 from worker.engine.vllm.options import check_options, default_front_ends
 from worker.engine.vllm.sleeping import plan, together
 from worker.engine.vllm_settings import VllmSettings
@@ -69,6 +70,12 @@ def dry_run(settings: VllmSettings, _: Preflight) -> None:
         engine.shutdown()
 
 
+def adapters(settings: VllmSettings) -> list[str]:
+    """Return the names of the adapters of --lora-modules and of the folder of adapters."""
+    folder = settings.adapters
+    return [*settings.engine_args.adapters, *(AdapterFolder(folder).names() if folder else ())]
+
+
 ENGINE = EngineSpec(
     VllmSettings,
     make,
@@ -77,5 +84,6 @@ ENGINE = EngineSpec(
     "worker.engine.vllm.attached:attach",
     default_front_ends,
     sleep=plan,
+    adapters=adapters,
     together=together,
 )

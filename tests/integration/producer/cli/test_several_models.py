@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kit.commands.doctor_findings import announce, doctor, levels
 from kit.commands.support import as_json, batch_file, chat_line, run_producer, write_lines
-from kit.protocol.lessee import submit_batch
+from kit.protocol.lessee import client_of, submit_batch
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
@@ -156,6 +156,30 @@ def test_a_plan_counts_the_models_that_lines_name(
     assert "swaps" not in as_json(run_producer("plan", file, "--json", redis_url=own.url))
 
 
+def test_the_time_of_lines_for_several_models_is_that_of_their_workers_and_loads(
+    own: RedisServer, own_store: BatchStore, tmp_path: Path
+) -> None:
+    file = write_lines(tmp_path / "in.jsonl", [
+        chat_line(f"{name}{n}", "Hello", model=name, max_tokens=10, ignore_eos=True)
+        for name in ("chat", "judge") for n in range(20)
+    ])  # fmt: skip
+    loads = {"judge": {"loaded": 2, "seconds": 24.0, "failed": 0}}
+    announce(own_store, **worker(slots=2, loads=loads, mean_answer=10))
+    minute = own_store.now_ms() // 60_000 - 1  # two slots, a token a second each
+    for name in ("chat", "judge"):
+        client_of(own_store).hset(
+            f"warmq:ring:warmq.{name}", str(minute % 1440), f"{minute} 6 0 30 30 0 60 120"
+        )
+    plan = as_json(run_producer("plan", file, "--estimate", "--json", redis_url=own.url))
+    tokens = plan["prompt_tokens"]["total"] + plan["completion_tokens"]["expected"]
+    assert (plan["workers"], plan["completion_tokens"]["expected"]) == (1, 400)
+    assert plan["duration"]["seconds"] == pytest.approx(tokens / 2)
+    assert plan["swaps"]["seconds"] == 12.0
+    run_producer("submit", file, "--batch-id", "b1", redis_url=own.url)
+    shown = as_json(run_producer("status", "b1", "--json", redis_url=own.url))
+    assert shown["expected"]["seconds"] == pytest.approx(tokens / 2 + 12, rel=0.05)
+
+
 def test_top_shows_models_what_waits_for_each_and_the_last_swaps(
     own: RedisServer, own_store: BatchStore
 ) -> None:
@@ -207,3 +231,16 @@ def test_the_model_of_an_adapter_is_told_with_how_to_choose_it(
     assert f'no worker serves queue warmq.french; {told} "model": "french"' in done.stderr
     done = run_producer("submit", path, "--model", "frensh", redis_url=redis_url)
     assert "is an adapter" not in done.stderr and "no worker serves" in done.stderr
+
+
+def test_lines_that_name_an_adapter_go_to_its_model_loaded_or_not(
+    own: RedisServer, own_store: BatchStore, tmp_path: Path
+) -> None:
+    announce(own_store, **worker(model_adapters={"judge": ["strict"]}))
+    file = write_lines(tmp_path / "in.jsonl", [chat_line("c1", "Hello", model="strict")])
+    done = run_producer("submit", file, "--batch-id", "b1", redis_url=own.url)
+    assert done.returncode == 0, done.stderr
+    batch = own_store.batch("b1")
+    assert batch is not None and batch.queues == ["warmq.judge"]
+    done = run_producer("submit", file, "--model", "strict", redis_url=own.url)
+    assert "strict is an adapter: submit with --model judge" in done.stderr

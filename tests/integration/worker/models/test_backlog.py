@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import orjson
 import pytest
 import redis
-from kit.protocol.lessee import Lessee, submit_batch
+from kit.protocol.lessee import Lessee, celery_message, submit_batch
 from kit.protocol.script_keys import kept_key
 from kit.verdicts.settled import leftovers
 
 from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.tenants import Tenant
 from demo.stack import RedisServer
 from worker.models.backlog import BacklogReads
 from worker.models.policy import Stay, Terms, choose
@@ -214,15 +215,16 @@ def test_messages_of_living_batches_cost_no_script(
     reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
 ) -> None:
     submit_batch(store, 3, batch_id="b1", queue="warmq.a")
-    submit_batch(store, 3, batch_id="b2", queue="warmq.b", fifo=True)
+    submit_batch(store, 3, batch_id="b2", queue="warmq.b")
     before = scripts_run(redis_client)
     reads.backlog(QUEUES, "w1", {})
     assert scripts_run(redis_client) == before
-    submit_batch(store, 3, batch_id="run_1.0", queue="warmq.b", run="run_1")
-    before = scripts_run(redis_client)
-    for _ in range(3):
-        reads.backlog(QUEUES, "w1", {})
-    assert scripts_run(redis_client) == before + 1
+    for run in ("run_1", ""):  # lists that may have several batches are searched once
+        submit_batch(store, 3, batch_id=f"{run}.0", queue="warmq.b", run=run, fifo=not run)
+        before = scripts_run(redis_client)
+        for _ in range(3):
+            reads.backlog(QUEUES, "w1", {})
+        assert scripts_run(redis_client) == before + 1
 
 
 def test_the_windows_of_a_run_wait_in_a_list_of_its_name(
@@ -263,3 +265,95 @@ def test_the_messages_of_a_deleted_batch_are_removed(
     assert redis_client.llen(lost.list_key) == 2000
     assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 0
     assert leftovers(store, ["warmq.a", "warmq.b"]) == {}
+
+
+def test_the_messages_of_a_cancelled_batch_in_order_of_arrival_are_removed(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    first, second = [
+        submit_batch(store, count, batch_id=f"b{count}", queue="warmq.b", fifo=True)
+        for count in (4, 3)
+    ]
+    assert first.list_key == second.list_key
+    store.cancel(first.batch)
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 3
+    store.cancel(second.batch)
+    late = BacklogReads(redis_client).backlog(QUEUES, "w2", {}).demands["b"]
+    assert (late.requests, late.oldest_s, late.online_s) == (0, 0.0, None)
+    assert leftovers(store, ["warmq.a", "warmq.b"]) == {}
+
+
+def test_suspects_of_a_cancelled_batch_are_removed(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    worker = Lessee(redis_client, queue="warmq.b")
+    batch = submit_batch(store, 4, batch_id="b1", queue="warmq.b").batch
+    for _ in range(2):
+        leases = worker.pop()
+        worker.release(*leases, died=leases)
+    suspects = keys.suspects_list("warmq.b")
+    assert redis_client.llen(suspects) == 4
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 4
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].oldest_s > 0
+    store.cancel(batch)
+    assert BacklogReads(redis_client).backlog(QUEUES, "w2", {}).demands["b"].requests == 0
+    assert not redis_client.exists(suspects)
+    assert redis_client.hget(naming.turns_key("warmq.b"), "waiting") in (None, b"0")
+    assert leftovers(store, ["warmq.a", "warmq.b"]) == {}
+
+
+def test_the_revoked_requests_of_a_celery_client_are_removed(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    redis_client.lpush("warmq.b", celery_message("r1"), celery_message("r2"))
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].requests == 2
+    until_s = reads.now_ms() / 1000 + 60
+    redis_client.zadd(keys.REVOKED, {"r1": until_s})
+    others = BacklogReads(redis_client)
+    assert others.backlog(QUEUES, "w2", {}).demands["b"].requests == 1
+    redis_client.zadd(keys.REVOKED, {"r2": until_s})
+    demand = BacklogReads(redis_client).backlog(QUEUES, "w3", {}).demands["b"]
+    assert (demand.requests, demand.oldest_s) == (0, 0.0)
+
+
+def finish(client: redis.Redis, queue: str, count: int) -> None:
+    """Let a worker answer requests of a queue, with 5 tokens each."""
+    worker = Lessee(client, queue=queue)
+    worker.done(*worker.pop(count))
+
+
+def test_tenants_of_several_models_have_shares_by_weight_and_by_tokens_served(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    store.set_tenant(Tenant("x", 3.0))
+    submit_batch(store, 20, batch_id="b1", queue="warmq.a", tenant="x")
+    submit_batch(store, 20, batch_id="b2", queue="warmq.b", tenant="y")
+    first = reads.backlog(QUEUES, "w1", {}).demands
+    assert (first["a"].weight, first["a"].due, first["a"].served) == (3.0, 0.75, 0.0)
+    assert (first["b"].weight, first["b"].due, first["b"].served) == (1.0, 0.25, 0.0)
+    finish(redis_client, "warmq.a", 6)
+    finish(redis_client, "warmq.b", 1)
+    then = reads.backlog(QUEUES, "w1", {}).demands
+    # Of 30 and 5 tokens: 40 and 20 by parts of 3/4 and 1/4.
+    assert (then["a"].served, then["b"].served) == (20.0, 0.0)
+
+
+def test_shares_of_one_tenant_cost_no_read(
+    reads: BacklogReads, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    for name in ("a", "b"):
+        submit_batch(store, 3, batch_id=name, queue=f"warmq.{name}", tenant="x")
+    finish(redis_client, "warmq.a", 1)
+
+    def commands() -> int:
+        return int(redis_client.info()["total_commands_processed"])
+
+    reads.backlog(QUEUES, "w1", {})
+    before = commands()
+    demands = reads.backlog(QUEUES, "w1", {}).demands
+    alone = commands() - before
+    assert {(d.weight, d.served, d.due) for d in demands.values()} == {(1.0, 0.0, 0.0)}
+    submit_batch(store, 3, batch_id="c", queue="warmq.b", tenant="y")
+    before = commands()
+    assert reads.backlog(QUEUES, "w1", {}).demands["b"].due > 0
+    assert commands() - before > alone

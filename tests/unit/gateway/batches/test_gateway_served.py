@@ -235,3 +235,15 @@ def test_only_the_part_that_refuses_lines_notes_what_it_tells() -> None:
     first, second = parts_for("b", ["a", "b", "z"], known, None)
     assert (first.served, second.served) == ("served models: a, b", "")
     assert [part.served for part in parts_for("b", ["a", "b"], known, None)] == ["", ""]
+
+
+def test_an_adapter_of_a_model_that_is_not_loaded_is_offered_in_its_queue() -> None:
+    found = served(worker(
+        "warmq.chat", state="ready", models={"chat": "warmq.chat", "judge": "warmq.judge"},
+        adapters=["french"], model_adapters={"chat": ["french"], "judge": ["strict"]},
+    ))  # fmt: skip
+    assert found.queue_of("strict", None) == "warmq.judge"
+    assert found.queue_of("french", None) == "warmq.chat"
+    assert found.queue_of("strict", ["french"]) is None
+    assert found.not_loaded == {"warmq.judge"}
+    assert set(found.visible(found.names)) == {"chat", "judge", "french", "strict"}

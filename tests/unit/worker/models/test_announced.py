@@ -94,3 +94,10 @@ def test_an_engine_that_dies_later_is_no_swap() -> None:
     models.note_failed("a", "the engine could not be rebuilt in 3 tries", 900.0)
     assert [swap.get("failed") for swap in models.fields["swaps"]] == [None]
     assert "a" in models.fields["unloadable"]
+
+
+def test_the_adapters_of_all_models_are_announced() -> None:
+    models = AnnouncedModels(QUEUES)
+    models.note_adapters({"b": ["french"]})
+    models.note_adapters({"a": ["sql"]})
+    assert models.fields["model_adapters"] == {"a": ["sql"]}

@@ -24,6 +24,11 @@ def test_what_waits_for_one_of_them_counts_for_all() -> None:
     ])  # fmt: skip
     assert found == Demand(5, 150.0, 9.0, 1.5, 60.0, 6)
     assert merge([]) == Demand()
+    found = merge([
+        Demand(3, 100.0, weight=3.0, served=7.0, due=0.2), Demand(),
+        Demand(2, 300.0, served=5.0, due=0.5),
+    ])  # fmt: skip
+    assert (found.weight, found.served, found.due) == (1.5, 5.0, 0.7)
 
 
 def test_the_worker_swaps_between_the_main_models() -> None:

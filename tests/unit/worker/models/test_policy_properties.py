@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,9 @@ DEMANDS = st.builds(
     online_s=st.none() | SECONDS,
     slack_s=st.just(math.inf) | st.floats(-500, 500),
     slots=st.sampled_from([0, 0, 16, 64, 500]),
+    weight=st.sampled_from([1.0, 1.0, 0.1, 3.0]),
+    served=st.floats(0, 1e7),
+    due=st.sampled_from([0.0, 0.0, 0.2, 0.6]),
 )
 TERMS = st.builds(
     Terms,
@@ -163,15 +168,59 @@ def test_no_worker_moves_to_and_fro_for_the_same_backlog(
     demands: Backlog, terms: AllTerms, slots: int, stay_slots: int
 ) -> None:
     """A move that only balances queues is not undone: the gain of the way back is too small."""
-    calm = {
+    quiet = {
         m: Demand(d.requests, d.tokens, slots=d.slots) for m, d in demands.items()
     }  # fmt: skip
     terms = {m: Terms(t.swap_s, 0.0, math.inf, math.inf, t.slot_rate) for m, t in terms.items()}
-    calm["a"] = Demand(max(1, calm["a"].requests), calm["a"].tokens, slots=stay_slots)
-    swap = choose(Stay("a", 1e4, True, slots), calm, terms)
+    quiet["a"] = Demand(max(1, quiet["a"].requests), quiet["a"].tokens, slots=stay_slots)
+    swap = choose(Stay("a", 1e4, True, slots), quiet, terms)
     if swap is not None:
-        back = choose(Stay(swap.model, 1e4, True, slots), calm, terms)
+        back = choose(Stay(swap.model, 1e4, True, slots), quiet, terms)
         assert back is None or back.model != "a"
+
+
+def calm(demand: Demand, **more: Any) -> Demand:
+    """Return the demand without a reason to hurry."""
+    return replace(demand, **({"oldest_s": 0.0, "online_s": None, "slack_s": math.inf} | more))
+
+
+@drawn
+@given(STAYS, ALL_DEMANDS, ALL_TERMS, st.sampled_from([0.25, 4.0]))
+def test_weights_count_only_relative_to_each_other(
+    stay: Stay, demands: Backlog, terms: AllTerms, factor: float
+) -> None:
+    more = {m: replace(d, weight=d.weight * factor) for m, d in demands.items()}
+    assert choose(stay, demands, terms) == choose(stay, more, terms)
+
+
+@drawn
+@given(ALL_DEMANDS, ALL_TERMS, st.integers(1, 256))
+def test_a_model_with_work_leaves_only_for_tenants_that_are_a_stay_behind(
+    demands: Backlog, terms: AllTerms, slots: int
+) -> None:
+    """If no other worker serves its queue, so that no move balances the two."""
+    quiet = {m: calm(d, slots=0) for m, d in demands.items()}
+    swap = choose(Stay("a", 1e4, True, slots), quiet, terms)
+    own, limits = quiet["a"], terms["a"]
+    stay_s = max(limits.min_stay_s, STAY_FOR_SWAP * limits.swap_s)
+    step = slots * limits.slot_rate * stay_s
+    behind = [
+        m for m, d in quiet.items()
+        if m != "a" and d.requests and d.due and own.due and 0 < step < own.served - d.served
+    ]  # fmt: skip
+    assert (swap is None) == (not behind)
+    if swap is not None:
+        assert quiet[swap.model].served == min(quiet[m].served for m in behind)
+
+
+@drawn
+@given(ALL_DEMANDS, ALL_TERMS, st.integers(1, 256))
+def test_no_worker_leaves_a_queue_with_less_than_its_part_to_balance(
+    demands: Backlog, terms: AllTerms, slots: int
+) -> None:
+    even = {m: calm(d, served=0.0) for m, d in demands.items()}
+    if choose(Stay("a", 1e4, True, slots), even, terms) is not None:
+        assert even["a"].slots >= even["a"].due * (slots + sum(d.slots for d in even.values()))
 
 
 @settings(max_examples=25, deadline=None)
