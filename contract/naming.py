@@ -70,6 +70,11 @@ def turns_key(queue: str, step: int | None = None) -> str:
     return f"warmq:turns:{queue}" if step is None else f"warmq:turns:{queue}\x06{step}"
 
 
+def deadlines_key(queue: str) -> str:
+    """Return the key of the ZSET of a queue's lists of batches with a deadline."""
+    return f"{turns_key(queue)}:deadlines"
+
+
 def keys_with_work(queue: str) -> list[str]:
     """Return the keys of which one exists whenever a worker may take a message."""
     return [*priority_lists(queue), *(turns_key(queue, step) for step in PRIORITY_STEPS)]

@@ -18,6 +18,7 @@ from contract.message import read_delivery
 from contract.redis import keys
 from contract.redis.announced_models import failure_of, has_loaded
 from contract.redis.announcements import WAITS_FOR, is_alive, model_name, queues_of
+from contract.redis.deadlines import DeadlineReads, LateBatch
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingList, WaitingReads
 from contract.settings import Settings
@@ -130,10 +131,15 @@ TEXTS = {
         "if its `producer submit` no longer runs, the same command with --batch-id {batch} "
         "completes it; or cancel the batch",
     ),
+    "deadline_late": (
+        "batch {batch} will miss its deadline by about {late} at today's rate",
+        "about {needed} slots instead of {slots} meet it: start more workers, or cancel other "
+        "batches; requests that have not ended by then expire",
+    ),
 }
 _PASSING = {
     "workers_starting", "model_not_loaded", "lease_held", "memory_high", "queue_full",
-    "tenant_capped", "submit_stopped",
+    "tenant_capped", "submit_stopped", "deadline_late",
 }  # fmt: skip
 #: Stalls during which submits wait.
 _SUBMITS_WAIT = {"memory_full", "memory_high", "queue_full"}
@@ -246,6 +252,18 @@ def submit_stall(batch: Batch, now_ms: int) -> Stall | None:
     return _stall("submit_stopped", quiet_s=round(quiet), **facts)
 
 
+def late_stall(batch: str, late: LateBatch) -> Stall:
+    """Return the stall of a batch that no order of the batches lets meet its deadline."""
+    late_s = round(late.late_s)
+    facts: dict[str, Any] = {
+        "batch": batch,
+        "late_s": late_s,
+        "slots": late.slots,
+        "needed": late.needed,
+    }
+    return _stall("deadline_late", **facts, late=clock_text(late_s))
+
+
 def no_worker_stall(batches: int) -> Stall:
     """Return the stall of batches over HTTP, which get their queues from a worker."""
     return _stall("no_worker", count=batches)
@@ -268,11 +286,13 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         queues: Iterable[str],
         batches: Iterable[Batch],
         tenant: str | None = None,
+        parts: Mapping[str, str] | None = None,
     ) -> list[Stall]:
         """Return the stalls of these queues and unfinished batches, in about five round trips.
 
-        Messages of cancelled, ended and deleted batches do not count, because a worker drops them.
-        With `tenant`, the caps of other tenants are left out.
+        `parts` maps the queue's batches of which batches over HTTP consist to those. Messages of
+        cancelled, ended and deleted batches do not count, because a worker drops them. With
+        `tenant`, the caps of other tenants are left out.
         """
         names = sorted(set(queues))
         alive = [worker for worker in self.announcements() if is_alive(worker)]
@@ -290,12 +310,26 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
             found += self._caps(queue, model_of(queue, settings.queue, workers), workers, tenant)
         lost = self.lost_leases()
         found += [lease_stall(queue, lost[queue]) for queue in names if queue in lost]
+        batches = list(batches)
+        found += self.late_batches(names, {one.id: one.id for one in batches} | dict(parts or {}))
         unsealed = [batch for batch in batches if not (batch.sealed or batch.finished)]
         # While submits wait for Redis, a running submit looks like a stopped one.
         if unsealed and not any(one and one.code in _SUBMITS_WAIT for one in found):
             now_ms = self.now_ms()
             found += [submit_stall(batch, now_ms) for batch in unsealed]
         return [one for one in found if one is not None]
+
+    def late_batches(self, queues: Iterable[str], names: Mapping[str, str]) -> list[Stall]:
+        """Return a stall for each of these batches that will miss its deadline.
+
+        `names` maps the batches' ids in the queues to those that users know.
+        """
+        reads, latest = DeadlineReads.using(self), dict[str, LateBatch]()
+        for late in (one for queue in queues for one in reads.deadline_order(queue).late):
+            name = names.get(late.batch_id)
+            if name is not None and (name not in latest or latest[name].late_s < late.late_s):
+                latest[name] = late
+        return [late_stall(name, late) for name, late in latest.items()]
 
     def _count_dropped(self, queue: str) -> int:
         """Return how many messages of cancelled, ended and deleted batches wait in a queue."""

@@ -14,64 +14,11 @@ from contract.batch import Batch
 from contract.naming import PRIORITY_SEPARATOR
 from contract.redis.announced_models import load_seconds
 from contract.redis.history import HistoryReads, Minute
+from contract.redis.pace import Pace, pace_of, slots_of
 from contract.redis.waiting import WaitingList, WaitingReads
 
-#: Most minutes that an estimate uses: the latest ones with work in the last day.
-MINUTES = 5
 #: The default priority, which is assumed for a batch whose list is not known.
 _DEFAULT_STEP = 6
-#: Requests in those minutes below which the estimate is rough: a new worker's first requests wait
-#: for compilation.
-_FEW_REQUESTS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The rate of a queue's workers.
-
-    `of_slot` is the number of tokens that one slot reads and writes in one second, `of_request` the
-    mean number of tokens of a request. `requests` is the number of requests on which the rate was
-    measured; None if unknown.
-    """
-
-    of_slot: float
-    slots: float
-    of_request: float = 0.0
-    requests: int | None = None
-
-    @property
-    def rough(self) -> bool:
-        """Whether the rate was measured on few requests."""
-        return self.requests is not None and self.requests < _FEW_REQUESTS
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second of all slots."""
-        return self.of_slot * self.slots
-
-    def seconds(self, tokens: float, requests: int) -> float:
-        """Return the seconds of `requests` with `tokens` in all. A request uses one slot."""
-        return tokens / (self.of_slot * max(1.0, min(self.slots, requests)))
-
-    def ends(self, tokens: float, requests: int, before: int) -> float:
-        """Return the seconds of `requests` with `tokens` in all, and of `before` other requests."""
-        return self.seconds(tokens + before * self.of_request, requests + before)
-
-
-def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
-    """Return the pace of `minutes` (oldest first); None if none of them had work.
-
-    `slots` is the current number of slots; 0 means the number in those minutes.
-    """
-    worked = [m for m in minutes if m.busy_s and m.prompt_tokens + m.completion_tokens][-MINUTES:]
-    if not worked:
-        return None
-    tokens = sum(minute.prompt_tokens + minute.completion_tokens for minute in worked)
-    requests = sum(minute.completed + minute.other for minute in worked)
-    slots_then = max(minute.slots_s for minute in worked) / 60
-    busy_s = sum(minute.busy_s for minute in worked)
-    of_request = tokens / requests if requests else 0.0
-    return Pace(tokens / busy_s, slots or slots_then, of_request, requests)
 
 
 class Work(NamedTuple):
@@ -154,12 +101,6 @@ def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
         elif one.step == work.step:
             of_tenants[one.tenant] += one.requests
     return before + own - work.left + sum(min(count, own) for count in of_tenants.values())
-
-
-def slots_of(workers: Iterable[Mapping[str, Any]]) -> int:
-    """Return the slots of the workers that can run requests."""
-    able = (one for one in workers if one.get("state") not in ("draining", "degraded"))
-    return sum(n for one in able if isinstance(n := one.get("slots"), int))
 
 
 class OutlookReads(HistoryReads, WaitingReads):

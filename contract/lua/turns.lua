@@ -18,6 +18,8 @@
 --                                          the tenant's lists began with, while it has lists
 --   warmq:turns:<queue>:capped             <step>\6<tenant>: the tenant has messages, and as many
 --                                          sequences in flight as its cap allows
+--   warmq:turns:<queue>:deadlines          ZSET: list of a batch with a deadline -> the deadline in ms, while
+--                                          the list has turns
 --   warmq:used:<queue>:<hour>              hash: tenant -> tokens of its answered requests in this hour
 --                                          since 1970, shown to people; kept for three hours
 --   warmq:tenants                          hash: tenant -> weight NUL cap ('' for none)
@@ -145,6 +147,13 @@ local function join(list)
   if not redis.call('ZSCORE', lists, list) then
     local least = least_of(lists)
     redis.call('ZADD', lists, string.format('%.17g', least or 0), list)
+    local batch = string.match(list, '\6\22%d\6[^\6]*\6(.+)$')
+    local deadline = batch and redis.call('HGET', batch_key(batch), 'deadline')
+    if deadline then
+      redis.call('ZADD', turns_key(queue) .. ':deadlines', deadline, list)
+      -- A worker of 0.2.0 leaves the marks of lists that it empties.
+      redis.call('ZREMRANGEBYSCORE', turns_key(queue) .. ':deadlines', '-inf', now_ms() - 86400000)
+    end
     if least then
       local key, field = turns_key(queue), 'floor:' .. step .. '\6' .. tenant
       local floor = math.max(least, tonumber(redis.call('HGET', key, field) or least))
@@ -165,6 +174,7 @@ local function drop_list(list)
   local ring = ring_of(queue, step)
   local lists = ring .. '\6' .. tenant
   redis.call('ZREM', lists, list)
+  redis.call('ZREM', turns_key(queue) .. ':deadlines', list)
   if redis.call('EXISTS', lists) == 0 then
     redis.call('HDEL', turns_key(queue), 'floor:' .. step .. '\6' .. tenant)
     leave(ring, tenant)

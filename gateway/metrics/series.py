@@ -59,6 +59,11 @@ def series(
         ("load_tokens", "Tokens of waiting and running requests, for autoscalers", fleet.tokens),
         ("oldest_waiting_seconds", "Age of the oldest batch that waits", fleet.oldest_s),
         ("suspects", "Requests whose engine died, to be run apart", fleet.suspects),
+        (
+            "deadline_late_batches",
+            "Batches that will miss their deadlines at today's rate",
+            fleet.late,
+        ),
     ):
         yield _gauge(name, text, (({"queue": queue}, n) for queue, n in by_queue.items()))
     for name, text, value in (

@@ -44,7 +44,8 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
 
     The rate of a batch that has ended is its mean; `live.py` measures the rate of one that runs.
     The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
-    batch if `producer submit` made it, otherwise None.
+    batch if `producer submit` made it, otherwise None; `parts` has the ids of the queue's batches
+    of which another one consists.
     """
     batch = batch_object(batch_view)
     if batch is None:
@@ -109,6 +110,7 @@ def _queue_fields(batch_view: BatchView, total: int) -> dict[str, Any]:
             "expected_s": batch.expected_s,
             "works": works_of(batch, [], total),
             "submitted": batch,
+            "parts": [],
         }
     record = decode(batch.document)
     # Its queue batches run concurrently, so the longest time counts.
@@ -119,6 +121,7 @@ def _queue_fields(batch_view: BatchView, total: int) -> dict[str, Any]:
         "expected_s": max(expected, default=None),
         "works": works_of(record, batch_view.parts, total),
         "submitted": None,
+        "parts": [part.id for part in batch_view.parts],
     }
 
 

@@ -181,7 +181,12 @@ class LiveFeed:
                 # Values that only follow the clock are not a change: a batch without progress is
                 # sent once.
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
-                for name in ("works", "submitted", "failures"):  # these are not for the page
+                for name in (
+                    "works",
+                    "submitted",
+                    "parts",
+                    "failures",
+                ):  # these are not for the page
                     del row[name]
                 batches[(tenant, batch_id)] = orjson.dumps(row)
         return batches

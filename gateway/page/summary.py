@@ -51,9 +51,10 @@ def stalls_of(view: View, rows: Iterable[Row], queues: Iterable[str] = ()) -> li
     if not names and not new:
         return []
     submitted = [row["submitted"] for row in unfinished if row["submitted"] is not None]
+    parts = {part: row["id"] for row in unfinished for part in row["parts"]}
     tenant = None if caller.operator else caller.tenant
     reads = StallReads.using(view.services.batches)
-    stalls = reads.stalls(settings, names, submitted, tenant)
+    stalls = reads.stalls(settings, names, submitted, tenant, parts)
     if new and not any(map(is_alive, reads.announcements())):
         stalls.append(no_worker_stall(len(new)))
     return stalls if caller.operator else [replace(one, detail="") for one in stalls]

@@ -13,6 +13,7 @@ from msgspec import Struct
 from contract import naming
 from contract.redis import keys
 from contract.redis.announcements import is_alive, queues_of, read_announcements
+from contract.redis.deadlines import DeadlineReads
 from contract.redis.reads import Reads
 from contract.redis.waiting import Waiting, WaitingReads
 
@@ -25,7 +26,8 @@ class Fleet:
     """The state of all workers and queues; times in seconds, sizes in bytes.
 
     By queue: `models` has the model of its workers, `tokens` the tokens of waiting and running
-    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of suspects.
+    requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of suspects,
+    `late` the number of batches that will miss their deadlines.
     `uncollected` counts the uncollected results of the oldest batches.
     `expire_s`: seconds until the first of them expires, inf for never.
     `overdue_s`: seconds since the end of the oldest lease that was not swept.
@@ -36,6 +38,7 @@ class Fleet:
     waiting: list[Waiting]
     oldest_s: dict[str, float]
     suspects: dict[str, int]
+    late: dict[str, int]
     dead_letters: int
     leases: int
     overdue_s: float
@@ -153,6 +156,7 @@ class FleetReads(WaitingReads, Loads):
             waiting=waiting,
             oldest_s=oldest_s,
             suspects=dict(zip(names, counts, strict=True)),
+            late=self._late(names),
             dead_letters=dead,
             leases=leases,
             overdue_s=overdue_s,
@@ -167,6 +171,15 @@ class FleetReads(WaitingReads, Loads):
             models={worker["queue"]: str(name) for worker in workers
                     if (name := worker.get("served") or worker.get("model"))},
         )  # fmt: skip
+
+    def _late(self, queues: Sequence[str]) -> dict[str, int]:
+        """Return for each queue how many batches will miss their deadlines."""
+        marks = self._each("exists", [naming.deadlines_key(queue) for queue in queues])
+        reads = DeadlineReads.using(self)
+        return {
+            queue: len(reads.deadline_order(queue).late) if marked else 0
+            for queue, marked in zip(queues, marks, strict=True)
+        }
 
     def queues_of_batches(self, since_ms: float = 0) -> tuple[set[str], float]:
         """Return the queues of the newest batches since a time, and the newest's time."""

@@ -1,6 +1,7 @@
 """Defines options of several commands, and parses --deadline, --set and --map."""
 
 import datetime as dt
+import re
 from shlex import quote
 from typing import Any
 
@@ -209,6 +210,27 @@ def parse_deadline(text: str | None) -> str:
     if ms <= 0:
         raise BadOption(f"--deadline {text}: lies before 1970; give a later time")
     return str(ms)
+
+
+def seconds_until(text: str) -> float:
+    """Return the seconds from now until a deadline, which may be a time of day such as 08:00.
+
+    A time of day is the next such time in this machine's time zone.
+    """
+    now = dt.datetime.now().astimezone()
+    if re.fullmatch(r"\d{1,2}:\d\d", text):
+        hour, _, minute = text.partition(":")
+        try:
+            at = now.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
+        except ValueError:
+            raise BadOption(f"--deadline {text}: write a time from 00:00 to 23:59") from None
+        return (at - now).total_seconds() + (86_400 if at <= now else 0)
+    deadline = parse_deadline(text)
+    if deadline.startswith("+"):
+        return int(deadline) / 1000
+    if (left_s := int(deadline) / 1000 - now.timestamp()) <= 0:
+        raise BadOption(f"--deadline {text}: has passed; give a later time")
+    return left_s
 
 
 def fields_of_all_lines(

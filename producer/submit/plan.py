@@ -5,6 +5,7 @@ tables of fixed size, prefixes in `order.prefix_keys`.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import orjson
 from contract.message import MessageWriter
 from contract.naming import priority_step
 from contract.openai.body import LIMITS
+from contract.redis.pace import Pace
 from contract.settings import Settings
 from producer.input.reader import RawChunk
 from producer.input.seen import SeenIds
@@ -37,7 +39,7 @@ from producer.submit.order.prefix_keys import PrefixKeys
 from producer.submit.prompt_tokens import CharacterCounter, prompt_of
 from producer.submit.routes import Routes
 from producer.submit.submission import Submission
-from producer.time_left import Outlook, Pace, Work, requests_before
+from producer.time_left import Outlook, Work, requests_before
 
 #: Most bad lines whose errors are kept, and most models whose names are.
 _FIRST_BAD, _MOST_MODELS = 10, 100
@@ -98,6 +100,20 @@ class RedisBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Needed:
+    """What a file needs to end within `left_s`: tokens per second, slots and workers.
+
+    `slots` and `workers` are None if a single request takes longer.
+    """
+
+    left_s: float
+    met: bool
+    tokens_per_s: float
+    slots: int | None
+    workers: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The estimates for one file."""
 
@@ -126,6 +142,18 @@ class Plan:
         pace, lists = (outlook.pace, outlook.lists) if outlook else (None, ())
         before = requests_before(lists, Work(None, submission.tenant, step, requests))
         return replace(self, workers=workers, pace=pace, before=before)
+
+    def needed(self, left_s: float) -> Needed | None:
+        """Return what the file needs to end within `left_s`; None if the pace is not known."""
+        if self.pace is None or self.seconds is None or not self.content.requests:
+            return None
+        tokens = self.content.prompt_tokens + self.content.expected
+        rate = (tokens + self.before * self.pace.of_request) / left_s
+        slots = workers = None
+        if tokens / self.content.requests / self.pace.of_slot <= left_s:
+            slots = max(1, math.ceil(rate / self.pace.of_slot))
+            workers = math.ceil(slots * max(1, self.workers) / self.pace.slots)
+        return Needed(left_s, self.seconds <= left_s, rate, slots, workers)
 
 
 def plan(

@@ -1,7 +1,7 @@
 """Turns against a model: any order of endings, cancels, weights, caps and newcomers.
 
-No counter drifts; whoever was served least is served next; a newcomer waits for at most a turn of
-each that was there before it.
+No counter drifts; whoever was served least is served next, within a tenant after what is urgent; a
+newcomer waits for at most a turn of each that was there before it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ WEIGHT = st.sampled_from([1.0, 1.0, 2.0, 0.5, 0.01, 1000.0])
 CAP = st.sampled_from([None, None, 0, 1, 5])
 CONTEXT = st.sampled_from([0, 0, 300])
 SELDOM = st.sampled_from([False] * 7 + [True])
+#: Lists that a worker names as urgent, by their positions.
+URGENT = st.just([]) | st.lists(st.integers(0, 19), max_size=3)
 
 
 class Turns(RuleBasedStateMachine):
@@ -96,16 +98,18 @@ class Turns(RuleBasedStateMachine):
         self.judge()
 
     @precondition(lambda self: self.model.seen.waiting)
-    @rule(worker=WORKER, k=st.sampled_from([1, 2, 4, 9, 20]), context=CONTEXT)
-    def pop(self, worker: int, k: int, context: int) -> None:
-        going_on = self.world.going_on(worker)
-        leases, seen = self.world.pop(worker, k, context), self.look()
+    @rule(worker=WORKER, k=st.sampled_from([1, 2, 4, 9, 20]), context=CONTEXT, first=URGENT)
+    def pop(self, worker: int, k: int, context: int, first: list[int]) -> None:
+        going_on, lists = self.world.going_on(worker), sorted(self.model.seen.length)
+        urgent = [lists[n % len(lists)] for n in first] if lists else []
+        urgent = list(dict.fromkeys(urgent))
+        leases, seen = self.world.pop(worker, k, context, urgent), self.look()
         charges = [seen.leases[lease.id] for lease in leases]
         for lease, charge in zip(leases, charges, strict=True):
             expected = estimate(self.model.seen, charge.list, lease.message, context)
             if charge.cost != expected:
                 self.found.append(f"{lease.id} was charged {charge.cost}, not {expected}")
-        self.found += self.model.popped(charges, going_on, k, seen)
+        self.found += self.model.popped(charges, going_on, k, seen, urgent)
 
     @precondition(lambda self: self.model.seen.length)
     @rule(worker=WORKER, which=WHICH)
@@ -142,7 +146,7 @@ class Turns(RuleBasedStateMachine):
         self.submit("z", 0, 3, 1, "short", False)
         for _ in range(MOST_ROUNDS):
             for worker in (0, 1):
-                self.pop(worker, 20, 0)
+                self.pop(worker, 20, 0, [])
                 for which in range(len(self.world.workers)):
                     self.end(worker, which, 30, "completed", 10)
             self.nothing_is_wrong()

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 class Drain:
     """Runs requests of one queue in one engine; worker/drain/loop.py decides when."""
 
+    #: The lists that POP takes first in their tenants' turns (deadlines.py).
+    urgent: tuple[str, ...] = ()
+
     def __init__(
         self,
         settings: WorkerSettings,
@@ -115,7 +118,7 @@ class Drain:
         busy = self.preparing.busy_tenants(limits.preparing_each)
         try:
             popped = await self.leases.pop(
-                count, limits.slots, lists, max_bytes, most_multi, limits.context, busy
+                count, limits.slots, lists, max_bytes, most_multi, limits.context, busy, self.urgent
             )
         except ERRORS as error:
             self.outage.lost(error)

@@ -82,14 +82,15 @@ class Leases:
     async def pop(
         self, count: int, slots: int, lists: Sequence[str] | None = None,
         max_bytes: float = math.inf, most_multi: int = 0, context: int = 0,
-        excluded: Sequence[str] = (),
+        excluded: Sequence[str] = (), urgent: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
         """Lease up to `count` requests, at most `most_multi` of them with several sequences.
 
-        None is of a tenant in `excluded`. `context` is the model's context length in tokens, 0 if
-        it is unknown; it limits the estimated cost of a request. The caller must add the deliveries
-        to its own leases before it awaits anything else: `renew` hands back leases that its caller
-        does not name. Raises StoreUnavailable if Redis does not answer.
+        With `lists`, messages are taken from these only; without, those in `urgent` come first in
+        their tenants' turns. None is of a tenant in `excluded`. `context` is the model's context
+        length in tokens, 0 if it is unknown; it limits a request's estimated cost. The caller must
+        add the deliveries to its own leases before it awaits anything else: `renew` hands back
+        leases that its caller does not name. Raises StoreUnavailable if Redis does not answer.
         """
         settings = self.settings
         self._pops += 1
@@ -100,7 +101,7 @@ class Leases:
                 "pop", self.worker_id, self.queue, count, min(POP_BYTES, max_bytes),
                 settings.lease_ms, slots, settings.result_ttl_ms, _date(), self._highest,
                 *self._turn, most_multi, context, "".join(f"{tenant}\6" for tenant in excluded),
-                *(lists or ()),
+                *(lists or (["", *urgent] if urgent else ())),
             )  # fmt: skip
             now_ms, suspects, group, more, highest, turn, turn_left, *leased = reply
             self._highest = max(self._highest, highest)
@@ -326,6 +327,10 @@ class Leases:
     async def note_machine(self, report: bytes, ttl_ms: int) -> None:
         """Write this worker's memory and last log lines, which expire after `ttl_ms`."""
         await self._client.set(keys.machine_key(self.worker_id), report, px=ttl_ms)
+
+    async def has_deadlines(self) -> bool:
+        """Return whether requests wait whose batches have deadlines."""
+        return bool(await self._client.exists(naming.deadlines_key(self.queue)))
 
     # -- batches that have ended ----------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from worker.drain.cancels import Cancels
+from worker.drain.deadlines import DeadlineOrder
 from worker.drain.drain import Drain
 from worker.drain.events import LeasesLost
 from worker.drain.heartbeat import beat
@@ -33,6 +34,7 @@ class SideTasks:
             keep_leases(self._drain),
             sweep(self._drain),
             Watchdog(self._drain).run(),
+            DeadlineOrder(self._drain).run(),
             Progress(self._drain).run(),
             History(self._drain).run(),
             notify(self._drain),

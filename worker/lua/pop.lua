@@ -9,6 +9,7 @@
 --   several sequences to lease, the model's context in tokens (0: unknown), tenants of which to take nothing
 --   now (\6 after each), then keys of lists: if any are given, messages are taken from these lists only. With
 --   k = 0 none is leased: each of these lists loses the messages before its first message that may run.
+--   If the first key is '', the lists after it are urgent: in a tenant's turn they come first, in this order.
 --   The lease number is for a Redis that has lost its last writes: Redis must not give a number twice, or the
 --   DONE of one request would drop the lease of another request.
 -- Touches: the lists of waiting messages, <queue>:suspects*, warmq:{lease_seq,leases,sequences,dead,
@@ -19,6 +20,14 @@
 local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
+-- `urgent` has the urgent lists: as a set, and in order by the key of their tenant's lists.
+local named, urgent = #ARGV > 14 and ARGV[15] ~= '', {}
+for i = 16, named and 0 or #ARGV do
+  local _, step, tenant = place_of(ARGV[i])
+  local lists = ring_of(queue, step) .. '\6' .. tenant
+  urgent[ARGV[i]], urgent[lists] = true, urgent[lists] or {}
+  table.insert(urgent[lists], ARGV[i])
+end
 -- Most messages that one call examines.
 local EXAMINE = 1000
 -- Most unusable messages of one list that one call examines: messages that are removed instead of leased.
@@ -38,7 +47,8 @@ if highest < tonumber(ARGV[9]) then
   highest = tonumber(ARGV[9])
   redis.call('SET', 'warmq:lease_seq', ARGV[9])
 end
-local out, leased, examined, bytes, free_numbers = {}, 0, 0, 0, 0
+-- `out` is the reply; its first seven values are set at the end.
+local out, leased, examined, bytes, free_numbers = { 0, 0, 0, 0, 0, 0, 0 }, 0, 0, 0, 0
 local any_returns = redis.call('EXISTS', 'warmq:returns') == 1
 local any_revoked = redis.call('EXISTS', 'warmq:revoked') == 1
 -- What is written at the end: (id, record) and (expiry, id) of each lease; (id, value of SEQUENCES) of leases
@@ -168,7 +178,7 @@ local function lease(list, message, request)
 end
 
 -- `full`: this call takes no more. `unusable_left`: a list has more than `most_unusable` unusable messages.
-local full, unusable_left = k <= 0 and #ARGV <= 14, false
+local full, unusable_left = k <= 0 and not named, false
 
 -- Skips by list, and by the key of a tenant's lists (skip_tenants, first_of). A list is skipped if its next
 -- message has more sequences than this worker takes now, or if it has too many unusable messages. A tenant is
@@ -244,6 +254,7 @@ local function next_list(step)
   if turn_left > 0 and turn ~= '' and not skipped[turn] then
     local turn_queue, turn_step, tenant = place_of(turn)
     local continues = turn_queue == queue and turn_step == step and not excluded[tenant]
+      and (urgent[turn] or not urgent[ring .. '\6' .. tenant])
     if continues and redis.call('ZSCORE', ring, tenant) then
       local budget = cap_left_at(queue, step, tenant)
       skipped['\0' .. ring] = nil -- the tenant may be before the place where the search goes on
@@ -260,7 +271,11 @@ local function next_list(step)
       cap_turns(queue, step, tenant)
       capped = capped + 1
     else
-      local list = first_of(lists, '', skipped, TENANT_SKIPS)
+      local list
+      for _, each in ipairs(urgent[lists] or {}) do
+        if not list and not skipped[each] and redis.call('EXISTS', each) == 1 then list = each end
+      end
+      list = list or first_of(lists, '', skipped, TENANT_SKIPS)
       if list then
         turn, turn_left = list, TURN
         -- The only list with messages needs no turns.
@@ -324,8 +339,8 @@ local function take_named()
   end
 end
 
-local finished, problem = pcall(#ARGV > 14 and take_named or take_all)
-if not full and examined + skips == 0 and #ARGV <= 14 and not next(excluded)
+local finished, problem = pcall(named and take_named or take_all)
+if not full and examined + skips == 0 and not named and not next(excluded)
    and redis.call('EXISTS', turns_key(queue) .. ':capped') == 0 then
   redis.call('HDEL', turns_key(queue), 'waiting') -- no message was found: a user may have removed a list
 end
@@ -335,7 +350,6 @@ call_many('HSET', SEQUENCES, noted)
 apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end
-local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
-               (full or unusable_left) and 1 or 0, highest, turn, turn_left }
-for i = 1, #out do head[7 + i] = out[i] end
-return head
+out[1], out[2], out[3] = now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0'
+out[4], out[5], out[6], out[7] = (full or unusable_left) and 1 or 0, highest, turn, turn_left
+return out

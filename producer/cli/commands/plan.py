@@ -13,7 +13,7 @@ from contract.redis.announcements import is_alive
 from contract.redis.waiting import WaitingReads
 from producer.cli import options, show
 from producer.cli.context import Context, Exit, open_input, pass_context
-from producer.cli.options import fields_of_all_lines
+from producer.cli.options import fields_of_all_lines, seconds_until
 from producer.cli.progress import Meter, counted, tell
 from producer.cli.show import size_text
 from producer.input.source import Source
@@ -24,6 +24,10 @@ from producer.submit.prompt_tokens import CharacterCounter, choose_counter
 from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
 from producer.time_left import Outlook, OutlookReads
+
+
+def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    return None if text is None else seconds_until(text)
 
 
 @click.command("plan")
@@ -44,6 +48,13 @@ from producer.time_left import Outlook, OutlookReads
     "folder is on this machine.",
 )
 @click.option("--estimate", is_flag=True, help="Count 4 characters as a token, which is faster.")
+@click.option(
+    "--deadline",
+    metavar="D",
+    callback=_seconds_left,
+    help="Show what is needed to end by then: 90s, 2h, 3d, 08:00 (this machine's time), or a time "
+    "with its time zone.",
+)
 @options.as_json
 @pass_context
 def command(
@@ -60,6 +71,7 @@ def command(
     delimiter: str,
     tokenizer: str,
     estimate: bool,
+    deadline: float | None,
     as_json: bool,
 ) -> Exit:
     """Estimate the tokens, Redis memory and time that FILE takes. Queues nothing.
@@ -80,7 +92,7 @@ def command(
     with suppress(StoreUnavailable):  # known_workers prints the error
         submission = to_default_queue(submission, context.store, settings.queue)
     planned, swaps = estimated(context, submission, source, file, None if estimate else tokenizer)
-    show.put_json(plan_json(file, planned, swaps)) if as_json else _print_plan(file, planned, swaps)
+    _show(planned, swaps, deadline, file=file, as_json=as_json)
     if not planned.content.requests:
         return Exit.BAD_INPUT
     return Exit.SOME_FAILED if planned.content.bad else Exit.ALL_WELL
@@ -113,6 +125,15 @@ def estimated(
         workers, outlook = known_workers(context, queues)
         planned = planned.on(len(workers), outlook, submission)
     return planned, known_swaps(context, queues)
+
+
+def _show(
+    planned: Plan, swaps: PlannedSwaps | None, left_s: float | None, *, file: str, as_json: bool
+) -> None:
+    if as_json:
+        show.put_json(plan_json(file, planned, swaps) | _deadline_json(planned, left_s))
+    else:
+        _print_plan(file, planned, swaps, left_s)
 
 
 def known_workers(
@@ -190,6 +211,19 @@ def plan_json(file: str, planned: Plan, swaps: PlannedSwaps | None = None) -> di
     }  # fmt: skip
 
 
+def _deadline_json(planned: Plan, left_s: float | None) -> dict[str, Any]:
+    if left_s is None:
+        return {}
+    needed = planned.needed(left_s)
+    return {
+        "deadline": needed and {
+            "seconds": round(left_s, 1), "met": needed.met,
+            "tokens_per_s": round(needed.tokens_per_s, 1), "slots": needed.slots,
+            "workers": needed.workers,
+        }
+    }  # fmt: skip
+
+
 def _swaps_json(swaps: PlannedSwaps) -> dict[str, Any]:
     return {
         "count": len(swaps.models),
@@ -199,7 +233,9 @@ def _swaps_json(swaps: PlannedSwaps) -> dict[str, Any]:
     }
 
 
-def _print_plan(file: str, planned: Plan, swaps: PlannedSwaps | None = None) -> None:
+def _print_plan(
+    file: str, planned: Plan, swaps: PlannedSwaps | None = None, left_s: float | None = None
+) -> None:
     """Print a plan as text."""
     content = planned.content
     show.put_rows({
@@ -213,6 +249,7 @@ def _print_plan(file: str, planned: Plan, swaps: PlannedSwaps | None = None) -> 
         "redis": f"{size_text(planned.memory.most)} at most: {size_text(planned.memory.waiting)} "
         f"while all wait, {size_text(planned.memory.finished)} with all results",
         "time": time_text(planned),
+        "deadline": None if left_s is None else _deadline_text(planned, left_s),
         "swaps": swaps and _swaps_text(swaps),
     })  # fmt: skip
     for error in content.first_bad:
@@ -301,6 +338,25 @@ def _saved_as_is(planned: Plan) -> int:
     """Return the prompt tokens that the prefix cache saves in the file's own order."""
     shared = planned.content.shared
     return round(planned.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
+
+
+def _deadline_text(planned: Plan, left_s: float) -> str:
+    """Return a text with what a deadline needs, and whether it is met."""
+    until = f"in {clock_text(left_s)}"
+    if (needed := planned.needed(left_s)) is None or planned.pace is None:
+        return f"{until}; whether it is met is not known"
+    if needed.slots is None:
+        return f"{until}: missed, because one request takes longer"
+    what = (
+        f"{counted(needed.slots, 'slot')} (about {counted(needed.workers or 0, 'worker')}), "
+        f"{needed.tokens_per_s:,.0f} tokens/s"
+    )
+    if needed.met:
+        return f"{until}: met; {what} are enough"
+    late = clock_text((planned.seconds or 0.0) - left_s)
+    return (
+        f"{until}: missed by about {late}; {what} are needed, now {planned.pace.slots:,.0f} slots"
+    )
 
 
 def time_text(planned: Plan) -> str:

@@ -22,6 +22,7 @@ from producer.cli.submitting import (
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers, unserved_text
+from producer.stalls import StallReads
 from producer.submit.submission import OrderOption, new_batch_id
 from producer.submit.submit import ResumableSubmit, Summary
 
@@ -165,6 +166,10 @@ def _submit(submitting: "MeteredSubmit") -> tuple[Exit, Batch]:
                 text = unserved_text(store, base, "")
             text = text or QueueWorkers(store, queue).text()
             tell(f"{name}: {text}; the requests wait there")
+    if "deadline" in summary.batch.fields and not summary.batch.finished:
+        names = {name: name}
+        for stall in StallReads.using(store).late_batches(summary.batch.queues, names):
+            tell(f"{stall.sentence()}: {stall.advice()}")
     return Exit.SOME_FAILED if summary.batch.stopped else Exit.ALL_WELL, summary.batch
 
 

@@ -90,7 +90,7 @@ def command(
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     store, queue = context.store, submission.queue
     submission = check_workers(store, context.settings, submission)
-    workers, outlook = known_workers(context, queue)
+    workers, outlook = known_workers(context, [queue])
     spread = Spread(rows)
     with Meter(file, source.size) as meter:
 

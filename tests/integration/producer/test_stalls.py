@@ -65,6 +65,23 @@ def test_the_windows_of_a_run_wait_although_no_batch_has_the_name_of_their_list(
     assert "queue_unserved" not in stalls(store)
 
 
+def test_a_batch_that_will_miss_its_deadline_is_named_as_its_user_knows_it(
+    store: BatchStore,
+) -> None:
+    announce(store, slots=4)
+    minute = store.now_ms() // 60_000
+    ring = f"{minute} 60 0 600 0 0 60 240"  # ten tokens a second of a slot
+    client_of(store).hset(f"warmq:ring:{QUEUE}", str(minute % 1440), ring)
+    submit_batch(store, 2000, batch_id="due", deadline="+100000")
+    facts = stalls(store)["deadline_late"].facts
+    assert facts["batch"] == "due"
+    assert 350 < facts["late_s"] < 450
+    reads = StallReads.using(store)
+    assert reads.late_batches([QUEUE], {}) == []
+    (named,) = reads.stalls(SETTINGS, [QUEUE], [], None, {"due": "batch_1"})
+    assert named.facts["batch"] == "batch_1"
+
+
 def test_a_cap_stalls_requests_while_slots_are_free(store: BatchStore) -> None:
     announce(store, slots=4)
     Tenants.using(store).set_tenant(Tenant("alice", max_in_flight=2))

@@ -19,7 +19,11 @@ NEWCOMER: Mutation = ("turns.lua", "if not start or score >= start then return s
                       "do return score end")  # fmt: skip
 ZERO: Mutation = ("done.lua", "if outcome == 'completed' then return cost_of_size(size) end",
                   "if outcome == 'completed' then return 0 end")  # fmt: skip
-TURNS = {"refund-by-its-weight": WEIGHT, "newcomer": NEWCOMER, "zero-tokens": ZERO}
+URGENT: Mutation = ("pop.lua", "then list = each end", "then list = nil end")
+GOES_ON: Mutation = ("pop.lua", "and (urgent[turn] or not urgent[ring .. '\\6' .. tenant])", "")
+MARK: Mutation = ("turns.lua", "  redis.call('ZREM', turns_key(queue) .. ':deadlines', list)", "")
+TURNS = {"refund-by-its-weight": WEIGHT, "newcomer": NEWCOMER, "zero-tokens": ZERO,
+         "urgent": URGENT, "urgent-goes-on": GOES_ON, "deadline-mark": MARK}  # fmt: skip
 CHARGE: Mutation = ("done.lua", "return math.max(1, cost)", "return 0")
 GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE, "the-charge": CHARGE}
 

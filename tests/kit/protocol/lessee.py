@@ -69,12 +69,14 @@ def submit_batch(
     seal: bool = True,
     bodies: Sequence[dict[str, Any]] = (),
     run: str = "",
+    deadline: str = "",
 ) -> Submitted:
     """Queue `count` chat requests c1, c2, ... as one batch of one chunk, or as a run's window."""
     list_key = naming.turn_list(queue, priority, tenant, "" if fifo else run or batch_id)
     fields: dict[str, str | int] = {"queue": queue, "tenant": tenant, "list": list_key}
-    _, batch = store.create(batch_id, SEED, fields)
-    write = writer(batch, queue, priority)
+    _, batch = store.create(batch_id, SEED, fields, deadline=deadline)
+    ends_at = batch.number("deadline") / 1000 or None
+    write = writer(batch, queue, priority, ends_at)
     bodies = bodies or [chat(f"question {line}") for line in range(1, count + 1)]
     entries = [(line, f"c{line}", False) for line in range(1, len(bodies) + 1)]
     end = (len(bodies), f"{len(bodies):040x}")
@@ -153,11 +155,13 @@ class Lessee:
         most_multi: int = 1000,
         context: int = 0,
         excluded: Sequence[str] = (),
+        urgent: Sequence[str] = (),
     ) -> list[Lease]:
         """Lease up to k messages; the reply's first seven values stay in `head`."""
+        named = lists or (["", *urgent] if urgent else ())
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *self.turn, most_multi, context, "".join(f"{t}\6" for t in excluded), *lists,
+            floor, *self.turn, most_multi, context, "".join(f"{t}\6" for t in excluded), *named,
         )  # fmt: skip
         self.head = reply[:7]
         self.turn = reply[5:7]

@@ -92,9 +92,13 @@ class TurnsModel:
     # -- POP ------------------------------------------------------------------------------
 
     def popped(
-        self, leases: Sequence[Charge], going_on: tuple[str, int], wanted: int, after: Seen
-    ) -> list[str]:
-        """Judge a POP of these leases, by a worker whose turn went on with a list."""
+        self, leases: Sequence[Charge], going_on: tuple[str, int], wanted: int, after: Seen,
+        urgent: Sequence[str] = (),
+    ) -> list[str]:  # fmt: skip
+        """Judge a POP of these leases, by a worker whose turn went on with a list.
+
+        The `urgent` lists come first among those of their tenants.
+        """
         found, before = list[str](), self._seen
         taken = Counter(lease.list for lease in leases)
         unused = {
@@ -105,10 +109,12 @@ class TurnsModel:
             count / before.weight_and_cap_of(place_of(key)[1])[0] for key, count in unused.items()
         )
         list_key, left = going_on
+        if list_key not in urgent and _of_place(urgent, list_key):
+            left = 0
         for lease in leases:
             if lease.list != list_key or left <= 0:
                 list_key, left = lease.list, self.turn
-                found += self._out_of_turn(list_key, after, slack)
+                found += self._out_of_turn(list_key, after, slack, urgent)
             left -= lease.sequences
             found += self._takes(lease)
         for key, count in unused.items():
@@ -126,7 +132,9 @@ class TurnsModel:
         self.newcomers.pop((step, tenant), None)
         self.charge(lease.list, lease.cost, lease.cost / weight, (0, 0))
 
-    def _out_of_turn(self, list_key: str, after: Seen, slack: float) -> Iterator[str]:
+    def _out_of_turn(
+        self, list_key: str, after: Seen, slack: float, urgent: Sequence[str]
+    ) -> Iterator[str]:
         """Yield who should have been served before this list."""
         step, tenant = place_of(list_key)
         for above in (one for one in after.rings if one < step and after.rings[one]):
@@ -134,7 +142,12 @@ class TurnsModel:
         both = (self.rings[step].scores, tenant, after.rings[step]), (
             self.lists[step, tenant].scores, list_key, after.lists.get((step, tenant), {}),
         )  # fmt: skip
-        for scores, chosen, waiting in both:
+        first = _of_place(urgent, list_key)
+        for other in first[: first.index(list_key) if list_key in first else None]:
+            if after.length.get(other):
+                yield f"{list_key} was served before {other}, which is urgent"
+        # An urgent list needs no turn of its own, but its tenant does.
+        for scores, chosen, waiting in both[: 1 if list_key in first else 2]:
             for other in waiting.keys() & scores.keys():
                 if scores[chosen] > scores[other] * (1 + 1e-9) + slack + 1e-3:
                     yield f"{chosen} ({scores[chosen]}) was before {other} ({scores[other]})"
@@ -210,6 +223,11 @@ class TurnsModel:
                     yield f"{tenant} began at {began}, {other} is at {scores[other]} < {lowest}"
 
 
+def _of_place(urgent: Sequence[str], list_key: str) -> list[str]:
+    """Return the urgent lists of a list's priority and tenant, in order."""
+    return [one for one in urgent if list_key and place_of(one) == place_of(list_key)]
+
+
 def _counts(seen: Seen) -> Iterator[str]:
     in_flight: Counter[str] = Counter()
     for lease in seen.leases.values():
@@ -218,6 +236,8 @@ def _counts(seen: Seen) -> Iterator[str]:
         yield f"in flight are {in_flight}, counted {seen.in_flight}"
     if sum(seen.length.values()) != seen.waiting:
         yield f"{seen.length} wait, counted are {seen.waiting}"
+    if seen.deadlines != seen.due:
+        yield f"marked are {seen.deadlines}, with a deadline are {seen.due}"
     if seen.noted:
         yield f"noted are leases that have ended: {seen.noted}"
     for key in (key for key, length in seen.length.items() if length):

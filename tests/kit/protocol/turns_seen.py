@@ -47,6 +47,9 @@ class Seen:
     means: dict[str, int] = field(default_factory=dict)
     terms: dict[str, tuple[float, float]] = field(default_factory=dict)
     noted: set[str] = field(default_factory=set)
+    #: The lists with a deadline that are marked, and those that must be.
+    deadlines: set[str] = field(default_factory=set)
+    due: set[str] = field(default_factory=set)
 
     @classmethod
     def take(cls, client: redis.Redis) -> Seen:
@@ -87,8 +90,12 @@ class Seen:
                 _, step, tenant = key.split("\x06")
                 self.lists[int(step), tenant] = _counters(snap, key)
         self.length = {key: len(snap.list(key)) for key in snap.turn_lists(QUEUE)}
+        self.deadlines = set(snap.hash(naming.deadlines_key(QUEUE)))
+        waiting = {key for counters in self.lists.values() for key in counters}
         for batch_id in snap.batches():
             batch = snap.batch(batch_id)
+            if "deadline" in batch and batch["list"] in waiting:
+                self.due.add(batch["list"])
             tokens = sum(int(batch.get(f"{kind}_tokens", 0)) for kind in ("prompt", "completion"))
             if tokens and "deleting" not in batch:
                 self.means[batch["list"]] = max(1, tokens // int(batch["completed"]))

@@ -63,13 +63,17 @@ class TurnsWorld:
     def submit(
         self, tenant: str, which: int, step: int, lines: int, kind: str, *, late: bool
     ) -> None:
-        """Queue requests of a batch, which is made if there is none; `late` ones cannot run."""
+        """Queue requests of a batch, which is made if there is none; `late` ones cannot run.
+
+        Batch 1 of a tenant has a deadline, far ahead.
+        """
         place = tenant, which, step
         batch_id = self._batches.get(place) or next(self._names)
         self._batches[place] = batch_id
         list_key = naming.turn_list(QUEUE, step, tenant, batch_id)
         fields: dict[str, str | int] = {"queue": QUEUE, "tenant": tenant, "list": list_key}
-        _, batch = self.store.create(batch_id, SEED, fields)
+        deadline = f"+{TTL_MS}" if which else ""
+        _, batch = self.store.create(batch_id, SEED, fields, deadline=deadline)
         write = writer(batch, priority=step, deadline=1.0 if late else None)
         begin = batch.number("cursor")
         entries = [(line, f"c{line}", False) for line in range(begin + 1, begin + lines + 1)]
@@ -103,9 +107,9 @@ class TurnsWorld:
 
     # -- workers --------------------------------------------------------------------------
 
-    def pop(self, position: int, k: int, context: int) -> list[Lease]:
+    def pop(self, position: int, k: int, context: int, urgent: Sequence[str] = ()) -> list[Lease]:
         """Lease some requests for an engine of this context."""
-        found = self.workers[position].pop(k, slots=SLOTS, context=context)
+        found = self.workers[position].pop(k, slots=SLOTS, context=context, urgent=urgent)
         self.held |= {lease.id: (position, lease) for lease in found}
         return found
 

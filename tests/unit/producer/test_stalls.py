@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from contract.batch import Batch
-from producer.stalls import STOPPED_S, TEXTS, memory_stall, queue_stall, submit_stall
+from contract.redis.deadlines import LateBatch
+from producer.stalls import (
+    STOPPED_S,
+    TEXTS,
+    late_stall,
+    memory_stall,
+    queue_stall,
+    submit_stall,
+)
 
 
 def worker(state: str, why: str = "") -> dict[str, str]:
@@ -117,6 +125,13 @@ def test_redis_is_full_above_the_high_water_mark(used: int, limit: int, code: st
         assert f"{used} %" in found.sentence()
 
 
+def test_a_late_batch_names_by_how_much_and_the_slots_that_meet_its_deadline() -> None:
+    found = late_stall("b1", LateBatch("part", "t", 7205.4, 64, 90))
+    assert (found.code, found.passing) == ("deadline_late", True)
+    assert "b1 will miss its deadline by about 2:00:05" in found.sentence()
+    assert "90 slots instead of 64" in found.advice()
+
+
 def submitted(**fields: object) -> Batch:
     return Batch("b1", {name: str(value) for name, value in fields.items()})
 
@@ -143,7 +158,7 @@ def test_a_submit_that_got_no_line_for_a_while_has_stopped(batch: Batch, stalled
 def test_every_text_has_a_remedy_and_names_facts_only() -> None:
     facts = {
         "queue", "model", "waiting", "tenant", "cap", "percent", "batch", "lines", "quiet",
-        "command", "count", "left",
+        "command", "count", "left", "late", "needed", "slots",
     }  # fmt: skip
     for text, remedy in TEXTS.values():
         assert text.format_map(dict.fromkeys(facts, 1))

@@ -232,3 +232,29 @@ def test_redis_takes_about_the_bytes_that_were_planned(
     assert planned["waiting"] == pytest.approx(waiting, rel=0.1)
     run_all(store, text="x" * 50)
     assert used(redis_client) - empty < 1.1 * planned["most"]
+
+
+def test_a_plan_shows_what_a_deadline_needs(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+) -> None:
+    file = batch_file(tmp_path / "in.jsonl", 1000)
+
+    def planned(deadline: str) -> Any:
+        announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)  # it lives for 15 s
+        options = ("--estimate", "--json", "--deadline", deadline)
+        return as_json(run_producer("plan", file, *options, redis_url=redis_url))
+
+    assert planned("2h")["deadline"] is None  # the rate is not known
+    minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each
+    redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 12 0 60 60 0 120 120")
+    late_s = planned("1d")["duration"]["seconds"] / 4
+    found = planned(f"{late_s + 1:.0f}s")["deadline"]
+    assert (found["met"], found["slots"], found["workers"]) == (False, 8, 4)
+    assert found["tokens_per_s"] == pytest.approx(8, rel=0.02)
+    assert planned("3d")["deadline"]["met"]
+    assert planned("1s")["deadline"]["slots"] is None  # one request takes longer
+    told = run_producer("plan", file, "--estimate", "--deadline", "08:00", redis_url=redis_url)
+    assert "deadline" in told.stdout
+    assert told.returncode == 0
+    wrong = run_producer("plan", file, "--deadline", "8 o'clock", redis_url=redis_url)
+    assert (wrong.returncode, "--deadline" in wrong.stderr) == (2, True)

@@ -8,9 +8,10 @@ import pytest
 
 from contract.batch import Batch
 from contract.redis.history import Minute
+from contract.redis.pace import Pace
 from gateway.batches.api.record import BatchPart, BatchRecord
 from gateway.page.estimates import QueueState, estimates, works_of
-from producer.time_left import Outlook, Pace, Work
+from producer.time_left import Outlook, Work
 
 RECORD = BatchRecord(
     id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",

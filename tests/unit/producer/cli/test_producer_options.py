@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 
-from producer.cli.options import parse_deadline, parse_overrides
+from producer.cli.options import parse_deadline, parse_overrides, seconds_until
 from producer.input.options import BadOption
 from producer.submit.submission import Submission
 
@@ -87,6 +89,24 @@ def test_every_option_that_shapes_a_message_changes_the_seed():
 )  # fmt: skip
 def test_durations_and_moments_are_read(text: str, ms: str):
     assert parse_deadline(text) == ms
+
+
+def test_a_plan_takes_the_next_such_time_of_day():
+    now = dt.datetime.now().astimezone()
+    in_two_hours = (now + dt.timedelta(hours=2)).replace(second=0, microsecond=0)
+    left_s = seconds_until(f"{in_two_hours:%H:%M}")
+    assert left_s == pytest.approx((in_two_hours - now).total_seconds(), abs=5)
+    before = now - dt.timedelta(hours=1)
+    assert 22 * 3600 < seconds_until(f"{before:%H:%M}") <= 23 * 3600
+    assert seconds_until("2h") == 7200
+    ahead = now + dt.timedelta(minutes=3)
+    assert seconds_until(ahead.isoformat()) == pytest.approx(180, abs=5)
+
+
+@pytest.mark.parametrize("text", ["24:00", "8:60", "08:00:00", "2020-01-01T00:00:00+00:00", "soon"])
+def test_a_plan_refuses_other_times(text: str):
+    with pytest.raises(BadOption, match="--deadline"):
+        seconds_until(text)
 
 
 def test_no_deadline_is_none():

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from kit.commands.support import chat_line, write_lines
 
+from contract.redis.pace import Pace
 from contract.settings import Settings
 from demo.stack import MODEL
 from producer.cli.commands.plan import _tokens_out
 from producer.input.reader import Input
 from producer.submit.expected import mean_answer
-from producer.submit.plan import FileContent, Plan, kv_tokens, plan, saved_tokens
+from producer.submit.plan import FileContent, Needed, Plan, kv_tokens, plan, saved_tokens
 from producer.submit.prompt_tokens import (
     CharacterCounter,
     NoTokenizer,
@@ -23,7 +24,7 @@ from producer.submit.prompt_tokens import (
     prompt_of,
 )
 from producer.submit.submission import Submission
-from producer.time_left import Outlook, Pace
+from producer.time_left import Outlook
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WORKER: dict[str, Any] = {
@@ -195,6 +196,18 @@ def test_the_time_is_all_tokens_at_the_rate_of_the_workers(tmp_path: Path) -> No
     assert found.content.prompt_tokens == 320
     assert found.seconds == (320 + 8 * 10) / 100
     assert replace(found, pace=None).seconds is None
+
+
+def test_a_deadline_needs_slots_and_workers_at_the_rate_of_a_slot(tmp_path: Path) -> None:
+    lines = [{"prompt": "abcd" * 40, "max_tokens": 100}] * 80
+    found = planned(tmp_path, lines, [WORKER])  # 4,000 tokens, 100 a second on 4 slots: 40 s
+    assert found.needed(40.0) == Needed(40.0, True, 100.0, 4, 1)
+    assert found.needed(10.0) == Needed(10.0, False, 400.0, 16, 4)
+    assert found.needed(15.0) == Needed(15.0, False, pytest.approx(266.7, abs=0.1), 11, 3)
+    alone = found.needed(1.0)  # one request takes 2 s
+    assert alone is not None
+    assert (alone.met, alone.slots, alone.workers) == (False, None, None)
+    assert replace(found, pace=None).needed(10.0) is None
 
 
 def test_a_prefix_cache_saves_what_is_shared_in_any_order_if_it_fits() -> None:
