@@ -50,6 +50,10 @@ class EngineKeeper:
     async def after_start(self, engine: Engine) -> None:
         """Note that an engine has started, and has no request yet."""
 
+    def next_load_s(self, load_s: float) -> float:
+        """Return the expected seconds of the model's next load after one of `load_s` seconds."""
+        return load_s
+
     async def keep(self, engine: Engine, capacity: Capacity, wanted: Callable[[], bool]) -> bool:
         """Keep an engine without requests; return False if the caller must shut it down.
 

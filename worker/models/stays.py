@@ -67,7 +67,7 @@ class Stays:
         name = f"warmq-{worker_id}-models"
         client = connect(url, name, 0, any_settings.redis_timeout_s)
         self._reads = BacklogReads(client, any_settings.result_ttl_ms)
-        #: The measured seconds from the decision to load a model until it was ready.
+        #: The expected seconds from the decision to load a model until it is ready.
         self._swap_s: dict[str, float] = {}
         self._announced = AnnouncedModels(self._queues)
         self._adapters = ModelAdapters(self._models)
@@ -201,8 +201,9 @@ class Stays:
         """Note the end of a swap: the engine runs requests."""
         self._note_sleep()
         if not event.rebuilt:
-            self._swap_s[model.name] = time.monotonic() - self._began
-            self._announced.note_loaded(model.name, self._swap_s[model.name])
+            seconds = time.monotonic() - self._began
+            self._swap_s[model.name] = self._keepers[model.name].next_load_s(seconds)
+            self._announced.note_loaded(model.name, seconds)
         self._companions.begin(model.name)
         self._began = time.monotonic()
         counts = self._counts[model.name]

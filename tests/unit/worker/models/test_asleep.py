@@ -97,6 +97,28 @@ async def test_after_a_wrong_sleep_each_stay_starts_an_engine(
     assert on.made[0].dead() == ("hangs" in sleep_as)  # such an engine is killed
 
 
+async def test_a_start_does_not_show_how_long_a_wake_takes() -> None:
+    on = Stays("well")
+    await on.stay()
+    assert on.keeper.next_load_s(60.0) == asleep.ASSUMED_WAKE_S
+    assert on.keeper.next_load_s(0.5) == 0.5
+    await on.stay()  # woken
+    assert on.keeper.next_load_s(60.0) == 60.0
+    on.made[0].kill()
+    await on.stay()  # built again
+    assert on.keeper.next_load_s(60.0) == asleep.ASSUMED_WAKE_S
+    await on.keeper.end()
+
+
+async def test_an_engine_that_cannot_sleep_is_expected_to_start_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asleep, "SLEEP_S", 0.3)
+    on = Stays("fails")
+    await on.stay()
+    assert not on.keeper.works and on.keeper.next_load_s(60.0) == 60.0
+
+
 async def test_an_engine_that_dies_asleep_is_replaced_and_goes_on_sleeping(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
