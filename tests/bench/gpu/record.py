@@ -14,16 +14,15 @@ from bench.gpu import workload
 
 
 def options(
-    doc: str, *, shape: str = "8b", rounds: int = 4, seconds: float = 1e9
-) -> argparse.ArgumentParser:
+    doc: str, *, shape: str = "8b", rounds: int = 4, seconds: float = 1e9,
+    seconds_are: str = "begin no round after so many",
+) -> argparse.ArgumentParser:  # fmt: skip
     """Return a parser with the options that each of them has, with these defaults."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=sorted(workload.SHAPES), default=shape)
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument(
-        "--seconds", type=float, default=seconds, help="begin no round after so many"
-    )
+    parser.add_argument("--seconds", type=float, default=seconds, help=seconds_are)
     parser.add_argument("--commit", help="where the checkout has no git")
     return parser
 
