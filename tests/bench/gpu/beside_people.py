@@ -140,7 +140,7 @@ class Field:
     async def _warm(self, server: Server) -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             people = People(session, server.url, MODEL)
-            people.come(20, 0)
+            people.come(self.chosen.load * RETURNING_PER_S, 0)
 
             async def ask(request: tuple[str, int]) -> None:
                 body = workload.body(request) | {"model": MODEL, "priority": 0}
@@ -149,7 +149,8 @@ class Field:
 
             await asyncio.gather(*map(ask, self.wanted[: self.chosen.warm_requests]))
             await people.leave()
-        assert people.felt and all(one.answered for one in people.felt), feelings(people.felt)
+        errors = [one.error for one in people.felt if not one.answered]
+        assert len(errors) < len(people.felt), errors[:3]
 
     def measure(self, name: str, number: int) -> dict[str, Any]:
         """Measure one row."""
@@ -199,7 +200,7 @@ class Field:
             watch = Watch(session, server.url, self.store.announcements)
             watching = asyncio.create_task(watch.run())
             if row.people_per_s:
-                people.come(row.people_per_s, number)
+                people.come(self.chosen.load * row.people_per_s, number)
             if worker is not None and held is not None:
                 worker.start()
                 held.release()
@@ -228,7 +229,7 @@ class Field:
     async def _return(self, people: People, watch: Watch) -> Look:
         """Let people come all at once, for the seconds of such a row; return the look before."""
         before = await watch.look()
-        people.come(RETURNING_PER_S, self.runs)
+        people.come(self.chosen.load * RETURNING_PER_S, self.runs)
         await asyncio.sleep(ROWS["night"].part * self.chosen.seconds)
         return before
 
@@ -308,6 +309,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default=",".join(ROWS), help="in the order of their importance")
     parser.add_argument("--until", type=float, default=1e9, help="begin no row that ends later")
     parser.add_argument("--settle", type=float, default=1.0, help="factor of the settling times")
+    parser.add_argument("--load", type=float, default=1.0, help="factor of people's rates")
     parser.add_argument("--requests", type=int, default=16_000, help="of the batch, for each row")
     parser.add_argument("--warm-requests", type=int, default=600)
     parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
@@ -333,7 +335,7 @@ def main() -> None:
             if (name, number) not in have]  # fmt: skip
     with started(chosen, [name for name, _ in todo]) as field:
         record = Record(
-            chosen, begin, seconds=chosen.seconds, settle=chosen.settle, engine=chosen.engine,
+            chosen, begin, seconds=chosen.seconds, settle=chosen.settle, load=chosen.load, engine=chosen.engine,
             kv_gib=chosen.kv_gib, rows=rows,
         )  # fmt: skip
         field.warm()
