@@ -40,6 +40,7 @@ from bench.common import report
 from bench.common.load import Held, hold, is_ready
 from bench.common.process import Process, well
 from bench.gpu import workload
+from bench.gpu.instead import TEMPLATE
 from bench.gpu.pairs import ENGINE, GIB, ROOT, START_S, as_options
 from bench.gpu.people import (
     LOOK_S,
@@ -279,6 +280,13 @@ def lasts_s(name: str, chosen: argparse.Namespace) -> float:
 # -- the run ------------------------------------------------------------------------------
 
 
+def model_of(folder: Path, shape: str) -> Path:
+    """Write a model of a shape, with a template for the worker's chats, its probes."""
+    model = workload.write_model(folder, shape)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
 @contextmanager
 def started(chosen: argparse.Namespace, rows: Sequence[str]) -> Iterator[Field]:
     """Start Redis and the servers that the rows need at once; their compile caches are apart."""
@@ -289,7 +297,7 @@ def started(chosen: argparse.Namespace, rows: Sequence[str]) -> Iterator[Field]:
     servers: dict[str, Server] = {}
     with tempfile.TemporaryDirectory(prefix="warmq-people-") as name:
         folder = Path(name)
-        model = chosen.model or workload.write_model(folder / f"llama-{chosen.shape}", chosen.shape)
+        model = chosen.model or model_of(folder / f"llama-{chosen.shape}", chosen.shape)
         with RedisServer(folder / "redis", "--appendonly", "no") as redis:
             try:
                 for policy in dict.fromkeys(ROWS[row].server for row in rows):
@@ -310,7 +318,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--until", type=float, default=1e9, help="begin no row that ends later")
     parser.add_argument("--settle", type=float, default=1.0, help="factor of the settling times")
     parser.add_argument("--load", type=float, default=1.0, help="factor of people's rates")
-    parser.add_argument("--requests", type=int, default=16_000, help="of the batch, for each row")
+    parser.add_argument("--requests", type=int, default=8000, help="of the batch, for each row")
     parser.add_argument("--warm-requests", type=int, default=600)
     parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
@@ -335,8 +343,8 @@ def main() -> None:
             if (name, number) not in have]  # fmt: skip
     with started(chosen, [name for name, _ in todo]) as field:
         record = Record(
-            chosen, begin, seconds=chosen.seconds, settle=chosen.settle, load=chosen.load, engine=chosen.engine,
-            kv_gib=chosen.kv_gib, rows=rows,
+            chosen, begin, seconds=chosen.seconds, settle=chosen.settle, load=chosen.load,
+            engine=chosen.engine, kv_gib=chosen.kv_gib, rows=rows,
         )  # fmt: skip
         field.warm()
         print(f"warm after {time.monotonic() - begin:.0f} s", flush=True)
