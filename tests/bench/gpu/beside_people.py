@@ -49,6 +49,7 @@ from bench.gpu.people import (
     Watch,
     feelings,
     figures,
+    pooled,
     reached,
     read,
     returned,
@@ -80,11 +81,11 @@ class Row:
 
 
 ROWS = {
-    "people": Row("priority", 5, "people", 20),
+    "people": Row("priority", 5, "people", 30),
     "today": Row("priority", 5, "nobody", 10),
     "alone": Row("priority", 5, None, 3),
-    "no-policy": Row("fcfs", 5, "people", 20),
-    "night": Row("priority", 0, "people", 25, 0.5, returns=True),
+    "no-policy": Row("fcfs", 5, "people", 30),
+    "night": Row("priority", 0, "people", 30, 0.5, returns=True),
     "night-today": Row("priority", 0, "nobody", 10, 0.5),
     "alone-20": Row("priority", 20, None, 3, 0.5),
 }
@@ -319,7 +320,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=1.0, help="factor of the settling times")
     parser.add_argument("--load", type=float, default=1.0, help="factor of people's rates")
     parser.add_argument("--requests", type=int, default=8000, help="of the batch, for each row")
-    parser.add_argument("--warm-requests", type=int, default=600)
+    parser.add_argument("--warm-requests", type=int, default=300)
     parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
     parser.add_argument("--kv-gib", type=float, default=16, help="KV cache of each server")
@@ -364,7 +365,7 @@ def main() -> None:
                 row = {"row": name, "round": number, "error": repr(error)[-4000:]}
             row["ended_s"] = round(time.monotonic() - begin, 1)
             rows.append(row | {"accelerator": accelerator()})
-            record.keep(rows=rows, reached=reached(rows))
+            record.keep(rows=rows, reached=reached(rows), pooled_first_ms=pooled(rows))
             print(json.dumps(row if "error" in row else {
                 "row": name, "round": number, "ended_s": row["ended_s"], **figures(row),
             }), flush=True)  # fmt: skip

@@ -259,8 +259,8 @@ class Watch:
         return {
             "columns": ["s", "limit", "in_flight", "running", "waiting"],
             "rows": [
-                [round(look.at - begin, 1), look.shared.get("limit", look.worker.get("limit")),
-                 look.worker.get("in_flight"), look.running, look.waiting]
+                [round(look.at - begin, 1), *(look.shared.get(name, look.worker.get(name))
+                 for name in ("limit", "in_flight")), look.running, look.waiting]
                 for look in self.looks
             ],
             "why": why,
@@ -317,6 +317,16 @@ def reached(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if ratios:
                 found[f"{over} to {base}: {figure}"] = report.spread(ratios, 3)
     return found
+
+
+def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float] | None]:
+    """Return what people felt until the first token in all rounds of each row together."""
+    firsts: dict[str, list[float]] = {}
+    for row in rows:
+        if "error" not in row:
+            found = [first / 1000 for first in row["people"]["every_first_ms"]]
+            firsts.setdefault(row["row"], []).extend(found)
+    return {name: in_ms(found) for name, found in firsts.items()}
 
 
 def figures(row: Mapping[str, Any]) -> dict[str, float]:
