@@ -1,5 +1,7 @@
 """Reads the state of one batch from the fields of its hash in Redis."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +19,13 @@ class Batch:
     """The state of a batch when it was read; times are Redis's in ms, counts are of requests.
 
     `reconnects` is how often the store had connected again (contract/redis/reads.py) before it read
-    the batch.
+    the batch. `windows` has the windows of a run that Redis has, the oldest first.
     """
 
     id: str
     fields: dict[str, str]
     reconnects: int = field(default=0, compare=False)
+    windows: tuple[Batch, ...] = field(default=(), compare=False)
 
     def number(self, name: str) -> int:
         """Return a counter, 0 if the hash does not have it."""
@@ -114,6 +117,21 @@ class Batch:
         """The seconds from the creation to the last request's end; None while unfinished."""
         ended = self.fields.get("finished_at")
         return (int(ended) - int(self.created)) / 1000 if ended else None
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this is the record of a `producer run` (contract/runs.py)."""
+        return "windows" in self.fields
+
+    @property
+    def parts(self) -> tuple[Batch, ...]:
+        """The batches that have the requests: the windows of a run, otherwise this batch."""
+        return self.windows if self.is_run else (self,)
+
+    @property
+    def done(self) -> int:
+        """The number of requests that completed or failed: the progress that people see."""
+        return self.number("completed") + self.number("failed")
 
     @property
     def terminal(self) -> int:

@@ -1,6 +1,6 @@
 """Reads how many lines of a batch failed with each error code (contract/lua/failures.lua)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from contract.batch import Batch
@@ -50,10 +50,10 @@ def _read(line: str) -> CodeFailures:
 def failures_text(batch: Batch) -> str:
     """Return for example `65 of 70 failed: 40 max_tokens, 25 unknown_field`; '' without failures.
 
-    The second number, 70 here, is the number of requests that have ended.
+    The second number, 70 here, is the number of requests that have completed or failed.
     """
     codes = failures_of([batch])
-    return codes_text(codes, batch.terminal) if codes else ""
+    return codes_text(codes, batch.done) if codes else ""
 
 
 def failures_so_far(batch: Batch) -> str:
@@ -63,10 +63,16 @@ def failures_so_far(batch: Batch) -> str:
 
 
 def codes_text(codes: list[CodeFailures], ended: int) -> str:
-    """Return the text of failures_text for these codes, when `ended` requests have ended."""
+    """Return the text of failures_text for these codes, of `ended` completed or failed ones."""
     named = [f"{one.count} {one.code or 'of unknown code'}" for one in codes[:_CODES_IN_TEXT]]
     if len(codes) > _CODES_IN_TEXT:
         named.append(f"{sum(one.count for one in codes[_CODES_IN_TEXT:])} of other codes")
     if len(codes) == 1 and codes[0].code:
         named = [codes[0].code]
     return f"{sum(one.count for one in codes)} of {ended} failed: {', '.join(named)}"
+
+
+def unanswered_text(counts: Mapping[str, int]) -> str:
+    """Return the numbers of failed, cancelled and expired requests, for example `2 failed`."""
+    found = {"failed": 0, **counts}
+    return ", ".join(f"{count} {name}" for name, count in found.items())

@@ -335,13 +335,16 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         """Return how many messages of cancelled, ended and deleted batches wait in a queue."""
         lists = [one for one in self.waiting_lists(queue) if one.batch_id]
         names = [keys.batch_key(one.batch_id) for one in lists]
-        fields = self._each("hmget", names, ["created_at", "cancelling", "finished_at"])
-        found = list(zip(lists, fields, strict=True))
-        count = sum(one.requests for one, (_, *ends) in found if any(ends))
-        # A list whose batch has no key is that of a deleted batch, or that of a run, whose windows
-        # share one list with the run's name.
-        nameless = [one for one, values in found if not any(values)]
-        return count + sum(one.requests for one in nameless if self._has_only_ended(queue, one))
+        wanted = ["cancelling", "finished_at", "windows", "created_at"]
+        found = list(zip(lists, self._each("hmget", names, wanted), strict=True))
+        count = sum(one.requests for one, (*ends, _, _) in found if any(ends))
+        # A list whose batch has no key is that of a deleted batch. The windows of a run share a
+        # list with the run's name.
+        others = [
+            one for one, (*ends, windows, created) in found
+            if not any(ends) and (windows or not created)
+        ]  # fmt: skip
+        return count + sum(one.requests for one in others if self._has_only_ended(queue, one))
 
     def _has_only_ended(self, queue: str, one: WaitingList) -> bool:
         """Return whether the oldest and the newest message of a list are of ended batches."""

@@ -4,8 +4,10 @@
 -- Touches: warmq:batch:<id>, its :columns and :index, warmq:{batches,lease_seq}
 -- Returns: {1}; {0} if the batch exists; {-1} if an interrupted delete must be finished first
 -- A batch that is created sealed has no requests; it can be created while Redis is full.
+local of_run = false
 for i = 5, #ARGV, 2 do
   if ARGV[i] == 'sealed' then allow_when_full() end
+  if ARGV[i] == 'run' then of_run = true end
 end
 local key = batch_key(ARGV[1])
 if redis.call('HEXISTS', key, 'deleting') == 1 then return { -1 } end
@@ -25,5 +27,6 @@ if ARGV[4] ~= '' then
 end
 redis.call('UNLINK', key .. ':columns') -- 0.2.0 leaves it behind when it deletes a batch
 redis.call('HSET', key, unpack(fields))
-redis.call('ZADD', 'warmq:batches', now, ARGV[1])
+-- The record of a run stands for its windows in lists.
+if not of_run then redis.call('ZADD', 'warmq:batches', now, ARGV[1]) end
 return { 1 }

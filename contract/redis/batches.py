@@ -26,6 +26,7 @@ from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
 from contract.redis.enqueued import Enqueued, by_list
 from contract.redis.reads import Reads
+from contract.redis.runs import Runs
 from contract.results import failure_meta
 
 #: Answers of scripts. NOT_HELD: RETIRE has set times to live, which HOLD must remove. CANCELLING:
@@ -241,6 +242,9 @@ class BatchStore(DeadLetters):
 
     def cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Cancel all open requests; return their number, with those that workers ended."""
+        if batch.is_run:
+            self.begin_cancel(batch)
+            return sum(self.cancel(window, reason) for window in batch.windows)
         error = RequestFailed(reason, code="cancelled")
         count = self.begin_cancel(batch, reason) + self._end_all(batch, error)
         after = self.batch(batch.id)
@@ -250,6 +254,10 @@ class BatchStore(DeadLetters):
 
     def begin_cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Abort running requests and let none begin; `cancel` also ends those that wait."""
+        if batch.is_run:
+            # First the record, so that the run does not submit another window.
+            Runs.using(self).note(batch, {"cancelling": 1}, ends=True)
+            return sum(self.begin_cancel(window, reason) for window in batch.windows)
         stopped = "" if reason == BY_USER else reason
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms, stopped)))
 
@@ -355,6 +363,10 @@ class BatchStore(DeadLetters):
         batch = self.batch(batch_id)
         if batch is None:
             return True
+        if batch.is_run:
+            if not (force or batch.finished):
+                return False
+            force = all(self.delete(window.id, force=True) for window in batch.windows)
         if not self._run("delete", batch_id, batch.life, int(force)):
             return False
         self._delete_chunks(batch_id)

@@ -15,6 +15,7 @@ from contract.redis.announcements import is_alive, queues_of, read_announcements
 from contract.redis.client import Client
 from contract.redis.connect import Reconnects
 from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wrong_types
+from contract.runs import joined
 from contract.streaming import Listener
 from contract.version import PROTOCOL, version
 
@@ -87,14 +88,35 @@ class Reads:
         """
         before = self.reconnects
         raw = self._client.hgetall(keys.batch_key(batch_id))
-        return check_protocol(Batch(batch_id, _texts(raw.items()), before)) if raw else None
+        batch = Batch(batch_id, _texts(raw.items()), before) if raw else None
+        return self.with_windows(check_protocol(batch)) if batch else None
+
+    def with_windows(self, batch: Batch) -> Batch:
+        """Return the state of a run that may have windows; another batch as it is."""
+        ended = batch.finished and "cancelling" not in batch.fields
+        if not batch.is_run or ended:
+            return batch
+        record, *windows = (
+            _texts(zip(flat[::2], flat[1::2], strict=True))
+            for flat in self._run("run_state", batch.id)
+        )
+        if not record:
+            return batch
+        first, before = int(record["windows"]), batch.reconnects
+        found = [Batch(f"{batch.id}.{first + n}", each) for n, each in enumerate(windows) if each]
+        return joined(
+            Batch(batch.id, record, before), [one for one in found if one.status != "deleting"]
+        )
 
     def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
         """Return the states of batches, None for a missing one, in one round trip a PAGE."""
         before = self.reconnects
         raws = self._each("hgetall", [keys.batch_key(batch_id) for batch_id in batch_ids])
         pairs = zip(batch_ids, raws, strict=True)
-        return [Batch(name, _texts(raw.items()), before) if raw else None for name, raw in pairs]
+        return [
+            self.with_windows(Batch(name, _texts(raw.items()), before)) if raw else None
+            for name, raw in pairs
+        ]
 
     def batches(self) -> list[Batch]:
         """Return all batches, newest first, in one round trip for each PAGE of them."""
@@ -102,7 +124,8 @@ class Reads:
         names, first = self._client.run_script("list", PAGE)
         ids = [name.decode() for name in names]
         states = [_texts(zip(flat[::2], flat[1::2], strict=True)) for flat in first]
-        found = [Batch(b, fields, before) for b, fields in zip(ids, states, strict=False) if fields]
+        pairs = zip(ids, states, strict=False)
+        found = [self.with_windows(Batch(b, fields, before)) for b, fields in pairs if fields]
         return found + [batch for batch in self.states(ids[PAGE:]) if batch]
 
     def newest_ids(self, count: int = 1000) -> list[str]:
@@ -129,8 +152,9 @@ class Reads:
         for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
             pipe.hgetall(keys.worker_key(worker.decode()))
         records = (raw.split(b"\0", 7) for leased in pipe.execute() for raw in leased.values())
-        ours = [batch.id.encode(), batch.life.encode()]  # the last two fields of a lease's record
-        return sum(record[6:] == ours for record in records)
+        # The last two fields of a lease's record are its batch's id and life.
+        ours = [[part.id.encode(), part.life.encode()] for part in batch.parts]
+        return sum(record[6:] in ours for record in records)
 
     # -- requests and the server --------------------------------------------------
 

@@ -27,7 +27,6 @@ from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
 from gateway.redis.request_reads import RequestReads, RunningRequest
-from producer.run.listed import run_of
 
 #: Batches on one page, and most running requests that are shown for one batch.
 PAGE, MAX_RUNNING = 25, 12
@@ -60,7 +59,9 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         if ended else None
     )  # fmt: skip
     # Both times are in whole seconds: a batch that took less than 1 s counts as 1 s.
-    seconds = max(1.0, (ended_at or now) - (batch.in_progress_at or batch.created_at))
+    seconds = (ended_at or now) - (batch.in_progress_at or batch.created_at)
+    if isinstance(source := batch_view.source, QueueBatch):
+        seconds = source.seconds or seconds  # as `producer status` shows it
     return {
         "id": batch.id,
         "status": batch.status,
@@ -78,9 +79,9 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "done": done,
         "created_at": batch.created_at,
         "ended_at": ended_at,
-        "seconds": seconds,
+        "seconds": max(1.0, seconds),
         "expires_at": batch.expires_at,
-        "rate": done / seconds if done and ended else None,
+        "rate": done / max(1.0, seconds) if done and ended else None,
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
@@ -179,15 +180,16 @@ def batch(view: View) -> Response:
     add_names_and_estimates(services, [row])
     parts = [part for part in services.batches.states(part_ids(batch_view)) if part is not None]
     failed = failed_codes(services, batch_view, row)
+    of_run = isinstance(batch_view.source, QueueBatch) and batch_view.source.is_run
     return view.page(
         "batch.html",
         row=row,
         batch=batch_object(batch_view),
         sample=sample(services, parts),
         failed=failed,
-        of_run=bool(run_of(batch_id)),
+        of_run=of_run,
         retry=retry_of(services, batch_view, row, failed),
-        retry_cut=isinstance(batch_view.source, QueueBatch),
+        retry_cut=isinstance(batch_view.source, QueueBatch) and not of_run,
         stalls=stalls_of(view, [] if row["ended"] else [row]),
         figures=FIGURES,
         running=[] if row["ended"] else _running(services, parts),

@@ -67,6 +67,8 @@ def retry_of(
     if not row["ended"] or not unanswered:
         return Retry()
     if isinstance(batch_view.source, QueueBatch):
+        if batch_view.source.is_run:  # its requests are deleted
+            return Retry()
         retryable = RequestReads.using(services.batches).retryable(batch_view.id)
         stopped = min(
             retryable, batch_view.source.number("cancelled") + batch_view.source.number("expired")

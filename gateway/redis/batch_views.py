@@ -49,7 +49,7 @@ class BatchViews(Reads):
         answer, _, *raws = self._run("batch_views", owner, batch_id, "", 1, "")
         if answer == _UNKNOWN:
             return None
-        view = _view(raws[0])
+        view = self._view(raws[0])
         if isinstance(view.source, Batch):
             check_protocol(view.source)
         return view
@@ -72,21 +72,22 @@ class BatchViews(Reads):
             if answer == _GO_ON:
                 place = at
             elif answer != _AGAIN:
-                return BatchPage([_view(raw) for raw in raw_by_id.values()], answer == _MORE)
+                return BatchPage([self._view(raw) for raw in raw_by_id.values()], answer == _MORE)
 
-
-def _view(raw: list[Any]) -> BatchView:
-    batch_id, document, version, *states = raw
-    name = batch_id.decode()
-    if not document:
-        pairs = zip(states[0][::2], states[0][1::2], strict=True)
-        queued = Batch(name, {field.decode(): value.decode() for field, value in pairs})
-        return BatchView(name, queued, [])
-    parts = [
-        Batch(name, {f: v.decode() for f, v in zip(_PART, state, strict=False) if v is not None})
-        for state in states
-    ]
-    return BatchView(name, Stored(name, document, int(version)), parts)
+    def _view(self, raw: list[Any]) -> BatchView:
+        batch_id, document, version, *states = raw
+        name = batch_id.decode()
+        if not document:
+            pairs = zip(states[0][::2], states[0][1::2], strict=True)
+            queued = Batch(name, {field.decode(): value.decode() for field, value in pairs})
+            return BatchView(name, self.with_windows(queued), [])
+        parts = [
+            Batch(
+                name, {f: v.decode() for f, v in zip(_PART, state, strict=False) if v is not None}
+            )
+            for state in states
+        ]
+        return BatchView(name, Stored(name, document, int(version)), parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
+from contract.failures import unanswered_text
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
@@ -75,8 +76,7 @@ class _Progress:
 
     def failures(self) -> str:
         """Return a text with the numbers of failed, cancelled and expired requests."""
-        found = {"failed": 0, **self._outcomes}
-        return ", ".join(f"{count} {name}" for name, count in found.items())
+        return unanswered_text(self._outcomes)
 
     def wait(self, seconds: float) -> None:
         """Sleep, and show the reason why results are missing."""

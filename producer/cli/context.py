@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from contract.batch import Batch
-from contract.errors import StoreUnavailable
+from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.settings import Settings, load
 from contract.traces import tracing
@@ -24,7 +24,6 @@ from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source, open_source
 from producer.input.tables.kept import listed
 from producer.outage import Outage
-from producer.run.listed import window_ids
 
 #: Hint after an interruption; {0} is the batch id.
 WATCH_AGAIN = (
@@ -85,10 +84,14 @@ class Context:
         """Return a batch. Raises BatchNotFound for an unknown id."""
         return find_batch(self.store, self.settings, batch_id, "; see `producer list`")
 
-    def batches(self, name: str) -> list[Batch]:
-        """Return a batch, or the windows of a run that Redis has, the oldest first."""
-        windows = map(self.store.batch, window_ids(self.store.newest_ids(), name))
-        return [one for one in windows if one is not None] or [self.batch(name)]
+    def batch_with_results(self, batch_id: str) -> Batch:
+        """Return a batch that has its results in Redis. Raises BatchConflict for a run."""
+        batch = self.batch(batch_id)
+        if batch.is_run:
+            raise BatchConflict(
+                f"{batch_id} is a run: its `producer run` writes the results to the run's OUT"
+            )
+        return batch
 
 
 pass_context = click.make_pass_decorator(Context, ensure=True)

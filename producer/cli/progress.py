@@ -218,8 +218,7 @@ def describe(
 
     `quiet_s` is the seconds since an unsealed batch got its last line, `left_s` those to its end.
     """
-    total, done = batch.number("total"), batch.terminal
-    counts = [f"{done}/{total} done"]
+    counts = [f"{batch.done}/{batch.number('total')} done"]
     for name in ("failed", "cancelled", "expired"):
         if batch.number(name):
             counts.append(f"{batch.number(name)} {name}")
@@ -264,7 +263,7 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     with Meter(batch.id) as meter:
         while True:
             batch = changes.state()
-            speed = rates.add(batch.terminal, batch.number("completion_tokens"))
+            speed = rates.add(batch.done, batch.number("completion_tokens"))
             if failing := news.add(batch):
                 meter.note(failing)
             text = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch))
@@ -273,7 +272,7 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
                 text += f", {workers.text(batch)}"
             if not batch.finished and (lost := leases.text(batch)):
                 text += f"; {lost}"
-            meter.update(batch.terminal, text, batch.number("total"), force=first)
+            meter.update(batch.done, text, batch.number("total"), force=first)
             first = False
             if batch.finished:
                 return batch

@@ -72,7 +72,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "seconds": batch.seconds,
         "expected": batch.expected,
         "lines_read": batch.number("cursor"),
-        "reason": batch.fields.get("reason"),
+        "reason": batch.fields.get("reason") or None,
         "failures": [{"code": one.code, "count": one.count} for one in failures_of([batch])],
         "cut": batch.number("cut"),
         "stop_after_failures": batch.fields.get("stop_after"),
@@ -125,10 +125,23 @@ def print_batch(
     stalls = list(stalls)
     for stall in stalls:
         click.echo(f"\n!! {printable(stall.sentence())}: {stall.advice()}")
+    if batch.is_run and not batch.finished:
+        click.echo(f"\n{waits_for_run(batch) or RUN_GOES_ON}")
     if not batch.sealed and not any(stall.code == "submit_stopped" for stall in stalls):
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+#: Text about a run whose requests have not ended.
+RUN_GOES_ON = "If its `producer run` has ended, the same command goes on."
+
+
+def waits_for_run(batch: Batch) -> str:
+    """Return a text if all requests that a run has queued have ended; '' otherwise."""
+    total = batch.number("total")
+    waits = batch.is_run and not batch.finished and total and batch.terminal == total
+    return f"What it has queued is done. {RUN_GOES_ON}" if waits else ""
 
 
 def webhook_json(webhook: WebhookState | None) -> dict[str, Any] | None:

@@ -96,7 +96,7 @@ class Export:
             raise BatchConflict(f"{self.journal.path} was removed while the run wrote it")
         with ExitStack() as files:
             size, lines = done.output, _lines(good, failed=False)
-            if done.failed and table_ending(self.output):
+            if done.errors and table_ending(self.output):
                 size += done.errors
                 lines = merge(
                     lines, _lines(bad, failed=True), key=lambda one: line_number(one.json)
@@ -106,7 +106,7 @@ class Export:
             )
             for line in lines:
                 output.add(line)
-            if done.failed and self.errors:
+            if done.errors and self.errors:
                 errors = files.enter_context(
                     ResultFile(self.errors, done.errors, columns=columns, owner=done.name)
                 )

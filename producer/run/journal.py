@@ -11,6 +11,7 @@ import orjson
 
 from contract import naming
 from contract.errors import BatchConflict
+from contract.failures import unanswered_text
 from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
 from producer.run.append_file import AppendFile, check_regular, sort_by_line
@@ -32,7 +33,7 @@ class RunProgress:
     line: number of the last line whose result is in the files.
     windows: number of windows whose results are in the files.
     output, errors: bytes of the output and of the error file.
-    completed, failed: numbers of results in the files.
+    completed, failed, cancelled, expired: numbers of results in the files.
     complete: whether the results of all lines are in the files.
     plan: name of the order in which the run takes the lines, '' for the input's order. With a
         name, `line` counts in that order, and the files have it until the run is complete.
@@ -51,11 +52,24 @@ class RunProgress:
     errors: int = 0
     completed: int = 0
     failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
     complete: bool = False
     plan: str = ""
     delivered: str = ""
     place: str = ""
     format: int = FORMAT
+
+    @property
+    def ended(self) -> int:
+        """Number of results in the files."""
+        return self.completed + self.failed + self.cancelled + self.expired
+
+    @property
+    def unanswered(self) -> str:
+        """The numbers of failed, cancelled and expired requests as a text."""
+        stopped = {"cancelled": self.cancelled, "expired": self.expired}
+        return unanswered_text({"failed": self.failed} | {k: n for k, n in stopped.items() if n})
 
 
 class _Format(msgspec.Struct):
@@ -66,7 +80,7 @@ class _Format(msgspec.Struct):
 
 
 def window_id(name: str, window: int) -> str:
-    """Return the batch id of a run's window, counted from 0."""
+    """Return the batch id of a run's window, counted from 0 (contract/lua/run_state.lua)."""
     return f"{name}.{window}"
 
 

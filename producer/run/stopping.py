@@ -33,7 +33,7 @@ class FailureLimit:
     def _since(self, done: RunProgress) -> tuple[int, int]:
         """Return how many requests ended and failed since this command began."""
         failed = done.failed - self.begun.failed
-        return done.completed - self.begun.completed + failed, failed
+        return done.ended - self.begun.ended, failed
 
     def judged_from(self, done: RunProgress) -> dict[str, str]:
         """Return the field of a window's batch that counts the windows before it."""

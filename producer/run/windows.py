@@ -20,22 +20,24 @@ from typing import TYPE_CHECKING
 
 from contract import naming
 from contract.batch import Batch
-from contract.errors import BatchConflict, RequestRejected, StoreFull
+from contract.errors import BatchConflict, StoreFull
 from contract.failures import failures_so_far
-from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore
+from contract.results import OUTCOMES
 from contract.settings import Settings
 from producer.collect.collect import Collector
 from producer.input.reader import RawChunk
 from producer.input.seen import SeenIds
 from producer.input.source import Source
-from producer.input.tables.kept import split_kept
 from producer.queue_workers import BatchWorkers, clock_text
+from producer.run.cancelled import cancelled_lines, custom_id_of
 from producer.run.journal import RunFiles, RunProgress, window_id
+from producer.run.parts import Chunks, Window
+from producer.run.record import RunRecord
 from producer.run.run_time_left import RunTimeLeft, unread_lines
 from producer.run.stopping import FailureLimit, RunStopped
 from producer.submit.submission import Submission, WindowContext
-from producer.submit.submit import CHUNKS_IN_FLIGHT, Submitter
+from producer.submit.submit import Submitter
 
 if TYPE_CHECKING:
     from producer.submit.order.prefix import OrderChoice
@@ -47,46 +49,6 @@ MEMORY_EVERY_S, REPORT_EVERY_S = 0.5, 1.0
 #: Settings without a high-water mark (the limit of Redis's memory above which no more requests are
 #: queued). The run itself checks the mark before each chunk; the submitter would wait forever.
 _NO_HIGH_WATER = {"high_water": 1e9, "high_water_requests": 10**15}
-
-
-@dataclass(slots=True)
-class _Window:
-    """A window that is being submitted.
-
-    If an earlier, interrupted run has begun it, `stored` is its last line that is in Redis, and
-    `sealed` whether it ends there. `lines` is the number of its lines so far, `line` the last of
-    them, `digest` the digest of the input up to that line.
-    """
-
-    submitter: Submitter
-    digest: str
-    stored: int
-    sealed: bool
-    line: int = 0
-    lines: int = 0
-    #: Sizes in bytes of the chunks that are being sent.
-    pending: deque[int] = field(default_factory=lambda: deque(maxlen=CHUNKS_IN_FLIGHT))
-
-
-class _Chunks:
-    """Iterates over the chunks of the input, and can show the next one."""
-
-    def __init__(self, raws: Iterator[RawChunk]) -> None:
-        self._raws = raws
-        self._next: RawChunk | None = None
-        #: The last line that was read; the next chunk ends with it.
-        self.line = 0
-
-    def peek(self) -> RawChunk | None:
-        """Return the next chunk without taking it; None at the end."""
-        if self._next is None and (found := next(self._raws, None)) is not None:
-            self._next, self.line = found, found.cursor
-        return self._next
-
-    def take(self) -> RawChunk | None:
-        """Take the next chunk; None at the end."""
-        raw, self._next = self.peek(), None
-        return raw
 
 
 @dataclass(slots=True)
@@ -110,9 +72,12 @@ class Run:
     cut: int = 0
     #: Whether this process has started the worker, so that the queue has none at first.
     local: bool = False
+    #: Whether the run was cancelled.
+    cancelled: bool = False
     _report_at: float = 0.0
     _time_left: RunTimeLeft = field(init=False)
     _seen: SeenIds = field(default_factory=SeenIds)
+    _record: RunRecord = field(init=False)
 
     def run(self, source: Source, output: Path, errors: Path) -> RunProgress:
         """Run the file, or the lines that an interrupted run has left.
@@ -123,6 +88,7 @@ class Run:
         Raises:
             BatchConflict: the output is not of this run, or the input has changed.
             RunStopped: too many requests failed (`stop_after`); the same command continues.
+            RunCancelled: the run was cancelled; the same call writes the rest as cancelled.
             BatchChanged: a window was deleted, or Redis has lost requests of it; the same command
                 submits them again.
             InputUnreadable, OutputUnwritable, StoreUnavailable: the same command continues later.
@@ -132,17 +98,24 @@ class Run:
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
             self._delete_done(files.done)  # an earlier run may have been stopped before it did this
+            if not files.done.complete:
+                self._record = RunRecord(self.store, self.submission, source, files.done)
             limit = FailureLimit(self.store, self.submission.stop_after, files.done)
             read = source.chunks(seed, self.settings.max_line_bytes)
             with closing(self._in_order(read, files)) as ordered:
-                raws = _Chunks(ordered)
+                raws = Chunks(ordered)
                 self._skip(raws, files)
+                if not files.done.complete and self._record.cancelled:
+                    self._end_cancelled(raws, files, limit)
                 self._run_windows(raws, source, files, limit)
             if source.fingerprint() != begin.fingerprint:
                 raise BatchConflict(
                     f"{source.name} has changed while it was read; {files.journal.start_anew}"
                 )
             self._delete_done(files.done)
+            if not files.done.complete:
+                self.cancelled = self._record.cancelled
+                self._record.end(files.done)
             files.finish()
             return files.done
 
@@ -174,15 +147,12 @@ class Run:
         for batch_id in self.store.existing(windows):
             self.store.delete(batch_id, force=True)
 
-    def _skip(self, raws: _Chunks, files: RunFiles) -> None:
+    def _skip(self, raws: Chunks, files: RunFiles) -> None:
         """Read the lines whose results are in the output, and remember their custom_ids."""
         done, line, digest = files.done, 0, self.submission.seed
         while line < done.line and (raw := raws.take()) is not None:
             line, digest = raw.cursor, raw.digest
-            for _, text in raw.lines:
-                custom_id = _custom_id(text)
-                if custom_id is not None:
-                    self._seen.add(naming.request_id(done.name, custom_id))
+            self._pass(raw, done.name)
         if (line, digest) != (done.line, done.digest):
             ended = f"was stopped after line {done.line}"
             if done.complete:
@@ -192,49 +162,99 @@ class Run:
                 f"ones, or {files.journal.start_anew}"
             )
 
+    def _pass(self, raw: RawChunk, name: str) -> None:
+        """Remember the custom_ids of a chunk that is not submitted (again)."""
+        for _, text in raw.lines:
+            if (custom_id := custom_id_of(text)) is not None:
+                self._seen.add(naming.request_id(name, custom_id))
+
     def _run_windows(
-        self, raws: _Chunks, source: Source, files: RunFiles, limit: FailureLimit
+        self, raws: Chunks, source: Source, files: RunFiles, limit: FailureLimit
     ) -> None:
         """Queue and collect windows to the end of the input, or until too many requests fail."""
-        waiting: deque[tuple[_Window, Batch]] = deque()
+        waiting: deque[tuple[Window, Batch]] = deque()
         while waiting or raws.peek() is not None:
-            while len(waiting) < WINDOWS_IN_REDIS and raws.peek() is not None:
-                digest = waiting[-1][0].digest if waiting else files.done.digest
-                batch_id = window_id(files.done.name, files.done.windows + len(waiting))
-                before = limit.judged_from(files.done)
-                context = WindowContext(digest, self._seen, files.done.name, before)
-                submission = replace(self.submission, batch_id=batch_id, window=context)
-                try:
-                    self._delete_misplaced(batch_id, raws, waiting)
-                    window = self._begin(submission, digest, source, limit)
-                    if window is None:
-                        break
-                    summary = window.submitter.run(self._window_chunks(window, raws))
-                except BatchConflict as error:
-                    raise BatchConflict(
-                        f"{error.message}; use the same input and options, or "
-                        f"{files.journal.start_anew}"
-                    ) from None
-                self.ignored += summary.ignored
-                waiting.append((window, summary.batch))
+            self._fill(waiting, raws, source, files, limit)
             if waiting:
                 left_s = self._left_s(raws, source, waiting)
                 window, batch = waiting.popleft()
                 try:
-                    self._collect(window, batch, files, limit, left_s)
-                    self.store.delete(batch.id)
-                    self.report(files.done, "")
+                    self._collect((window.line, window.digest), batch, files, limit, left_s)
                     if waiting or raws.peek() is not None:
                         limit.check(files.done)
-                except RunStopped:
+                except RunStopped as stop:
                     for _, later in waiting:
                         self.store.delete(later.id, force=True)
+                    self._record.stop(stop.message)
                     raise
             elif raws.peek() is not None:
                 self._wait(MEMORY_EVERY_S, files.done, lambda: f"waiting: {self._why_full()}")
 
+    def _fill(
+        self,
+        waiting: deque[tuple[Window, Batch]],
+        raws: Chunks,
+        source: Source,
+        files: RunFiles,
+        limit: FailureLimit,
+    ) -> None:
+        """Submit windows until Redis has WINDOWS_IN_REDIS; raise RunCancelled after a cancel."""
+        while len(waiting) < WINDOWS_IN_REDIS and raws.peek() is not None:
+            self._record.check()
+            digest = waiting[-1][0].digest if waiting else files.done.digest
+            batch_id = window_id(files.done.name, files.done.windows + len(waiting))
+            before = limit.judged_from(files.done)
+            context = WindowContext(digest, self._seen, files.done.name, before)
+            submission = replace(self.submission, batch_id=batch_id, window=context)
+            try:
+                self._delete_misplaced(batch_id, raws, waiting)
+                window = self._begin(submission, digest, source, limit)
+                if window is None:
+                    break
+                summary = window.submitter.run(self._window_chunks(window, raws))
+            except BatchConflict as error:
+                self._record.check()  # a cancel has closed the window
+                raise BatchConflict(
+                    f"{error.message}; use the same input and options, or "
+                    f"{files.journal.start_anew}"
+                ) from None
+            self._record.check()  # the cancel may not have seen this window
+            self.ignored += summary.ignored
+            waiting.append((window, summary.batch))
+
+    def _end_cancelled(self, raws: Chunks, files: RunFiles, limit: FailureLimit) -> None:
+        """Collect the windows of a cancelled run; write the rest of the input as cancelled."""
+        name = files.done.name
+        for number in range(files.done.windows, files.done.windows + WINDOWS_IN_REDIS):
+            batch_id = window_id(name, number)
+            batch = self.store.batch(batch_id)
+            if batch is None or not self._follows(batch_id, raws):
+                self.store.delete(batch_id, force=True)
+                continue
+            self.store.cancel(batch)
+            batch = self.store.batch(batch_id) or batch
+            end = (files.done.line, files.done.digest)
+            while (raw := raws.peek()) is not None and raw.cursor <= batch.number("cursor"):
+                self._pass(raw, name)
+                raws.take()
+                end = (raw.cursor, raw.digest)
+            self._collect(end, batch, files, limit, lambda: None)
+        while raws.peek() is not None:
+            batch_id, lines = window_id(name, files.done.windows), 0
+            while lines < self.window and (raw := raws.take()) is not None:
+                for line in cancelled_lines(name, batch_id, raw, self._seen):
+                    files.add(line)
+                    lines += 1
+                end = (raw.cursor, raw.digest)
+            self._commit(end, Counter(cancelled=lines), files)
+
+    def _follows(self, batch_id: str, raws: Chunks) -> bool:
+        """Return whether a stored window begins with the next chunk of the input."""
+        kept, first = next(self.store.index(batch_id), None), raws.peek()
+        return bool(kept and first and (kept.cursor, kept.digest) == (first.cursor, first.digest))
+
     def _delete_misplaced(
-        self, batch_id: str, raws: _Chunks, waiting: Sequence[tuple[_Window, Batch]]
+        self, batch_id: str, raws: Chunks, waiting: Sequence[tuple[Window, Batch]]
     ) -> None:
         """Delete a stored window that begins at another line: Redis lost the end of the last one.
 
@@ -243,14 +263,12 @@ class Run:
         kept_end = not waiting or waiting[-1][0].sealed
         if kept_end or self.store.batch(batch_id) is None:
             return
-        kept, first = next(self.store.index(batch_id), None), raws.peek()
-        fits = kept and first and (kept.cursor, kept.digest) == (first.cursor, first.digest)
-        if not fits:
+        if not self._follows(batch_id, raws):
             self.store.delete(batch_id, force=True)
 
     def _begin(
         self, submission: Submission, digest: str, source: Source, limit: FailureLimit
-    ) -> _Window | None:
+    ) -> Window | None:
         """Return a new window, or one that an earlier run began; None if Redis is full."""
         batch = self.store.batch(submission.batch_id)
         if batch is not None and batch.stopped:
@@ -266,7 +284,7 @@ class Run:
             return None  # results have filled Redis since the check
         unbounded = self.settings.model_copy(update=_NO_HIGH_WATER)
         submitter = Submitter(self.store, unbounded, submission, batch)
-        return _Window(submitter, digest, stored, sealed)
+        return Window(submitter, digest, stored, sealed)
 
     def _why_full(self, pending: int = 0) -> str:
         return self.store.why_full(
@@ -276,7 +294,7 @@ class Run:
             high_water_requests=self.settings.high_water_requests,
         )
 
-    def _window_chunks(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
+    def _window_chunks(self, window: Window, raws: Chunks) -> Iterator[RawChunk]:
         """Yield a window's chunks, numbered from 0."""
         for ordinal in count():
             if ordinal and self._ends_before(window, raws.peek()):
@@ -289,7 +307,7 @@ class Run:
             window.pending.append(raw.size)
             yield raw
 
-    def _ends_before(self, window: _Window, following: RawChunk | None) -> bool:
+    def _ends_before(self, window: Window, following: RawChunk | None) -> bool:
         """Return whether a window ends before the next chunk."""
         if window.line < window.stored:
             return False
@@ -298,7 +316,7 @@ class Run:
         return bool(self._why_full(sum(window.pending)))
 
     def _left_s(
-        self, raws: _Chunks, source: Source, waiting: Sequence[tuple[_Window, Batch]]
+        self, raws: Chunks, source: Source, waiting: Sequence[tuple[Window, Batch]]
     ) -> Callable[[], float | None]:
         """Return a function that returns the seconds to the end of the run, None if unknown."""
         ids, queued = [batch.id for _, batch in waiting], waiting[-1][0].line
@@ -312,14 +330,14 @@ class Run:
 
     def _collect(
         self,
-        window: _Window,
+        end: tuple[int, str],
         batch: Batch,
         files: RunFiles,
         limit: FailureLimit,
         left_s: Callable[[], float | None],
     ) -> None:
-        """Append a window's results to the files, and write files and journal to disk."""
-        done, failed, completed = files.done, 0, 0
+        """Move a window's results to the files; `end` has its last line and the digest there."""
+        done, outcomes = files.done, Counter[str]()
         workers = BatchWorkers(self.store, starting=self.local)
 
         def progress() -> str:
@@ -334,20 +352,25 @@ class Run:
         )
         for line in collector.lines("input"):
             files.add(line)
-            failed += line.failed
-            completed += not line.failed
+            outcomes[line.outcome] += 1
         limit.check_window(batch.id)
         self.cut += collector.batch.number("cut")
-        files.commit(
-            replace(
-                done,
-                line=window.line,
-                digest=window.digest,
-                windows=done.windows + 1,
-                completed=done.completed + completed,
-                failed=done.failed + failed,
-            )
-        )
+        self._commit(end, outcomes, files, collector.batch)
+        self.store.delete(batch.id)
+
+    def _commit(
+        self,
+        end: tuple[int, str],
+        outcomes: Counter[str],
+        files: RunFiles,
+        window: Batch | None = None,
+    ) -> None:
+        """Write files and journal to disk, then the run's record in Redis; report the progress."""
+        done, (line, digest) = files.done, end
+        counts = {name: getattr(done, name) + outcomes[name] for name in OUTCOMES}
+        files.commit(replace(done, line=line, digest=digest, windows=done.windows + 1, **counts))
+        self._record.add(files.done, window)
+        self.report(files.done, "")
 
     def _wait(self, wait_s: float, done: RunProgress, reason: Callable[[], str]) -> None:
         """Sleep, and report the reason every REPORT_EVERY_S seconds."""
@@ -356,10 +379,3 @@ class Run:
             self._report_at = now + REPORT_EVERY_S
             self.report(done, reason())
         time.sleep(wait_s)
-
-
-def _custom_id(line: bytes) -> str | None:
-    try:
-        return parse_line(split_kept(line)[0], {}).custom_id
-    except RequestRejected as error:
-        return error.custom_id

@@ -232,12 +232,27 @@ class Submission:
             "over_http": (over_http, 1),
             "routes": (self.routes, orjson.dumps(dict(self.routes)).decode()),
             "queues": (self.routes, ""),  # the scripts add the queues of its messages
+            "run": (self.window, self.window.name if self.window else ""),
         }
         fields |= {name: value for name, (given, value) in optional.items() if given}
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
         if batch.fields.get("options", "") != self.options:
             raise _other_options(batch, self.options)
         return batch
+
+    def run_fields(self, run: str, input_name: str) -> dict[str, str | int]:
+        """Return the fields of the record of a run with these options (contract/runs.py)."""
+        return {
+            "model": self.model,
+            "queue": self.queue,
+            "input": input_name.encode(errors="replace").decode(),
+            "options": self.options,
+            "tenant": self.tenant,
+            "list": self._list_of(run),
+            **({"identical": 0} if self.dedupe else {}),
+            **({"keep_ms": self.keep_ms} if self.keep_ms else {}),
+            **({"stop_after": self.stop_after} if self.stop_after else {}),
+        }
 
     @property
     def _end_fields(self) -> dict[str, str]:
@@ -257,7 +272,9 @@ class Submission:
     @property
     def _new_list(self) -> str:
         # The windows of a run share one list in Redis, and take turns as one batch does.
-        name = self.window.name if self.window else self.batch_id
+        return self._list_of(self.window.name if self.window else self.batch_id)
+
+    def _list_of(self, name: str) -> str:
         batch = "" if self.in_order else name
         return naming.turn_list(self.queue, self.priority, self.tenant, batch)
 

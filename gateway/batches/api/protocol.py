@@ -151,7 +151,7 @@ def batch_object(view: BatchView, *, partial: bool = False) -> Batch | None:
 def part_ids(view: BatchView) -> list[str]:
     """Return the ids of a batch's queue batches."""
     if isinstance(view.source, QueueBatch):
-        return [view.id]
+        return [part.id for part in view.source.parts]
     return [part.batch_id for part in decode(view.source.document).parts]
 
 
@@ -235,6 +235,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
     counts = _counts(RequestCounts(), [batch])
     created, status = int(batch.created) // 1000, batch.status
     ended_at = batch.number("finished_at") // 1000 or None
+    made_by = "producer run" if batch.is_run else "producer submit"
     answer = Batch(
         id=batch.id,
         endpoint="",
@@ -246,7 +247,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
         expires_at=batch.number("deadline") // 1000 or None,
         request_counts=counts,
         usage=_usage(_usage_of([batch])),
-        metadata={"submitted_by": "producer submit", "input": batch.fields.get("input", "")[:512]},
+        metadata={"submitted_by": made_by, "input": batch.fields.get("input", "")[:512]},
         errors=_errors(None, batch.fields["reason"] if batch.stopped else ""),
         **_failure_fields_of([batch]),
     )
@@ -254,12 +255,13 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
         answer.model = model
     if status in ENDED:
         setattr(answer, f"{status}_at", ended_at)
-        answer.output_file_id = OUTPUT + batch.id if counts.completed else None
-        answer.error_file_id = ERRORS + batch.id if counts.failed else None
+        if not batch.is_run:  # the run itself writes the files
+            answer.output_file_id = OUTPUT + batch.id if counts.completed else None
+            answer.error_file_id = ERRORS + batch.id if counts.failed else None
         if status == "failed":
             error = BatchError(code="invalid_request", message=_NO_LINE)
             answer.errors = BatchErrors(data=[error])
-    elif partial:
+    elif partial and not batch.is_run:
         answer.output_file_id = PARTIAL + batch.id
     return answer
 

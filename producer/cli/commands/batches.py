@@ -17,7 +17,6 @@ from producer.cli.progress import counted, tell
 from producer.model_states import model_states
 from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
-from producer.run.listed import join_windows
 from producer.stalls import Stall, StallReads, model_of
 from producer.submit.run_again import open_again, program_input, run_cut_again
 from producer.time_left import OutlookReads
@@ -34,8 +33,8 @@ _request = click.option(
 def list_batches(context: Context, *, as_json: bool) -> None:
     """List all batches, newest first.
 
-    The windows of a run are one row. If workers have several models, the last column
-    has the batch's model, and whether it is loaded.
+    A run is one row; + means that it may read more lines. If workers have several models,
+    the last column has the batch's model, and whether it is loaded.
     """
     batches = context.store.batches()
     if as_json:
@@ -43,20 +42,17 @@ def list_batches(context: Context, *, as_json: bool) -> None:
         return
     alive = [worker for worker in context.store.announcements() if is_alive(worker)]
     states = {one.queue: f"{one.model} ({one.text})" for one in model_states(alive, {})}
-    waiting: list[str] = []
     rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED", *(["MODEL"] if states else []))]
-    for one in join_windows(batches):
-        created = str(show.iso_time(one.batches[-1].created))[:19]
-        done = f"{one.done}/{one.total}"
-        queue = one.newest.fields.get("queue", "")
+    for one in batches:
+        created = str(show.iso_time(one.created))[:19]
+        done = f"{one.done}/{one.number('total')}{'+' * (one.is_run and not one.finished)}"
+        queue = one.fields.get("queue", "")
         model = [states.get(queue, model_of(queue, context.settings.queue))] if states else []
-        rows.append((one.id, one.status, done, str(one.failed), created, *model))
-        if one.waits_for_run:
-            waiting.append(one.id)
+        rows.append((one.id, one.status, done, str(one.number("failed")), created, *model))
     show.print_columns(rows)
-    for name in waiting:
-        tell(f"{name}: what it has queued is done; if its `producer run` has ended, the same "
-             "command goes on")  # fmt: skip
+    for one in batches:
+        if text := show.waits_for_run(one):
+            tell(f"{one.id}: {text}")
 
 
 @click.command("status")
@@ -67,17 +63,10 @@ def list_batches(context: Context, *, as_json: bool) -> None:
 def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Show the progress of a batch, run or request."""
     if custom_id is not None:
-        state = show.request_state(context.store, context.batch(batch_id), custom_id)
+        state = show.request_state(context.store, context.batch_with_results(batch_id), custom_id)
         show.put_json(state) if as_json else show.print_request(state)
         return
-    for number, batch in enumerate(context.batches(batch_id)):
-        if number and not as_json:
-            click.echo()
-        _show_batch(context, batch, as_json)
-
-
-def _show_batch(context: Context, batch: Batch, as_json: bool) -> None:
-    store = context.store
+    batch, store = context.batch(batch_id), context.store
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
     servers = list[SharedServer]()
     webhook = WebhookReads.using(store).state(batch)
@@ -114,12 +103,11 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     """Cancel a batch's or run's requests."""
     store, what = context.store, "cancelled"
     if custom_id is not None:
-        count = store.cancel_request(context.batch(batch_id), custom_id)
+        count = store.cancel_request(context.batch_with_results(batch_id), custom_id)
     else:
-        batches = context.batches(batch_id)
+        batch = context.batch(batch_id)
         with hint(f"the same `producer cancel {batch_id}` completes it"):
-            in_flight = sum(store.in_flight(batch) for batch in batches)
-            count = sum(store.cancel(batch) for batch in batches)
+            in_flight, count = store.in_flight(batch), store.cancel(batch)
         if count:
             in_flight = min(in_flight, count)  # some may have ended before they were cancelled
             what += f" ({count - in_flight} queued, {in_flight} in flight)"
@@ -176,7 +164,7 @@ def retry(
     included = [word.strip() for word in include.split(",") if word.strip()]
     if set(included) - {"cancelled", "expired"}:
         raise click.UsageError("--include takes cancelled, expired, or both with a comma")
-    store, batch = context.store, context.batch(batch_id)
+    store, batch = context.store, context.batch_with_results(batch_id)
     outcomes = ["failed", *included]
     with hint(f"the same `producer retry {batch_id}` goes on"):
         count = store.retry(batch, outcomes)
@@ -195,7 +183,8 @@ def _retry_cut(
     as_json: bool,
 ) -> None:
     """Run requests with a cut answer again, from the batch's input."""
-    store, batch, overrides = context.store, context.batch(batch_id), options.parse_overrides(pairs)
+    store, batch = context.store, context.batch_with_results(batch_id)
+    overrides = options.parse_overrides(pairs)
     columns = options.parse_map(mapped)
     name = file or batch.fields.get("input", "")
     if name == "-":
@@ -260,13 +249,13 @@ def delete(context: Context, *, batch_id: str, force: bool, as_json: bool) -> No
     """
     store = context.store
     if delete_record(store, batch_id) is None:
-        for batch in context.batches(batch_id):
-            if force and not batch.finished:
-                store.cancel(batch)
-            if not store.delete(batch.id, force=force):
-                raise BatchConflict(
-                    f"batch {batch.id} is still {batch.status}; --force cancels it first"
-                )
+        batch = context.batch(batch_id)
+        if force and not batch.finished:
+            store.cancel(batch)
+        if not store.delete(batch.id, force=force):
+            raise BatchConflict(
+                f"batch {batch.id} is still {batch.status}; --force cancels it first"
+            )
     tell(f"{batch_id}: deleted")
     if as_json:
         show.put_json({"id": batch_id, "object": "warmq.batch", "deleted": True})

@@ -53,7 +53,7 @@ def command(
     check_outputs(output, errors, force=force)
     if follow:
         context.wait_for_redis(wait_redis)
-    store, batch = context.store, context.batch(batch_id)
+    store, batch = context.store, context.batch_with_results(batch_id)
     if not force:
         check_replaced(output, errors, batch_id, batch.written)
     if not (batch.finished or follow or partial):

@@ -29,6 +29,7 @@ from producer.input.source import Source
 from producer.run.export import Export, needs_export
 from producer.run.journal import Journal, RunProgress
 from producer.run.local import local_model, local_services
+from producer.run.record import RunCancelled
 from producer.run.stopping import RunStopped
 from producer.run.windows import Run
 from producer.submit.routes import to_default_queue
@@ -103,6 +104,10 @@ def command(
         except RunStopped as stop:
             tell(f"{output}: {stop.message}; the same command goes on where it stopped")
             return Exit.SOME_FAILED
+        except RunCancelled as cancel:
+            tell(f"{output}: {cancel.message}; {file} cannot be read again, so that {output} lacks "
+                 "the rows that had not run")  # fmt: skip
+            return Exit.SOME_FAILED
         if exported:
             _export(export, submission, source)
     return _print_result(output, export.errors, done, cut, as_json)
@@ -144,7 +149,7 @@ def _run(
     with hint(again, changed=again, fix_input=fix_input), Meter(output) as meter:
 
         def report(done: RunProgress, waiting: str) -> None:
-            text = f"{done.line} lines done, {done.failed} failed"
+            text = f"{done.line} lines done, {done.unanswered}"
             if waiting:
                 text += f", {waiting}"
             if run.choice:
@@ -158,20 +163,30 @@ def _run(
             try:
                 done = run.run(source, *files)
                 break
-            except WritesLost as error:
-                # A failover loses the last writes: the run goes on where its output ends.
+            except (WritesLost, RunCancelled) as error:
+                # A failover loses the last writes: the run goes on where its output ends. So does
+                # a cancelled run, which writes the lines that were not submitted as cancelled.
                 if not source.repeatable:
                     raise
-                tell(f"{output}: {error.message}; goes on where the output ends")
+                if isinstance(error, WritesLost):
+                    tell(f"{output}: {error.message}; goes on where the output ends")
             finally:
                 cut += run.cut
                 source.close()
             source = source.reopen()
+    _tell_end(output, run, done)
+    return done, cut
+
+
+def _tell_end(output: str, run: Run, done: RunProgress) -> None:
+    """Print what a user should know about a run that has ended."""
+    if run.cancelled:
+        tell(f"{output}: {done.name} was cancelled: the rows that had not run are in it as "
+             "cancelled")  # fmt: skip
     if run.choice:
         tell(f"{output}: {order_text(run.choice)}")
     if run.ignored:
         tell(f"{output}: {ignored_text(run.ignored)}")
-    return done, cut
 
 
 def _export(export: Export, submission: Submission, source: Source) -> None:
@@ -187,12 +202,14 @@ def _print_result(
 ) -> Exit:
     """Print the numbers of results; return the exit status."""
     already = "was complete already, " if done.complete else ""
-    tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.failed} failed")
+    tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.unanswered}")
     if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):
         tell(f"{output}: {text}")
     if as_json:
         document = {"object": "warmq.run", "lines_read": done.line}
-        put_json(document | written_json(output, errors, done.completed, done.failed))
-    if not done.completed:
-        return Exit.BAD_INPUT
-    return Exit.SOME_FAILED if done.failed else Exit.ALL_WELL
+        unanswered = done.ended - done.completed
+        put_json(document | written_json(output, errors, done.completed, unanswered))
+    if done.completed == done.ended and done.ended:
+        return Exit.ALL_WELL
+    answerable = done.completed or done.cancelled or done.expired
+    return Exit.SOME_FAILED if answerable else Exit.BAD_INPUT

@@ -20,6 +20,7 @@ from contract.redis.announcements import is_alive, model_name, queues_of
 from contract.redis.history import Minute
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
+from producer.cli.progress import counted
 from producer.model_states import last_swaps, model_states
 from producer.queue_workers import clock_text
 from producer.stalls import model_of
@@ -31,6 +32,8 @@ REFRESH_S = 1.0
 ONCE_S = 2.0
 #: Most rows of workers, batches, models, swaps and servers (a terminal is small).
 WORKERS, BATCHES, MODELS, SWAPS, SERVERS = 12, 8, 8, 4, 8
+#: Columns of the text if stdout is not a terminal: ids of batches over HTTP are not cut.
+PLAIN_COLUMNS = 120
 #: Most batches that are read.
 BATCHES_READ = 100
 #: Characters for the shares 0 to 1, in equal steps.
@@ -51,8 +54,9 @@ def command(context: Context, *, once: bool) -> None:
 
     End it with Ctrl-C. The page /ui of `producer serve` shows the same.
     """
-    fleet, console = _Fleet(context), Console()
-    if once or not sys.stdout.isatty():
+    fleet, live_here = _Fleet(context), sys.stdout.isatty()
+    console = Console() if live_here else Console(width=PLAIN_COLUMNS)
+    if once or not live_here:
         fleet.render()  # rates are the change between two reads
         time.sleep(ONCE_S)
         console.print(fleet.render())
@@ -80,13 +84,15 @@ class _Fleet:
     def render(self) -> RenderableType:
         """Read the current state; return it as text and tables."""
         workers = [worker for worker in self._waiting.announcements() if is_alive(worker)]
-        queues = sorted({self._queue, *(queue for each in workers for queue in queues_of(each))})
+        states = self._store.states(self._store.newest_ids(BATCHES_READ))
+        batches = sorted((s for s in states if s is not None), key=lambda batch: batch.finished)
+        served = {queue for each in workers for queue in queues_of(each)}
+        asked = {queue for batch in batches if not batch.finished for queue in batch.queues}
+        queues = sorted({self._queue, *served, *asked})
         waiting = self._waiting.waiting_totals(queues)
         minutes = self._reads.day(queues, 61)
         rates, last_hour = self._rates(workers, minutes[-2]), spark(minutes[:-1])
         head = _head(rates, workers, sum(waiting.values()), last_hour)
-        states = self._store.states(self._store.newest_ids(BATCHES_READ))
-        batches = sorted((s for s in states if s is not None), key=lambda batch: batch.finished)
         return Group(
             head,
             _workers_table(workers, self._queue),
@@ -131,7 +137,7 @@ class _Fleet:
             table.add_row(
                 _escaped(batch.id),
                 batch.status,
-                f"{batch.terminal:,}",
+                f"{batch.done:,}",
                 f"{batch.number('total'):,}",
                 f"{batch.number('failed') + batch.number('expired'):,}",
                 "" if rate is None else f"{rate:,.1f}",
@@ -141,9 +147,9 @@ class _Fleet:
 
     def _rates_of(self, batches: list[Batch]) -> dict[str, float]:
         """Return requests per second: the mean of an ended batch, else since the last read."""
-        now, done = time.monotonic(), {batch.id: batch.terminal for batch in batches}
+        now, done = time.monotonic(), {batch.id: batch.done for batch in batches}
         (then, before), self._last_done = self._last_done or (now, {}), (now, done)
-        rates = {batch.id: batch.terminal / batch.seconds for batch in batches if batch.seconds}
+        rates = {batch.id: batch.done / batch.seconds for batch in batches if batch.seconds}
         for name, count in done.items():
             if name in before and name not in rates:
                 rates[name] = max(0, count - before[name]) / max(0.001, now - then)
@@ -162,9 +168,10 @@ def _head(
     lines = [
         f"{rates['completion_tokens']:,.0f} tokens/s written, {rates['prompt_tokens']:,.0f} read, "
         f"{rates['completed'] + rates['other']:,.1f} requests/s",
-        f"{sum(map(_running, workers)):,} of {slots:,} slots in use, {waiting:,} requests wait, "
-        f"{len(workers):,} workers",
-        f"slots in use, last hour [{last_hour}]",
+        f"{sum(map(_running, workers)):,} of {slots:,} slots in use, "
+        f"{'1 request waits' if waiting == 1 else f'{waiting:,} requests wait'}, "
+        f"{counted(len(workers), 'worker')}",
+        f"slots, last hour [{last_hour}]",
     ]
     if not workers:
         lines.append("no worker is running: `producer doctor` checks for further causes")
@@ -252,6 +259,9 @@ def _table(*heads: str) -> Table:
     for head in heads:
         right = head.startswith(">")
         table.add_column(
-            head.removeprefix(">"), justify="right" if right else "left", no_wrap=right
+            head.removeprefix(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
         )
     return table

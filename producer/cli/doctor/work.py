@@ -240,7 +240,7 @@ def _open_batches(batches: Sequence[Batch], now_s: float) -> Finding:
         text = f"no unfinished batch ({len(batches)} in all)"
         return ok("queue", "no_open_batch", text, batches=len(batches))
     oldest = unfinished[-1]
-    done, total = oldest.terminal, oldest.number("total")
+    done, total = oldest.done, oldest.number("total")
     age_s = max(0.0, round(now_s - int(oldest.created) / 1000))
     return ok(
         "queue", "open_batch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from pathlib import Path
 from kit.commands.support import finish, producer_command, producer_env, run_all
 from kit.protocol.lessee import Lessee, client_of
 
+from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
+
+_WINDOW = re.compile(r"warmq:batch:(run_[0-9a-f]{16}\.\d+)")
 
 
 @contextmanager
@@ -27,6 +31,19 @@ def running(redis_url: str, *args: str | Path, **env: str) -> Iterator[subproces
             yield process
         finally:
             process.kill()
+
+
+def windows(store: BatchStore) -> list[Batch]:
+    """Return the windows of runs that Redis has, the newest first; lists show only the run."""
+    names = (key.decode() for key in client_of(store).scan_iter("warmq:batch:run_*.*"))
+    ids = {found[1] for name in names if (found := _WINDOW.fullmatch(name))}
+    newest = sorted(ids, key=lambda one: -int(one.rpartition(".")[2]))
+    return [batch for batch in map(store.batch, newest) if batch is not None]
+
+
+def run_of(store: BatchStore) -> str:
+    """Return the name of the run that began last."""
+    return next(one for one in store.newest_ids() if one.startswith("run_"))
 
 
 def journal_of(out: Path) -> Path:
@@ -48,7 +65,7 @@ def stopped_after_one_window(
 ) -> None:
     """Run a file of more than 1,000 lines in windows of 500 until one is in the output."""
     with running(redis_url, source, out, "--window", "500", *args) as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(500))
         eventually(lambda: done_windows(out) == 1, 20)

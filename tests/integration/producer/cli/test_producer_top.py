@@ -6,8 +6,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from kit.commands.support import run_producer
-from kit.protocol.lessee import QUEUE, chat, submit_batch
+from kit.commands.support import finish, run_producer
+from kit.protocol.lessee import QUEUE, Lessee, chat, client_of, submit_batch
 from kit.stacks.celery_side import simulated
 
 from contract.redis import keys
@@ -37,10 +37,20 @@ def test_workers_batches_and_what_waits_are_told(
     finally:
         worker.kill()
     assert done.returncode == 0, done.stderr
-    assert "0 of 4 slots in use, 0 requests wait, 1 workers" in done.stdout
+    assert "0 of 4 slots in use, 5 requests wait, 1 worker\n" in done.stdout
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.split()}
     assert rows["quick"][1:5] == ["completed", "12", "12", "0"]
     assert rows["elsewhere"][1:5] == ["in_progress", "0", "5", "0"]
+
+
+def test_cancelled_requests_are_not_done(redis_url: str, store: BatchStore) -> None:
+    batch = submit_batch(store, 10, batch_id="batch_" + 32 * "a").batch
+    lessee = Lessee(client_of(store))
+    finish(lessee, lessee.pop(3))
+    store.cancel(batch)
+    done = run_producer("top", redis_url=redis_url)
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith(batch.id))
+    assert row[:5] == [batch.id, "cancelled", "3", "10", "0"]
 
 
 def test_one_look_at_a_busy_fleet_has_its_rates(

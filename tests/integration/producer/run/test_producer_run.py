@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from kit.commands.runs import custom_ids, done_windows, journal_of, running, served
+from kit.commands.runs import custom_ids, done_windows, journal_of, running, served, windows
 from kit.commands.support import batch_file, chat_line, finish, run_all, run_producer, write_lines
 from kit.protocol.lessee import Lessee, client_of
 
@@ -34,14 +34,14 @@ def test_a_file_comes_out_in_order_and_redis_holds_two_windows_of_it(
 
         def served() -> bool:
             nonlocal most
-            most = max(most, len(store.batches()))
+            most = max(most, len(windows(store)))
             run_all(store)
             return process.poll() is not None
 
         eventually(served, 60)
     # Then there were never more than two batches, and none is left
     assert most <= 2
-    assert store.batches() == []
+    assert windows(store) == []
     # And every line has its result, in the file's order
     assert process.returncode == 1
     good = [f"r{n}" for n in range(2600) if n not in (1200, 2000)]
@@ -62,7 +62,7 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
     lessee, answered = Lessee(client_of(store)), 0
     # Given a run that is killed after its first window, while it waits for the next one
     with running(redis_url, source, out, "--window", "500") as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         answered += finish(lessee, lessee.pop(700))
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
     # Then the output is whole, and nothing was computed twice
     assert custom_ids(out) == [f"r{n}" for n in range(2200)]
     assert answered == 2200
-    assert store.batches() == []
+    assert windows(store) == []
     assert json.loads(journal.read_text())["complete"]
 
 
@@ -100,12 +100,12 @@ def test_a_complete_run_that_is_repeated_says_so_and_queues_nothing(
         0, f"{out}: was complete already, 700 results, 0 failed\n"
     )  # fmt: skip
     assert out.read_bytes() == results
-    assert store.batches() == []
+    assert windows(store) == []
     # Other options and another input are refused; once the output is taken away, the name is free
     warmer = run_producer("run", source, out, "--set", "temperature=0.5", redis_url=redis_url)
     assert warmer.returncode == 2
     assert "differ from those of the run that is complete (700 lines); use" in warmer.stderr
-    assert (out.read_bytes(), store.batches()) == (results, [])
+    assert (out.read_bytes(), windows(store)) == (results, [])
     other = batch_file(tmp_path / "other.jsonl", 3)
     changed = run_producer("run", other, out, redis_url=redis_url)
     assert (changed.returncode, "a run of another input" in changed.stderr) == (2, True)
@@ -120,11 +120,11 @@ def test_a_stopped_run_goes_on_with_another_window(
 ) -> None:
     source, out = batch_file(tmp_path / "in.jsonl", 3200), tmp_path / "out.jsonl"
     with running(redis_url, source, out, "--window", first) as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         process.send_signal(signal.SIGKILL)
     status, told = served(redis_url, store, source, out, "--window", second)
     assert (status, custom_ids(out)) == (0, [f"r{n}" for n in range(3200)]), told
-    assert store.batches() == []
+    assert windows(store) == []
 
 
 def test_files_that_a_run_cannot_write_are_told_before_it_makes_any(
@@ -136,7 +136,7 @@ def test_files_that_a_run_cannot_write_are_told_before_it_makes_any(
         done = run_producer("run", source, *places, redis_url=redis_url)
         assert (done.returncode, "folder" in done.stderr) == (2, True), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
-    assert store.batches() == []
+    assert windows(store) == []
 
 
 def test_a_run_of_a_cut_file_says_that_it_must_begin_again(
@@ -166,7 +166,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(
 ) -> None:
     source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
     with running(redis_url, source, out, "--window", "500") as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         # While one writes the output, no other may
         second = run_producer("run", source, out, redis_url=redis_url)
         assert (second.returncode, "another run is writing" in second.stderr) == (2, True)
@@ -236,7 +236,7 @@ def test_a_run_takes_common_beginnings_together_and_its_output_has_the_files_ord
         assert "order: prefix, 300 groups of lines" in process.stderr.read()
     assert came == [f"d{d}-q{q}" for d in range(DOCUMENTS) for q in range(QUESTIONS)]
     assert custom_ids(out) == ids_of_the_file()
-    assert store.batches() == []
+    assert windows(store) == []
 
 
 def test_a_killed_run_goes_on_by_the_same_order(
@@ -245,7 +245,7 @@ def test_a_killed_run_goes_on_by_the_same_order(
     source, out = by_question(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     words = (source, out, "--window", "500", "--order", "prefix")
     with running(redis_url, *words) as process:
-        eventually(lambda: sum(batch.sealed for batch in store.batches()) == 2, 20)
+        eventually(lambda: sum(batch.sealed for batch in windows(store)) == 2, 20)
         before = popped(store, 600)
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGKILL)
@@ -320,26 +320,3 @@ def test_a_result_file_is_sorted_by_the_lines_of_its_input(tmp_path: Path) -> No
     path.write_bytes(b"".join(lines))
     sort_by_line(path)
     assert path.read_bytes() == lines[1] + lines[2] + lines[0]
-
-
-def test_a_list_has_one_row_for_a_run(redis_url: str, store: BatchStore, tmp_path: Path) -> None:
-    source, out = batch_file(tmp_path / "in.jsonl", 1700), tmp_path / "out.jsonl"
-    with running(redis_url, source, out, "--window", "500") as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
-        lessee = Lessee(client_of(store))
-        finish(lessee, lessee.pop(500))
-        eventually(lambda: done_windows(out) == 1, 20)
-        eventually(lambda: {b.id[-1] for b in store.batches() if b.sealed} == {"1", "2"}, 20)
-        finish(lessee, lessee.pop(7))
-        run_producer("submit", source, "--batch-id", "run_mine.1", redis_url=redis_url)
-        done = run_producer("list", redis_url=redis_url)
-        name = store.batches()[-1].id.partition(".")[0]
-        windows = run_producer("status", name, redis_url=redis_url)
-        documents = run_producer("list", "--json", redis_url=redis_url)
-        process.kill()
-    _, mine, row = done.stdout.splitlines()
-    assert mine.startswith("run_mine.1 ")
-    assert row.split()[:4] == [name, "in_progress", "507/1500", "0"]
-    assert [f"{name}.{n}" in windows.stdout for n in range(4)] == [False, True, True, False]
-    # Programs get the batches
-    assert len(json.loads(documents.stdout)) == 3

@@ -16,6 +16,7 @@ from kit.commands.runs import (
     running,
     served,
     stopped_after_one_window,
+    windows,
 )
 from kit.commands.support import (
     batch_file,
@@ -108,7 +109,7 @@ def test_an_error_file_that_no_run_has_left_is_not_touched(
     assert (done.returncode, f"{mine} exists" in done.stderr) == (2, True)
     assert mine.read_text() == text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.errors.jsonl"]
-    assert store.batches() == []
+    assert windows(store) == []
 
 
 def test_an_input_that_only_begins_like_the_one_of_the_run_is_refused(
@@ -139,7 +140,7 @@ def test_an_input_that_is_cut_while_it_is_read_ends_the_run(
     source, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     whole = source.read_bytes()
     with running(redis_url, source, out, "--window", "500") as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         os.truncate(source, whole.index(b"\n", len(whole) * 9 // 10) + 1)
         eventually(lambda: run_all(store) == 0 and process.poll() is not None, 30)
         assert process.stderr is not None
@@ -237,7 +238,7 @@ def test_an_output_that_is_taken_away_meanwhile_ends_the_run(
 ) -> None:
     source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
     with running(redis_url, source, out, "--window", "500") as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(500))
         eventually(lambda: done_windows(out) == 1, 20)
@@ -255,7 +256,7 @@ def test_an_interruption_leaves_whole_windows_only(
 ) -> None:
     source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
     with running(redis_url, source, out, "--window", "500") as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: len(windows(store)) == 2, 20)
         lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(700))  # one window and a part of the next
         eventually(lambda: done_windows(out) == 1, 20)

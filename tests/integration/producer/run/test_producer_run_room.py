@@ -14,6 +14,7 @@ from kit.commands.runs import (
     done_windows,
     running,
     served,
+    windows,
 )
 from kit.commands.submitting import LIMITS
 from kit.commands.support import (
@@ -68,12 +69,10 @@ def test_a_finished_window_is_collected_before_the_next_one_asks_for_room(
     # Given one window in Redis, whose results alone are above the mark, and a run that was killed
     source, out = large_file(tmp_path / "in.jsonl", 1200, 10_000), tmp_path / "out.jsonl"
     with running(small_redis.url, source, out, "--window", "500", **ONE_CHUNK) as process:
-        eventually(
-            lambda: any(batch.sealed for batch in small_store.batches()), 20, "one is queued"
-        )
+        eventually(lambda: any(batch.sealed for batch in windows(small_store)), 20, "one is queued")
         process.send_signal(signal.SIGKILL)
     run_all(small_store, text="y" * 150_000)
-    assert len(small_store.batches()) == 1
+    assert len(windows(small_store)) == 1
     assert client_of(small_store).info("memory")["used_memory"] > 12 * MIB
     # When the same command runs again: it is the first to make room
     status, told = served(
@@ -81,7 +80,7 @@ def test_a_finished_window_is_collected_before_the_next_one_asks_for_room(
     )
     assert status == 0, told
     assert custom_ids(out) == [f"r{n}" for n in range(1200)]
-    assert small_store.batches() == []
+    assert windows(small_store) == []
 
 
 def test_a_window_that_does_not_fit_ends_where_redis_is_full(
@@ -92,7 +91,7 @@ def test_a_window_that_does_not_fit_ends_where_redis_is_full(
     status, told = served(small_redis.url, small_store, source, out, text="y" * 4_000)
     assert status == 0, told
     assert custom_ids(out) == [f"r{n}" for n in range(6000)]
-    assert small_store.batches() == []
+    assert windows(small_store) == []
 
 
 def test_a_window_that_ended_early_is_gone_on_with_as_it_was_queued(
@@ -100,14 +99,14 @@ def test_a_window_that_ended_early_is_gone_on_with_as_it_was_queued(
 ) -> None:
     source, out = large_file(tmp_path / "in.jsonl", 3000, 4_000), tmp_path / "out.jsonl"
     with running(small_redis.url, source, out, **ONE_CHUNK) as process:
-        eventually(lambda: any(batch.sealed for batch in small_store.batches()), 20)
+        eventually(lambda: any(batch.sealed for batch in windows(small_store)), 20)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     # When it goes on with room for more, and with windows of another size
     status, told = served(small_redis.url, small_store, source, out, "--window", "500")
     assert status == 0, told
     assert custom_ids(out) == [f"r{n}" for n in range(3000)]
-    assert small_store.batches() == []
+    assert windows(small_store) == []
 
 
 def test_a_redis_that_others_have_filled_is_waited_for_aloud(

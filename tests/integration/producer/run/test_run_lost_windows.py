@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from kit.commands.runs import custom_ids
+from kit.commands.runs import custom_ids, windows
 from kit.commands.submitting import LIMITS
 from kit.commands.support import TTL_MS, batch_file, queued, run_all
 from kit.protocol.lessee import client_of
@@ -71,8 +71,8 @@ def run_on(store: BatchStore, folder: Path) -> int:
 def assert_whole(folder: Path, store: BatchStore) -> None:
     assert custom_ids(folder / "out.jsonl") == [f"r{n}" for n in range(LINES)]
     assert queued(store) == []
-    assert store.batches() == []
-    assert list(client_of(store).scan_iter("warmq:batch:*")) == []
+    assert windows(store) == []
+    assert list(client_of(store).scan_iter("warmq:batch:run_*.*")) == []
     assert list(client_of(store).scan_iter("celery-task-meta-*")) == []
 
 
@@ -140,7 +140,7 @@ def test_a_window_deleted_by_a_user_is_no_lost_write(
     answered.after["create 3"] = memory.fail_over
 
     def delete() -> None:
-        for batch in store.batches():
+        for batch in windows(store):
             store.delete(batch.id, force=True)
 
     answered.after["seal 4"] = delete
@@ -165,7 +165,7 @@ def test_a_window_after_a_lost_one_is_queued_anew_if_it_begins_at_another_line(
     with pytest.raises(KeyboardInterrupt):
         run(answered, tmp_path)
     name = orjson.loads((tmp_path / "out.jsonl.progress").read_bytes())["name"]
-    assert {batch.id for batch in store.batches()} == {f"{name}.0", f"{name}.1"}
+    assert {batch.id for batch in windows(store)} == {f"{name}.0", f"{name}.1"}
     store.delete(f"{name}.0", force=True)
     # When it goes on with larger windows, its lines are not taken for those of another file
     run(answered, tmp_path, window=1000)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from kit.commands.runs import windows
 from kit.commands.submitting import LIMITS, ONCE, assert_queued_once, submit
 from kit.commands.support import (
     batch_file,
@@ -193,9 +194,9 @@ def assert_whole(folder: Path, store: BatchStore) -> None:
     lines = (folder / "out.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["custom_id"] for line in lines] == [f"r{n}" for n in range(1700)]
     assert queued(store) == []
-    assert list(client_of(store).scan_iter("warmq:batch:*")) == []
+    assert list(client_of(store).scan_iter("warmq:batch:run_*.*")) == []
     assert list(client_of(store).scan_iter("celery-task-meta-*")) == []
-    assert store.batches() == []
+    assert windows(store) == []
 
 
 @pytest.mark.parametrize("lost_since", ["enqueue 2", "seal 2"])
@@ -228,7 +229,7 @@ def test_a_run_with_a_window_that_is_deleted_fails_and_the_same_command_goes_on(
         producer_command("run", source, out, "--window", "500"), env=producer_env(redis_url),
         stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        found = eventually(store.batches, 30)
+        found = eventually(lambda: windows(store), 30)
         first = min(found, key=lambda batch: batch.id)  # the second window may be there already
         eventually(lambda: state(store, first.id).sealed, 30)
         store.delete(first.id, force=True)  # not cancelled first: the run might collect that

@@ -1,0 +1,37 @@
+"""Joins the record of a run in Redis with the run's windows, so that it reads as one batch.
+
+A window is a part of the file of a `producer run`, submitted as a batch. The record has the counts
+of the windows that the run has collected and deleted.
+"""
+
+from collections.abc import Sequence
+
+from contract.batch import Batch
+from contract.failures import failures_of
+from contract.results import OUTCOMES
+
+#: Counters of a run that are the sums of its windows' counters.
+COUNTS = (
+    "total", "valid", *OUTCOMES, "prompt_tokens", "completion_tokens", "cut", "retried",
+    "identical",
+)  # fmt: skip
+
+
+def joined(record: Batch, windows: Sequence[Batch]) -> Batch:
+    """Return a run: its record, with the windows that the record does not count yet."""
+    parts, fields = (record, *windows), dict(record.fields)
+    for name in COUNTS:
+        fields[name] = str(sum(part.number(name) for part in parts))
+    fields["cursor"] = str(max(part.number("cursor") for part in parts))
+    codes = [one for one in failures_of(parts) if one.code]
+    fields["failures"] = "\n".join(" ".join((c.code, str(c.count), *c.first)) for c in codes)
+    queues = (record.fields.get("queues", "").split("\n"), *(one.queues for one in windows))
+    fields["queues"] = "\n".join(dict.fromkeys(q for several in queues for q in several if q))
+    if "identical" not in record.fields:  # without --dedupe
+        del fields["identical"]
+    for window in windows:
+        if not window.finished:
+            fields.pop("finished_at", None)
+        if window.stopped:
+            fields["reason"] = window.fields["reason"]
+    return Batch(record.id, fields, record.reconnects, tuple(windows))

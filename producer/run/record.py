@@ -1,0 +1,82 @@
+"""Keeps the record of a run in Redis: its counts, its state, and whether it was cancelled."""
+
+from dataclasses import replace
+
+from contract.batch import Batch
+from contract.errors import WarmqError
+from contract.redis.batches import BatchStore
+from contract.redis.runs import Runs
+from contract.runs import COUNTS, joined
+from producer.input.source import Source
+from producer.run.journal import RunProgress
+from producer.submit.submission import Submission
+
+#: Fields that the record takes from a collected window.
+_OF_WINDOWS = (*COUNTS, "cursor", "failures", "queues")
+
+
+class RunCancelled(WarmqError):
+    """A run was cancelled while it ran."""
+
+    code = "cancelled"
+
+
+class RunRecord:
+    """The record of a run. Its numbers of results are those of the journal."""
+
+    def __init__(
+        self, store: BatchStore, submission: Submission, source: Source, done: RunProgress
+    ) -> None:
+        self._runs, self._name = Runs.using(store), done.name
+        fields = {
+            **submission.run_fields(done.name, source.name),
+            **_counts(done),
+            "valid": done.ended,
+        }
+        self._record = self._runs.begin(done.name, submission.seed, fields)
+        if self._record.fields.get("reason"):  # why an earlier call was stopped
+            self.stop("")
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run was cancelled."""
+        return self._runs.cancelled(self._name)
+
+    def check(self) -> None:
+        """Raise RunCancelled if the run was cancelled."""
+        if self.cancelled:
+            raise RunCancelled(f"{self._name} was cancelled")
+
+    def add(self, done: RunProgress, window: Batch | None = None) -> None:
+        """Note the progress; `window` was collected last, and is deleted next."""
+        fields: dict[str, str | int] = {}
+        if window is not None:
+            state = joined(self._record, [window])
+            fields = {name: state.fields[name] for name in _OF_WINDOWS if name in state.fields}
+        self._note(fields | _counts(done))
+
+    def stop(self, reason: str) -> None:
+        """Note why the run was stopped; the same command continues it."""
+        self._note({"reason": reason})
+
+    def end(self, done: RunProgress) -> None:
+        """Note that the run has ended."""
+        self._note(_counts(done), ends=True)
+
+    def _note(self, fields: dict[str, str | int], *, ends: bool = False) -> None:
+        self._runs.note(self._record, fields, ends=ends)
+        texts = {name: str(value) for name, value in fields.items()}
+        self._record = replace(self._record, fields=self._record.fields | texts)
+
+
+def _counts(done: RunProgress) -> dict[str, str | int]:
+    """Return the fields of a record that are in the journal."""
+    return {
+        "windows": done.windows,
+        "cursor": done.line,
+        "total": done.ended,
+        "completed": done.completed,
+        "failed": done.failed,
+        "cancelled": done.cancelled,
+        "expired": done.expired,
+    }
