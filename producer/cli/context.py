@@ -84,13 +84,23 @@ class Context:
         """Return a batch. Raises BatchNotFound for an unknown id."""
         return find_batch(self.store, self.settings, batch_id, "; see `producer list`")
 
-    def batch_with_results(self, batch_id: str) -> Batch:
-        """Return a batch that has its results in Redis. Raises BatchConflict for a run."""
-        batch = self.batch(batch_id)
+    def no_run(self, name: str, instead: str) -> Batch:
+        """Return a batch. Raises BatchConflict with `instead` for a run."""
+        batch = self.batch(name)
         if batch.is_run:
-            raise BatchConflict(
-                f"{batch_id} is a run: its `producer run` writes the results to the run's OUT"
-            )
+            raise BatchConflict(f"{name} is a run: {instead}")
+        return batch
+
+    def batch_of(self, name: str, custom_id: str) -> Batch:
+        """Return the batch, or the window of a run, that has a request.
+
+        Raises BatchNotFound for an unknown name, BatchConflict for an unknown custom_id.
+        """
+        batch = self.batch(name)
+        for window in batch.windows:
+            with contextlib.suppress(BatchConflict):
+                self.store.find(window, custom_id)
+                return window
         return batch
 
 

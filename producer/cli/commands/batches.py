@@ -26,6 +26,9 @@ _request = click.option(
     "--request", "custom_id", metavar="CUSTOM_ID", help="Take only this request."
 )
 
+#: What to do instead of a retry of a run.
+_RUN_AGAIN = "submit the lines that failed as a batch of their own"
+
 
 @click.command("list")
 @options.as_json
@@ -63,7 +66,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
 def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Show the progress of a batch, run or request."""
     if custom_id is not None:
-        state = show.request_state(context.store, context.batch_with_results(batch_id), custom_id)
+        state = show.request_state(context.store, context.batch_of(batch_id, custom_id), custom_id)
         show.put_json(state) if as_json else show.print_request(state)
         return
     batch, store = context.batch(batch_id), context.store
@@ -103,7 +106,7 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     """Cancel a batch's or run's requests."""
     store, what = context.store, "cancelled"
     if custom_id is not None:
-        count = store.cancel_request(context.batch_with_results(batch_id), custom_id)
+        count = store.cancel_request(context.batch_of(batch_id, custom_id), custom_id)
     else:
         batch = context.batch(batch_id)
         with hint(f"the same `producer cancel {batch_id}` completes it"):
@@ -164,7 +167,7 @@ def retry(
     included = [word.strip() for word in include.split(",") if word.strip()]
     if set(included) - {"cancelled", "expired"}:
         raise click.UsageError("--include takes cancelled, expired, or both with a comma")
-    store, batch = context.store, context.batch_with_results(batch_id)
+    store, batch = context.store, context.no_run(batch_id, _RUN_AGAIN)
     outcomes = ["failed", *included]
     with hint(f"the same `producer retry {batch_id}` goes on"):
         count = store.retry(batch, outcomes)
@@ -183,7 +186,7 @@ def _retry_cut(
     as_json: bool,
 ) -> None:
     """Run requests with a cut answer again, from the batch's input."""
-    store, batch = context.store, context.batch_with_results(batch_id)
+    store, batch = context.store, context.no_run(batch_id, _RUN_AGAIN)
     overrides = options.parse_overrides(pairs)
     columns = options.parse_map(mapped)
     name = file or batch.fields.get("input", "")

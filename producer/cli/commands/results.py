@@ -7,6 +7,12 @@ from producer.cli import options, show
 from producer.cli.collect import check_outputs, check_replaced, collect
 from producer.cli.context import Context, Exit, hint, pass_context
 
+#: Where the results of a run are.
+_IN_OUT = (
+    "its `producer run` itself writes the results into OUT, and if it has ended early, the same "
+    "command goes on"
+)
+
 
 @click.command("results")
 @options.batch_id
@@ -53,7 +59,7 @@ def command(
     check_outputs(output, errors, force=force)
     if follow:
         context.wait_for_redis(wait_redis)
-    store, batch = context.store, context.batch_with_results(batch_id)
+    store, batch = context.store, context.no_run(batch_id, _IN_OUT)
     if not force:
         check_replaced(output, errors, batch_id, batch.written)
     if not (batch.finished or follow or partial):

@@ -45,7 +45,7 @@ def command(
     wait_redis: float,
     as_json: bool,
 ) -> Exit:
-    """Follow a batch to its end: done and failed, rate, tokens/s, time left.
+    """Follow a batch or run to its end: done and failed, rate, tokens/s, time left.
 
     With --request and --stream, print one request's text while the model writes it:
     the text of its first choice or, with --json, all choices, with a JSON line for
@@ -56,6 +56,7 @@ def command(
     context.wait_for_redis(wait_redis)
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
+        batch = context.batch_of(batch_id, custom_id)
         outcome = stream_text(store, batch, custom_id, show.put_json if as_json else None)
         return Exit.ALL_WELL if outcome == "completed" else Exit.SOME_FAILED
     with hint(WATCH_AGAIN.format(batch_id)):
