@@ -255,8 +255,8 @@ class BatchStore(DeadLetters):
     def begin_cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Abort running requests and let none begin; `cancel` also ends those that wait."""
         if batch.is_run:
-            # First the record, so that the run does not submit another window.
-            Runs.using(self).note(batch, {"cancelling": 1}, ends=True)
+            if not batch.finished:  # first the record, so that no other window is submitted
+                Runs.using(self).note(batch, {"cancelling": 1}, ends=True)
             return sum(self.begin_cancel(window, reason) for window in batch.windows)
         stopped = "" if reason == BY_USER else reason
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms, stopped)))

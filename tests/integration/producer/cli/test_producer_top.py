@@ -21,7 +21,10 @@ def test_an_empty_fleet_says_what_to_do(redis_url: str) -> None:
     done = run_producer("top", redis_url=redis_url)
     assert done.returncode == 0
     assert "no worker is running: `producer doctor`" in done.stdout
-    assert "0 of 0 slots in use, 0 requests wait, 0 workers" in done.stdout
+    assert "0 of 0 slots in use, 0 requests wait, 0 workers\n" in done.stdout
+    hour = next(line for line in done.stdout.splitlines() if "last hour" in line)
+    assert hour.endswith("]")
+    assert len(hour) <= 80
 
 
 def test_workers_batches_and_what_waits_are_told(

@@ -122,6 +122,9 @@ def test_a_run_is_one_batch_with_the_counts_of_all_its_windows(
     batch = batch_object(page.batches[0], partial=True)
     assert batch is not None
     assert (batch.status, batch.output_file_id) == ("completed", None)
+    # And a cancel of it comes too late
+    assert run_producer("cancel", run, redis_url=redis_url).returncode == 0
+    assert status(redis_url, run)["status"] == "completed"
     results = run_producer("results", run, redis_url=redis_url)
     assert (results.returncode, "OUT" in results.stderr) == (2, True)
     assert run_producer("delete", run, redis_url=redis_url).returncode == 0

@@ -40,6 +40,11 @@ def test_a_running_batch_is_told_with_rate_failures_and_time_left():
     assert text == "102/500 done, 2 failed, 20.0 requests/s, 400 tokens/s, ETA 0:00:20"
 
 
+def test_cancelled_requests_are_not_done():
+    cancelled = batch(total=5000, completed=965, failed=1, cancelled=4034)
+    assert describe(cancelled, 0.0, 0.0).startswith("966/5000 done, 1 failed, 4034 cancelled")
+
+
 def test_a_narrow_line_leaves_out_the_rates_and_keeps_the_time_left():
     running = batch(total=500, completed=100, failed=2)
     assert describe(running, 20.0, 400.4, width=60, left_s=20.0) == (
