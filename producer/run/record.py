@@ -34,8 +34,8 @@ class RunRecord:
             "valid": done.ended,
         }
         self._record = self._runs.begin(done.name, submission.seed, fields)
-        if self._record.fields.get("reason"):  # why an earlier call was stopped
-            self.stop("")
+        # An earlier call may have ended before it noted its last window, or was stopped.
+        self._note(_counts(done) | {"reason": ""})
 
     @property
     def cancelled(self) -> bool:

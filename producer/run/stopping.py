@@ -48,7 +48,7 @@ class FailureLimit:
     def check_window(self, batch_id: str) -> None:
         """Raise RunStopped if a window was stopped, once its requests have ended."""
         batch = self.store.batch(batch_id)
-        if batch is not None and batch.stopped:
+        if self.stop_after and batch is not None and batch.stopped:
             reason = batch.fields["reason"]
             self.store.cancel(batch, reason)
             raise RunStopped(reason)

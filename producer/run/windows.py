@@ -106,7 +106,7 @@ class Run:
                 raws = Chunks(ordered)
                 self._skip(raws, files)
                 if not files.done.complete and self._record.cancelled:
-                    self._end_cancelled(raws, files, limit)
+                    self._end_cancelled(raws, files)
                 self._run_windows(raws, source, files, limit)
             if source.fingerprint() != begin.fingerprint:
                 raise BatchConflict(
@@ -222,9 +222,9 @@ class Run:
             self.ignored += summary.ignored
             waiting.append((window, summary.batch))
 
-    def _end_cancelled(self, raws: Chunks, files: RunFiles, limit: FailureLimit) -> None:
+    def _end_cancelled(self, raws: Chunks, files: RunFiles) -> None:
         """Collect the windows of a cancelled run; write the rest of the input as cancelled."""
-        name = files.done.name
+        name, no_limit = files.done.name, FailureLimit(self.store, "", files.done)
         for number in range(files.done.windows, files.done.windows + WINDOWS_IN_REDIS):
             batch_id = window_id(name, number)
             batch = self.store.batch(batch_id)
@@ -238,7 +238,7 @@ class Run:
                 self._pass(raw, name)
                 raws.take()
                 end = (raw.cursor, raw.digest)
-            self._collect(end, batch, files, limit, lambda: None)
+            self._collect(end, batch, files, no_limit, lambda: None)
         while raws.peek() is not None:
             batch_id, lines = window_id(name, files.done.windows), 0
             while lines < self.window and (raw := raws.take()) is not None:
