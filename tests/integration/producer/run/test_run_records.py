@@ -268,6 +268,24 @@ def test_a_stopped_run_says_why_until_it_goes_on(
     assert status(redis_url, run)["reason"] is None
 
 
+def test_a_stopped_run_that_is_cancelled_ends_with_the_same_command(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
+    command = (source, out, "--window", str(WINDOW), "--stop-after-failures", "1")
+    lessee = Lessee(client_of(store))
+    with running(redis_url, *command) as process:
+        leases = eventually(lambda: lessee.pop(10), 30)
+        finish(lessee, leases, RequestFailed("it broke", code="broken"))
+        assert process.wait(30) == 1
+    run = run_of(store)
+    assert run_producer("cancel", run, redis_url=redis_url).returncode == 0
+    done = run_producer("run", *command, redis_url=redis_url)
+    assert (done.returncode, done.stderr.count(f"{run} was cancelled")) == (1, 1)
+    assert len(errors_of(out)) == 1200
+    assert row(redis_url, run)[1] == "cancelled"
+
+
 def test_a_watched_run_is_followed_to_its_end(
     redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:
