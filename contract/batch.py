@@ -120,7 +120,7 @@ class Batch:
 
     @property
     def is_run(self) -> bool:
-        """Whether this is the record of a `producer run` (contract/runs.py)."""
+        """Whether this is a run: a record with windows (contract/runs.py)."""
         return "windows" in self.fields
 
     @property

@@ -1,7 +1,7 @@
 """Joins the record of a run in Redis with the run's windows, so that it reads as one batch.
 
-A window is a part of the file of a `producer run`, submitted as a batch. The record has the counts
-of the windows that the run has collected and deleted.
+A window is a part of the run's file, submitted as a batch. The record has the counts of the windows
+that the run has collected and deleted.
 """
 
 from collections.abc import Sequence

@@ -340,11 +340,11 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         count = sum(one.requests for one, (*ends, _, _) in found if any(ends))
         # A list whose batch has no key is that of a deleted batch. The windows of a run share a
         # list with the run's name.
-        others = [
+        unknown = [
             one for one, (*ends, windows, created) in found
             if not any(ends) and (windows or not created)
         ]  # fmt: skip
-        return count + sum(one.requests for one in others if self._has_only_ended(queue, one))
+        return count + sum(one.requests for one in unknown if self._has_only_ended(queue, one))
 
     def _has_only_ended(self, queue: str, one: WaitingList) -> bool:
         """Return whether the oldest and the newest message of a list are of ended batches."""

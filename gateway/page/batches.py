@@ -59,9 +59,8 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         if ended else None
     )  # fmt: skip
     # Both times are in whole seconds: a batch that took less than 1 s counts as 1 s.
-    seconds = (ended_at or now) - (batch.in_progress_at or batch.created_at)
-    if isinstance(source := batch_view.source, QueueBatch):
-        seconds = source.seconds or seconds  # as `producer status` shows it
+    taken_s = batch_view.source.seconds if isinstance(batch_view.source, QueueBatch) else None
+    seconds = max(1.0, taken_s or (ended_at or now) - (batch.in_progress_at or batch.created_at))
     return {
         "id": batch.id,
         "status": batch.status,
@@ -79,9 +78,9 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "done": done,
         "created_at": batch.created_at,
         "ended_at": ended_at,
-        "seconds": max(1.0, seconds),
+        "seconds": seconds,
         "expires_at": batch.expires_at,
-        "rate": done / max(1.0, seconds) if done and ended else None,
+        "rate": done / seconds if done and ended else None,
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,

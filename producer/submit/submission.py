@@ -232,7 +232,6 @@ class Submission:
             "over_http": (over_http, 1),
             "routes": (self.routes, orjson.dumps(dict(self.routes)).decode()),
             "queues": (self.routes, ""),  # the scripts add the queues of its messages
-            "run": (self.window, self.window.name if self.window else ""),
         }
         fields |= {name: value for name, (given, value) in optional.items() if given}
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
@@ -256,7 +255,8 @@ class Submission:
 
     @property
     def _end_fields(self) -> dict[str, str]:
-        kept = {"keep_ms": str(self.keep_ms)} if self.keep_ms else {}
+        kept = {"run": self.window.name} if self.window else {}
+        kept |= {"keep_ms": str(self.keep_ms)} if self.keep_ms else {}
         if not self.stop_after:
             return kept
         judged_from = self.window.judged_from if self.window else {}

@@ -35,6 +35,12 @@ from producer.run.windows import Run
 from producer.submit.routes import to_default_queue
 from producer.submit.submission import Submission
 
+#: Text after the reason why a run has ended early.
+_AFTER = {
+    RunStopped: "the same command goes on where it stopped",
+    RunCancelled: "the input cannot be read again, so that OUT lacks the rows that had not run",
+}
+
 
 @click.command("run")
 @click.argument("file", metavar="FILE")
@@ -101,12 +107,8 @@ def command(
         try:
             with _local(context, values["model"]) if local else nullcontext():
                 done, cut = _run(context, submission, source, output, files, window, local=local)
-        except RunStopped as stop:
-            tell(f"{output}: {stop.message}; the same command goes on where it stopped")
-            return Exit.SOME_FAILED
-        except RunCancelled as cancel:
-            tell(f"{output}: {cancel.message}; {file} cannot be read again, so that {output} lacks "
-                 "the rows that had not run")  # fmt: skip
+        except (RunStopped, RunCancelled) as stop:
+            tell(f"{output}: {stop.message}; {_AFTER[type(stop)]}")
             return Exit.SOME_FAILED
         if exported:
             _export(export, submission, source)

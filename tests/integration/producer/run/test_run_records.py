@@ -246,7 +246,7 @@ def test_a_cancelled_run_of_a_pipe_says_which_rows_it_lacks(
         eventually(lambda: [b.sealed for b in windows(store)] == [True, True], 30)
         assert run_producer("cancel", run_of(store), redis_url=redis_url).returncode == 0
         assert process.wait(30) == 1
-        assert "was cancelled; - cannot be read again" in stderr_of(process)
+        assert "was cancelled; the input cannot be read again" in stderr_of(process)
 
 
 def test_a_stopped_run_says_why_until_it_goes_on(
