@@ -138,6 +138,7 @@ NOT_FIRST = {
     "reserve": "makes a batch",
     "response_create": "makes a response",
     "list": "writes nothing",
+    "run_state": "writes nothing",
     "permissions": "tries what Redis refuses",
 }
 #: What frees memory passes as a first write, too.
