@@ -294,6 +294,17 @@ def test_workers_that_do_not_run_requests_are_told(own: RedisServer, own_store: 
     assert found["worker_other_version"]["text"] == said
 
 
+def test_a_worker_whose_announcement_is_overdue_is_not_ready(
+    own: RedisServer, own_store: BatchStore
+) -> None:
+    announce(own_store, "celery@a.1.0", silent_s=4)
+    announce(own_store, "celery@b.2.0")
+    found = doctor(own.url, 0)
+    assert "celery@b.2.0: ready" in found["worker"]["text"]
+    text = found["worker_silent"]["text"]
+    assert re.match(r"celery@a.1.0 last announced itself 0:00:[01]\d ago \(ready", text)
+
+
 def test_a_worker_that_announces_less_is_told_all_the_same(
     own: RedisServer, own_store: BatchStore
 ) -> None:
