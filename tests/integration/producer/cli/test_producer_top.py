@@ -6,7 +6,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from kit.commands.doctor_findings import announce
 from kit.commands.support import run_producer
 from kit.protocol.lessee import QUEUE, chat, submit_batch
 from kit.stacks.celery_side import simulated
@@ -78,13 +77,3 @@ def test_nothing_that_a_terminal_obeys_is_printed(redis_url: str, store: BatchSt
 def test_a_minute_is_a_bar_as_high_as_its_slots_were_full(busy: int, shown: str) -> None:
     assert spark([Minute(1, busy_s=busy, slots_s=60)]) == shown
     assert spark([Minute(1)]) == " "
-
-
-def test_a_worker_whose_announcement_is_overdue_is_not_ready(
-    redis_url: str, store: BatchStore
-) -> None:
-    announce(store, "celery@a.1.0", silent_s=4)
-    lines = run_producer("top", redis_url=redis_url).stdout.splitlines()
-    (row,) = (line for line in lines if line.startswith("celery@a.1.0"))
-    assert "seen 0:00:0" in row
-    assert "ready" not in row
