@@ -114,9 +114,12 @@ class Batch:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds from the creation to the last request's end; None while unfinished."""
-        ended = self.fields.get("finished_at")
-        return (int(ended) - int(self.created)) / 1000 if ended else None
+        """The seconds from the creation to the last request's end; None while unfinished.
+
+        Those of a batch made over HTTP count from its queueing (producer/over_http.py).
+        """
+        ended, began = self.fields.get("finished_at"), self.fields.get("in_progress_at")
+        return (int(ended) - int(began or self.created)) / 1000 if ended else None
 
     @property
     def is_run(self) -> bool:

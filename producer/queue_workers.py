@@ -17,8 +17,6 @@ from contract.redis.announcements import is_alive, model_name, protocol_of, queu
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
 
-#: Age in seconds of a worker's last announcement from which the worker's name is shown.
-_NOTABLE_S = 5.0
 #: Most characters shown of the reason why a worker runs nothing; workers have the same limit.
 _WHY_CHARACTERS = 300
 
@@ -80,7 +78,7 @@ def _state_text(worker: dict[str, Any], queue: str) -> str:
         notes.append(f"cannot load the model: {_one_line(why)}")
     elif can_load(worker, queue) and not notes:
         notes.append(f"with model {model_name(worker)} loaded")
-    if worker["silent_s"] >= _NOTABLE_S:
+    if worker.get("overdue"):
         notes.append(f"{_name(worker)} was last seen {clock_text(worker['silent_s'])} ago")
     return f"{state} ({'; '.join(notes)})" if notes else state
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import orjson
 from redis.exceptions import RedisError
 
+from contract.batch import Batch
 from contract.errors import BatchConflict, StoreForbidden
 from contract.naming import RESULT_PREFIX
 from contract.redis import keys
-from contract.redis.batches import BatchStore
+from contract.redis.batches import BatchStore, read_note
 from contract.redis.due import Due
 from contract.redis.objects import Kind, Objects
-from contract.redis.reads import Reads
+from contract.redis.reads import PAGE, Reads
 from contract.redis.records import Record, Records
 from contract.webhooks import new_secret
 
@@ -73,6 +75,23 @@ class NotifySecret(Reads):
         """Return the secret; make it if there is none. Raises StoreUnavailable."""
         self._client.set(keys.NOTIFY_SIGNING, new_secret(), nx=True)
         return (self._client.get(keys.NOTIFY_SIGNING) or b"").decode()
+
+
+class EndedRequests(Reads):
+    """Counts the ended requests of a batch that a retry can queue again."""
+
+    def counts(self, batch: Batch, outcomes: Collection[str]) -> tuple[int, int]:
+        """Return how many of these outcomes can run again, and of how many the message is gone."""
+        found = self._client.hscan_iter(keys.batch_key(batch.id, "failed"), count=PAGE)
+        can_run = gone = 0
+        while page := list(islice(found, PAGE)):
+            ended = [(name.decode(), note) for name, note in page if read_note(note)[0] in outcomes]
+            # A note that ends with a NUL names no list: the message still waits in the queue.
+            kept = [name for name, note in ended if not note.endswith(b"\0")]
+            exist = self._each("exists", [keys.batch_key(batch.id, f"kept:{n}") for n in kept])
+            missing = len(kept) - sum(exist)
+            can_run, gone = can_run + len(ended) - missing, gone + missing
+        return can_run, gone
 
 
 _KEY = keys.SCRATCH
@@ -181,11 +200,12 @@ def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
     return Records.using(redis).of(tenant)
 
 
-def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
+def delete_record(redis: BatchStore, object_id: str, *, force: bool = False) -> Kind | None:
     """Delete a gateway's file, or its ended batch or background response with the results.
 
     Returns the object's kind; None for an unknown id. A gateway later deletes a file's content.
-    Raises BatchConflict for a batch or response that has not ended.
+    Raises BatchConflict for a batch or response that has not ended, and for a batch whose requests
+    run again, which `force` cancels.
     """
     objects, kind = Objects.using(redis), _kind_of(object_id)
     owner = objects.owner_of(kind, object_id) if kind is not None else None
@@ -206,6 +226,7 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
             raise BatchConflict(
                 f"batch {object_id} of tenant {owner} is {status}; its tenant must cancel it first"
             )
+        _end_requests(redis, object_id, batch_ids, force=force)
     # The record is deleted last, so that the same call completes an interrupted deletion.
     for batch_id in batch_ids:
         redis.delete(batch_id, force=True)
@@ -223,6 +244,21 @@ def _delete_result(redis: BatchStore, owner: str, response_id: str) -> None:
             "first"
         )
     redis._client.unlink(key)
+
+
+def _end_requests(
+    redis: BatchStore, object_id: str, batch_ids: Sequence[str], *, force: bool
+) -> None:
+    """Cancel requests that a producer of 0.2.0 has queued again; without `force` refuse that."""
+    for batch in redis.states(batch_ids):
+        if batch is None or batch.finished or batch.status == "deleting":
+            continue
+        if not force:
+            raise BatchConflict(
+                f"requests of batch {object_id} run again ({batch.status}); --force cancels them "
+                "first"
+            )
+        redis.cancel(batch)
 
 
 def _kind_of(object_id: str) -> Kind | None:

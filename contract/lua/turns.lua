@@ -182,7 +182,7 @@ local function drop_list(list)
 end
 
 -- Removes the list of a batch that is being deleted, with all its messages; with `queues`, the batch's field,
--- in each of these queues. A list that several batches use stays.
+-- in each of these queues. A list that several batches use stays: delete_chunk.lua trims it.
 local function remove_list(batch, list, queues)
   if not list or string.sub(list, -#batch - 1) ~= '\6' .. batch then return end
   for queue in string.gmatch(queues or (place_of(list)), '[^\n]+') do

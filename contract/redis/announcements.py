@@ -15,6 +15,9 @@ from contract.redis.announced_models import adapters_of, models_of
 
 #: Seconds without a new announcement after which a worker counts as dead.
 WORKER_SILENT_S = 15.0
+#: Age in seconds from which an announcement is overdue. Workers write one every second; a busy
+#: machine may delay it, and Redis's time is read in whole seconds.
+OVERDUE_S = 2.5
 #: The beginning of a worker's announced reason (`why`) while it waits for its servers.
 WAITS_FOR = "waits for "
 #: Model name of a worker of the default queue that announces no model.
@@ -84,13 +87,17 @@ def paths_of(worker: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[str, Any]]:
-    """Return the announcements; `silent_s` is the age of each at `now_s`, Redis's time."""
+    """Return the announcements; `silent_s` is the age of each at `now_s`, Redis's time.
+
+    `overdue`: the next one did not come, although the worker does not count as dead yet.
+    """
     found = []
     for name, record in raw.items():
         at_ms, _, state = record.partition(b"\0")
         try:
-            silent_s = abs(now_s - int(at_ms) / 1000)  # Redis's clock may have stepped back
-            worker = {"id": name.decode(), "silent_s": silent_s} | orjson.loads(state)
+            age_s = now_s - int(at_ms) / 1000  # below 0 if Redis's clock has stepped back
+            read = {"id": name.decode(), "silent_s": abs(age_s), "overdue": age_s >= OVERDUE_S}
+            worker = read | orjson.loads(state)
         except (ValueError, TypeError):
             continue
         if isinstance(worker.get("queue"), str):

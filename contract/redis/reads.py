@@ -228,7 +228,8 @@ class Reads:
     def workers(self, queue: str) -> list[dict[str, Any]]:
         """Return the announcements of the living workers of a queue."""
         living = [worker for worker in self.announcements(queue) if is_alive(worker)]
-        return [{k: v for k, v in worker.items() if k != "silent_s"} for worker in living]
+        read = ("silent_s", "overdue")  # the rest is what the worker wrote
+        return [{k: v for k, v in worker.items() if k not in read} for worker in living]
 
     def served_queues(self) -> set[str]:
         """Return the names of the queues that living workers serve."""

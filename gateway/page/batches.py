@@ -13,8 +13,14 @@ from starlette.responses import Response
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
-from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, batch_object, part_ids
-from gateway.batches.api.protocol import Batch as ApiBatch
+from gateway.batches.api.protocol import (
+    ERRORS,
+    OUTPUT,
+    PARTIAL,
+    STOPPED,
+    batch_object,
+    part_ids,
+)
 from gateway.batches.api.record import ENDED, RequestCounts, decode
 from gateway.files.files import Files
 from gateway.files.routes import content
@@ -50,7 +56,8 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
     if batch is None:
         return None
     counts, ended, metadata = batch.request_counts, batch.status in ENDED, batch.metadata or {}
-    cancelled, expired = _stopped(batch_view, batch)
+    codes = {one.code: one.count for one in batch.failures or ()}
+    cancelled, expired = (codes.pop(name, 0) for name in STOPPED)
     # As in OpenAI's API, `counts.failed` has all requests without an answer.
     failed = counts.failed - cancelled - expired
     done = counts.completed + failed
@@ -85,20 +92,9 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
         **_queue_fields(batch_view, counts.total),
-        "failures": [(one.code, one.count) for one in batch.failures or ()],
+        "failures": [*codes.items()],
         "error_file_id": batch.error_file_id,
     }
-
-
-def _stopped(batch_view: BatchView, batch: ApiBatch) -> tuple[int, int]:
-    """Return the numbers of requests that were cancelled, and that expired."""
-    if isinstance(source := batch_view.source, QueueBatch):
-        return source.number("cancelled"), source.number("expired")
-    if batch.status not in ("cancelling", "cancelled", "expired"):
-        return 0, 0
-    failures = sum(one.count for one in batch.failures or ())
-    stopped = max(0, batch.request_counts.failed - failures)
-    return (0, stopped) if batch.status == "expired" else (stopped, 0)
 
 
 def _queue_fields(batch_view: BatchView, total: int) -> dict[str, Any]:

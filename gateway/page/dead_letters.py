@@ -11,6 +11,7 @@ from starlette.responses import Response
 from contract.redis.dead_letters import DeadLetter
 from gateway.page.requests import prompt_of
 from gateway.page.view import View
+from producer.over_http import retry_letters
 
 #: Matches the id of a queue batch; its group is the id of the batch, which has a page.
 _PART_ID = re.compile(r"^(batch_[0-9a-f]{24})\.\d+$")
@@ -62,4 +63,4 @@ def retry_or_delete(view: View) -> Response:
         return view.redirect("/ui/dead", notice="none")
     if view.form.get("do") == "delete":
         return view.redirect("/ui/dead", notice="deleted", n=batches.delete_dead(ids))
-    return view.redirect("/ui/dead", notice="retried", n=batches.retry_dead(ids))
+    return view.redirect("/ui/dead", notice="retried", n=retry_letters(batches, ids)[0])

@@ -80,6 +80,7 @@ def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[
     """Return a worker's announced state for the page; only operators see reasons and servers."""
     queue = str(worker["queue"])
     alive = is_alive(worker)
+    silent = not alive or bool(worker.get("overdue"))
     # `in_flight` may exceed `slots`: a request that has ended may not be committed yet.
     slots, in_flight = int(worker.get("slots") or 0), int(worker.get("in_flight") or 0)
     done = worker.get("done") or {}
@@ -87,7 +88,8 @@ def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[
     return {
         "id": worker["id"],
         "alive": alive,
-        "state": str(worker.get("state", "")) if alive else "silent",
+        "state": "silent" if silent else str(worker.get("state", "")),
+        "seen_s": worker["silent_s"] if silent else None,
         "why": str(worker.get("why", "")) if operator else "",
         "queue": queue,
         "model": model_name(worker) or model_of(queue, default_queue),

@@ -22,6 +22,7 @@ from producer.batch_watch import BatchWatch
 from producer.collect.answers import finish_reason_of, text_of
 from producer.collect.collect import Collector
 from producer.input.reader import InputUnreadable
+from producer.over_http import HttpBatches
 from producer.queue_workers import BatchWorkers
 from producer.remedies import add_remedies
 from producer.submit.run_again import open_again, program_input, run_cut_again
@@ -287,7 +288,9 @@ class Batch:
     def retry(self, *also: Retried) -> int:
         """Run failed requests again, and those with the outcomes `also`; return their number."""
         with add_remedies():
-            return self._store.retry(self._state(), ["failed", *also])
+            state = self._state()
+            HttpBatches.using(self._store).refuse_retry(state)
+            return self._store.retry(state, ["failed", *also])
 
     def retry_cut(self, fields: Mapping[str, Any] | None = None) -> int:
         """Run requests again whose answers ended at max_tokens; return their number.
@@ -306,6 +309,7 @@ class Batch:
         """
         with add_remedies():
             state, resuming = self._state(), self._resuming
+            HttpBatches.using(self._store).refuse_retry(state)
             if resuming is not None and resuming.source.repeatable:
                 source = resuming.source.reopen()
             elif what := program_input(state):

@@ -150,10 +150,13 @@ def _printable(text: str) -> str:
 
 def banner(settings: WorkerSettings, name: str) -> str:
     """Return the text that a worker prints when it starts."""
+    unnamed = "the one its server lists"
+    if settings.engine == "simulated":
+        unnamed = "none: the answers are simulated"
     rows = {
         "worker": f"{name}, process {os.getpid()}",
         "engine": settings.engine,
-        "model": settings.model or "the one its server lists",
+        "model": settings.model or unnamed,
         "queue": settings.queue_to_drain,
         "Redis": masked(settings.redis_url.get_secret_value()),
     }

@@ -134,6 +134,8 @@ class BatchList(Struct, kw_only=True):
 #: the results so far of a running batch.
 OUTPUT, ERRORS, PARTIAL = "file-out-", "file-err-", "file-partial-"
 _INPUT = "file-in-"
+#: Outcomes of requests without an answer; in `failures` they are codes.
+STOPPED = ("cancelled", "expired")
 _NO_LINE = "no line of the file is a valid request; the error file has the error of each"
 
 
@@ -175,7 +177,7 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
         request_counts=_counts(record.counts, [] if ended else parts),
         usage=_usage(record.usage or _usage_of(parts)),
         metadata=record.metadata,
-        **(_failure_fields(record.failures, record.cut) if ended else _failure_fields_of(parts)),
+        **(_failure_fields_at_end(record) if ended else _failure_fields_of(parts)),
     )
     for status in record.changed_at.keys() - {"validating"}:
         setattr(answer, f"{status}_at", record.changed_at[status])
@@ -200,12 +202,23 @@ def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts
 
 
 def _failure_fields_of(parts: Sequence[QueueBatch]) -> dict[str, Any]:
-    return _failure_fields(failures_of(parts), sum(part.number("cut") for part in parts))
+    stopped = [CodeFailures(name, sum(part.number(name) for part in parts)) for name in STOPPED]
+    codes = [*failures_of(parts), *stopped]
+    return _failure_fields(codes, sum(part.number("cut") for part in parts))
+
+
+def _failure_fields_at_end(record: BatchRecord) -> dict[str, Any]:
+    codes: list[CodeFailures | FailedCode] = [*record.failures]
+    if record.status in STOPPED:  # what failed with no code had no answer when the batch ended
+        rest = record.counts.failed - sum(one.count for one in codes)
+        codes.append(CodeFailures(record.status, rest))
+    return _failure_fields(codes, record.cut)
 
 
 def _failure_fields(codes: Sequence[CodeFailures | FailedCode], cut: int) -> dict[str, Any]:
     """Return the fields `failures` and `cut`, without those that have nothing."""
-    counts = [CodeCount(code=one.code, count=one.count) for one in codes]
+    counts = [CodeCount(code=one.code, count=one.count) for one in codes if one.count > 0]
+    counts.sort(key=lambda one: -one.count)
     return ({"failures": counts} if counts else {}) | ({"cut": cut} if cut else {})
 
 

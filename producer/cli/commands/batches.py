@@ -1,20 +1,19 @@
 """Implements `producer list`, `status`, `cancel`, `retry` and `delete`."""
 
-from collections.abc import Collection, Iterator, Mapping
-
 import click
 import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from contract.failures import failures_text
 from contract.redis.announced_servers import SharedServer, shared_servers
 from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
 from producer.cli import options, show
 from producer.cli.context import Context, hint, pass_context
 from producer.cli.progress import counted, tell
+from producer.cli.unchanged import unchanged_texts
 from producer.model_states import model_states
+from producer.over_http import HttpBatches, with_http_batches
 from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
 from producer.stalls import Stall, StallReads, model_of
@@ -39,7 +38,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
     A run is one row; + means that it may read more lines. If workers have several models,
     the last column has the batch's model, and whether it is loaded.
     """
-    batches = context.store.batches()
+    batches = with_http_batches(context.store, context.store.batches())
     if as_json:
         show.put_json([show.batch_json(batch) for batch in batches])
         return
@@ -73,6 +72,7 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
     servers = list[SharedServer]()
     webhook = WebhookReads.using(store).state(batch)
+    (shown,) = HttpBatches.using(store).shown([batch])
     if not batch.finished:
         reads = StallReads.using(store)
         stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
@@ -87,13 +87,13 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
             "servers": [server._asdict() for server in servers],
             "webhook": show.webhook_json(webhook),
         }
-        show.put_json(show.batch_json(batch) | more)
+        show.put_json(show.batch_json(shown) | more)
         return
     if batch.finished:
-        show.print_batch(batch, webhook=webhook)
+        show.print_batch(shown, webhook=webhook)
     else:
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
-        show.print_batch(batch, BatchWorkers(store).text(batch), left_s, stalls, webhook, servers)
+        show.print_batch(shown, BatchWorkers(store).text(batch), left_s, stalls, webhook, servers)
     show.print_failures(failures)
 
 
@@ -168,11 +168,12 @@ def retry(
     if set(included) - {"cancelled", "expired"}:
         raise click.UsageError("--include takes cancelled, expired, or both with a comma")
     store, batch = context.store, context.no_run(batch_id, _RUN_AGAIN)
+    HttpBatches.using(store).refuse_retry(batch)
     outcomes = ["failed", *included]
     with hint(f"the same `producer retry {batch_id}` goes on"):
         count = store.retry(batch, outcomes)
     _print_changed(batch_id, "queued again", count, as_json)
-    for text in _unchanged_texts(context.batch(batch_id), store.retryable(batch), outcomes, count):
+    for text in unchanged_texts(store, context.batch(batch_id), outcomes, count):
         tell(f"{batch_id}: {text}")
 
 
@@ -187,6 +188,7 @@ def _retry_cut(
 ) -> None:
     """Run requests with a cut answer again, from the batch's input."""
     store, batch = context.store, context.no_run(batch_id, _RUN_AGAIN)
+    HttpBatches.using(store).refuse_retry(batch)
     overrides = options.parse_overrides(pairs)
     columns = options.parse_map(mapped)
     name = file or batch.fields.get("input", "")
@@ -212,26 +214,6 @@ def _retry_cut(
         tell(f"{batch_id}: no answer so far ended at max_tokens")
 
 
-def _unchanged_texts(
-    batch: Batch, retryable: Mapping[str, int], outcomes: Collection[str], count: int
-) -> Iterator[str]:
-    """Yield a text about each kind of ended request that a retry leaves as it is."""
-    if unchanged := sum(retryable.get(name, 0) for name in outcomes):
-        yield (
-            f"{counted(unchanged, 'request')} stay as they ended: their messages are gone, or they "
-            "have ended again already; submit what is missing as a new batch"
-        )
-    for name in ("cancelled", "expired"):
-        if name not in outcomes and batch.number(name):
-            yield f"{batch.number(name):,} requests are {name}: --include {name} retries them"
-    wrong = batch.number("failed") - retryable.get("failed", 0)
-    if not count and wrong > 0:
-        yield (
-            f"{wrong:,} failed lines are wrong themselves, so that they would fail again "
-            f"({failures_text(batch)}): correct them, and submit them as a new batch"
-        )
-
-
 def _print_changed(batch_id: str, what: str, count: int, as_json: bool) -> None:
     tell(f"{batch_id}: {counted(count, 'request')} {what}")
     if as_json:
@@ -251,7 +233,7 @@ def delete(context: Context, *, batch_id: str, force: bool, as_json: bool) -> No
     (resp_...) that has ended, of a gateway's tenant; `producer records -t TENANT` lists them.
     """
     store = context.store
-    if delete_record(store, batch_id) is None:
+    if delete_record(store, batch_id, force=force) is None:
         batch = context.batch(batch_id)
         if force and not batch.finished:
             store.cancel(batch)

@@ -10,6 +10,8 @@ from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import counted, tell
 from producer.cli.show import print_columns, put_json, put_json_list
+from producer.input.tables.kept import listed
+from producer.over_http import retry_letters
 
 #: Rows of the list that are printed together, with aligned columns.
 _ALIGNED_ROWS = 500
@@ -61,7 +63,16 @@ def show_letter(context: Context, *, letter_id: str) -> None:
 def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Queue dead letters again. Unreadable ones stay."""
     store, ids = _store_and_ids(context, letter_ids, every)
-    _print_changed("queued again", store.retry_dead(ids), as_json)
+    count, left = retry_letters(store, ids)
+    if left:
+        text = (
+            f"not queued, because the batch was made over HTTP and has ended: {listed(left)}; run "
+            "the lines as a new batch, then delete the dead letters"
+        )
+        if not (count or every):
+            raise BatchConflict(text)
+        tell(text)
+    _print_changed("queued again", count, as_json)
 
 
 @command.command("delete")

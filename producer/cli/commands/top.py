@@ -188,11 +188,18 @@ def _workers_table(workers: list[dict[str, Any]], default_queue: str) -> Table:
     for worker in sorted(workers, key=lambda w: (-_running(w), str(w["id"])))[:WORKERS]:
         model = model_name(worker) or model_of(str(worker["queue"]), default_queue)
         slots = f"{_running(worker):,} / {int(worker.get('slots') or 0):,}"
-        texts = map(_escaped, (str(worker["id"]), str(worker.get("state", "")), model))
+        texts = map(_escaped, (str(worker["id"]), _state_text(worker), model))
         table.add_row(*texts, slots, str(worker.get("deaths", 0)))
     if len(workers) > WORKERS:
         table.add_row(f"… and {len(workers) - WORKERS:,} more")
     return table
+
+
+def _state_text(worker: dict[str, Any]) -> str:
+    """Return a worker's state, or the age of its announcement if the next one is overdue."""
+    if worker.get("overdue"):
+        return f"seen {clock_text(worker['silent_s'])} ago"
+    return str(worker.get("state", ""))
 
 
 def _model_tables(workers: list[dict[str, Any]], waiting: Mapping[str, int]) -> Iterator[Table]:

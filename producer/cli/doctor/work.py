@@ -31,6 +31,7 @@ from contract.version import PROTOCOL, version
 from producer.cli.doctor.finding import Area, Finding, listed, ok, problem, remark
 from producer.cli.progress import counted
 from producer.model_states import swap_text
+from producer.over_http import with_http_batches
 from producer.queue_workers import clock_text, served_names, server_text
 from producer.stalls import StallReads
 
@@ -76,7 +77,7 @@ def check_work(store: BatchStore, settings: Settings, *, restricted: bool) -> It
         yield from _unread_lists(
             store, {settings.queue, *(queue for w in alive for queue in queues_of(w))}
         )
-    yield _open_batches(batches, store.now_ms() / 1000)
+    yield _open_batches(with_http_batches(store, batches), store.now_ms() / 1000)
 
 
 def _worker(worker: Worker) -> Iterator[Finding]:
@@ -99,7 +100,7 @@ def _worker(worker: Worker) -> Iterator[Finding]:
         remedy = "correct the cause and start it again; its log has the details"
         yield remark("workers", "worker_stopped", text, remedy, **facts)
         return
-    if not is_alive(worker):
+    if not is_alive(worker) or worker.get("overdue"):
         text = f"{name} last announced itself {clock_text(facts['silent_s'])} ago"
         remedy = "if it was not stopped on purpose, read the end of its log"
         text += f" ({state}, queue {queue})"

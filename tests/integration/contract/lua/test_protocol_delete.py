@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import orjson
+import pytest
 import redis
 from kit.protocol.lessee import (
     Lessee,
     Submitted,
+    celery_message,
     client_of,
     counts,
     now,
@@ -14,6 +16,7 @@ from kit.protocol.lessee import (
     submit_batch,
 )
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
@@ -122,3 +125,82 @@ def test_delete_names_the_batch_it_means(store: BatchStore, worker: Lessee) -> N
     assert worker.run("delete", "b1", "") == 0
     assert worker.run("delete", "b1", "1") == 0
     assert now(store).status == "completed"
+
+
+# -- a list that several batches use ---------------------------------------------------------
+
+RUN = "run_0123456789abcdef"
+
+
+def window(store: BatchStore, number: int, count: int) -> Submitted:
+    return submit_batch(store, count, batch_id=f"{RUN}.{number}", run=RUN)
+
+
+def waiting(client: redis.Redis, submitted: Submitted) -> tuple[int, int]:
+    """Return the length of a batch's list, and how many messages its queue counts."""
+    counted = client.hget(naming.turns_key("warmq"), "waiting")
+    return int(client.llen(submitted.list_key)), int(counted or 0)
+
+
+def delete(store: BatchStore, submitted: Submitted) -> None:
+    store.cancel(submitted.batch)
+    assert store.delete(submitted.id)
+
+
+def test_the_last_deleted_window_of_a_run_leaves_no_messages(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    first, second = window(store, 0, 1200), window(store, 1, 3)
+    delete(store, first)
+    assert waiting(redis_client, second) == (3, 3)
+    delete(store, second)
+    assert waiting(redis_client, second) == (0, 0)
+    assert store.turns("warmq") == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_deleted_window_takes_nothing_of_the_other(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee, number: int
+) -> None:
+    windows = [window(store, 0, 2), window(store, 1, 4)]
+    assert store.delete(windows[number].id, force=True)
+    living = windows[1 - number]
+    assert waiting(redis_client, living) == (len(living.ids),) * 2
+    assert [lease.request_id for lease in worker.pop()] == living.ids
+
+
+def test_messages_of_a_deleted_window_between_those_of_another_go_with_it(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    first, second = window(store, 0, 2), window(store, 1, 2)
+    # Given a retried message of the first window behind those of the second, and one more after it
+    (lease,) = worker.pop(1)
+    worker.done(lease, outcome="failed", keep=True)
+    assert store.retry(first.batch, ["failed"]) == 1
+    later = window(store, 2, 1)
+    delete(store, first)
+    assert waiting(redis_client, second) == (4, 4)
+    delete(store, second)
+    delete(store, later)
+    assert waiting(redis_client, first) == (0, 0)
+
+
+def test_deleted_batches_of_one_list_in_order_of_arrival_leave_no_messages(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    old, new = (submit_batch(store, 3, batch_id=name, fifo=True) for name in ("old", "new"))
+    delete(store, new)
+    assert waiting(redis_client, old) == (3, 3)
+    delete(store, old)
+    assert waiting(redis_client, old) == (0, 0)
+
+
+def test_a_request_without_a_batch_stays_in_its_tenants_list(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    old = submit_batch(store, 3, batch_id="old", fifo=True)
+    redis_client.lpush(old.list_key, celery_message("plain"))
+    redis_client.hincrby(naming.turns_key("warmq"), "waiting", 1)
+    delete(store, old)
+    assert waiting(redis_client, old) == (1, 1)
+    assert [lease.request_id for lease in worker.pop()] == ["plain"]

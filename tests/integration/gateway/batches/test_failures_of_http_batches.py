@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from kit.commands.support import finish
-from kit.gateways.own_batch_runner import BATCH, TENANT, created, looked_at, opened, uploaded
+from kit.gateways.own_batch_runner import (
+    BATCH,
+    TENANT,
+    created,
+    looked_at,
+    opened,
+    until_ended,
+    uploaded,
+)
 from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract.errors import RequestFailed
@@ -18,6 +26,7 @@ from gateway.batches.api.failures import failures_of_view
 from gateway.batches.runner.runner import BatchRunner
 from gateway.http.caller import Caller
 from gateway.http.services import Services
+from gateway.page.batches import row_of
 
 CALLER = Caller(tenant=TENANT, key_id="k")
 QUEUE = "warmq.m"
@@ -82,3 +91,33 @@ def test_failures_of_a_submitted_batch_are_shown(services: Services) -> None:
     counts, codes = shown(services, "b1")
     assert counts == {"broken": 2}
     assert [one.line for one in codes[0].first] == [1, 2]
+
+
+def test_cancelled_requests_of_a_batch_made_over_http_are_among_its_failures(
+    services: Services,
+) -> None:
+    uploaded(services, [line(1), line(2, wrong=1), line(3), line(4)])
+    created(services)
+    runner = BatchRunner(services)
+    looked_at(services, runner)
+    lessee = Lessee(client_of(services.batches), queue=QUEUE)
+    finish(lessee, lessee.pop(1), RequestFailed("it broke", code="broken"))
+    batches.cancel(services, CALLER, BATCH)
+    services.batches.cancel(services.batches.states([BATCH])[0])  # type: ignore[arg-type]
+    expected = {"broken": 1, "unknown_field": 1, "cancelled": 2}
+    assert shown(services)[0] == expected
+    assert until_ended(services, runner).status == "cancelled"
+    found, view = batches.find(services, CALLER, BATCH)
+    assert (shown(services)[0], found.request_counts.failed) == (expected, 4)
+    row = row_of(view, 0.0)
+    assert row is not None
+    assert (row["failed"], row["cancelled"]) == (2, 2)
+    assert sorted(row["failures"]) == [("broken", 1), ("unknown_field", 1)]
+
+
+def test_cancelled_requests_of_a_submitted_batch_are_among_its_failures(
+    services: Services,
+) -> None:
+    submitted = submit_batch(services.batches, 2, batch_id="b1", tenant=TENANT)
+    services.batches.cancel(submitted.batch)
+    assert shown(services, "b1") == ({"cancelled": 2}, [])

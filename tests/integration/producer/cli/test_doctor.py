@@ -299,7 +299,8 @@ def test_a_worker_that_announces_less_is_told_all_the_same(
 ) -> None:
     seconds, _ = client_of(own_store).time()
     said = orjson.dumps({"state": "ready", "queue": DEFAULT_QUEUE})
-    client_of(own_store).hset(keys.WORKERS, "celery@a.1.0", b"%d\0" % (seconds * 1000) + said)
+    later = b"%d\0" % ((seconds + 14) * 1000)
+    client_of(own_store).hset(keys.WORKERS, "celery@a.1.0", later + said)
     found = doctor(own.url, 1)
     assert found["worker"]["text"] == "celery@a.1.0: ready, 0 in flight, queue warmq"
     assert found["worker_older"]["text"].startswith("celery@a.1.0 has protocol 1, ")
@@ -348,6 +349,7 @@ def test_an_only_worker_that_cannot_run_requests_is_a_problem(
     assert levels(found, "problem") == {code}
     assert found[code]["facts"]["waiting"] == 3
     assert announced.get("why", "") in found[code]["text"]
+    announce(own_store, **announced)
     announce(own_store, "celery@b.1.0")  # another one runs them
     assert levels(doctor(own.url, 0), "problem") == set()
 

@@ -20,9 +20,11 @@ from kit.commands.support import (
 from kit.protocol.lessee import Lessee, client_of, counts, now, submit_batch
 
 from contract.errors import RequestFailed
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer import Client
+from producer.cli.unchanged import unchanged_texts
 from producer.input.options import BadOption
 
 ERROR = RequestFailed("it broke", code="broken")
@@ -154,9 +156,36 @@ def test_retry_says_what_it_would_do_where_nothing_can_be_retried(
     assert "0 requests queued again" in done.stderr
     assert "1,498 requests are cancelled: --include cancelled" in done.stderr
     assert "2 failed lines are wrong themselves" in done.stderr
+    assert "stay" not in done.stderr
     done = run_producer("retry", "b1", "--include", "cancelled", redis_url=redis_url)
     assert "1498 requests queued again" in done.stderr
     assert "--include" not in done.stderr
+
+
+def test_retry_tells_wrong_lines_from_messages_that_are_gone(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    run_producer("submit", wrong_lines(tmp_path / "in", 5, 1), "--batch-id", "b1",
+                 redis_url=redis_url)  # fmt: skip
+    lessee = Lessee(client_of(store))
+    leases = lessee.pop()
+    finish(lessee, leases, ERROR)
+    client_of(store).delete(keys.batch_key("b1", f"kept:{leases[0].request_id}"))
+    done = run_producer("retry", "b1", redis_url=redis_url)
+    assert "b1: 3 requests queued again\n" in done.stderr
+    assert "b1: 1 request stays as it ended: its message is gone" in done.stderr
+    assert "b1: 1 failed line is wrong itself" in done.stderr
+    assert "again already" not in done.stderr
+
+
+def test_retry_tells_what_was_queued_again_and_has_failed_again(store: BatchStore) -> None:
+    submit_batch(store, 3)
+    lessee = Lessee(client_of(store))
+    finish(lessee, lessee.pop(), ERROR)
+    count = store.retry(now(store), ["failed"])
+    finish(lessee, lessee.pop(2), ERROR)
+    (text,) = unchanged_texts(store, now(store), ["failed"], count)
+    assert text.startswith("2 requests have ended again already")
 
 
 def test_a_running_batch_stops_although_its_submitter_has_left(

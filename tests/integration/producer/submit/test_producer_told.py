@@ -207,6 +207,13 @@ def test_a_worker_that_has_just_fallen_silent_is_told_by_name(
     assert text.startswith("workers: starting (celery@b.c (process 13) was last seen 0:00:0")
 
 
+def test_the_first_overdue_announcement_of_a_worker_is_told(
+    store: BatchStore, workers: QueueWorkers
+):
+    announce(store, "celery@b.c.13.0a1b2c3e", "ready", silent_s=3)
+    assert workers.text().startswith("workers: ready (celery@b.c (process 13) was last seen 0:00:0")
+
+
 def test_why_a_worker_runs_nothing_is_told(store: BatchStore, workers: QueueWorkers):
     announce(store, "celery@b.c.13.0a1b2c3e", "starting", why="waits for a:8000: no route to host")
     assert workers.text() == "workers: starting (waits for a:8000: no route to host)"
