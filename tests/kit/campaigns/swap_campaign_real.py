@@ -34,7 +34,7 @@ class RealSwapCampaign(SwapCampaign, RealCampaign):
     slots = 32
     late = 0.0
     #: A model may have to wait for the swaps of both workers, of which one was just killed.
-    hang_s = 600.0
+    hang_s = 900.0
 
     def __init__(self, on: Stage, seed: int, faults: int, requests: int) -> None:
         super().__init__(on, seed, faults, requests)
@@ -47,8 +47,8 @@ class RealSwapCampaign(SwapCampaign, RealCampaign):
         Lease and watchdog bear with two cores on which another engine starts.
         """
         worker = self.on.real_worker(**{
-            "drain_timeout_s": 10, "models": json.dumps(self._entries), "lease_s": 6,
-            "redis_url": self.proxy.url, "stall_timeout_s": 10,
+            "drain_timeout_s": 10, "models": json.dumps(self._entries), "lease_s": 10,
+            "redis_url": self.proxy.url, "stall_timeout_s": 20,
         } | settings)  # fmt: skip
         self._steps[worker] = Steps(worker)
         return worker
