@@ -68,6 +68,17 @@ class RealSwapCampaign(SwapCampaign, RealCampaign):
                 self.seen.update(psutil.Process(each.pid).children(recursive=True))
         return worker
 
+    def arrived(self, worker: Worker, after_s: float) -> bool:
+        """Return whether a worker is in the phase, and has an engine if that is to be struck.
+
+        How long vLLM takes until all its processes are there, or gone, depends on the machine.
+        """
+        if self.of_engine and self.phase == "starting the engine":
+            now = self._steps[worker].look()
+            return now == self.phases[self.phase][0] and bool(self.engine_parts_now(worker))
+        ending = self.of_engine and self.phase == "ending the engine"
+        return super().arrived(worker, 0.0 if ending else after_s)
+
     def by_wrong_model(self) -> int:
         """Return how many answers have another number of prompt tokens than their model makes."""
         tokens: dict[tuple[str, str], Counter[int]] = {}
