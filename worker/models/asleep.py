@@ -104,7 +104,7 @@ class Asleep(EngineKeeper):
         return True
 
     def next_load_s(self, load_s: float) -> float:
-        """Return `load_s` after a wake; a start, which is much slower, does not show a wake's time."""
+        """Return `load_s` after a wake; a start, much slower, does not show a wake's time."""
         return min(load_s, ASSUMED_WAKE_S) if self.works and not self._woken else load_s
 
     async def keep(self, engine: Engine, capacity: Capacity, wanted: Callable[[], bool]) -> bool:

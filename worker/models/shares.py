@@ -88,5 +88,5 @@ class Shares:
         return Share(
             whole * sum(parts[t] * n for t, n in own.items()) / sum(own.values()),
             whole * min(self._counters[tenant] for tenant in own),
-            sum(parts[tenant] * number / tokens[tenant] for tenant, number in own.items()),
+            sum(parts[tenant] * (number / tokens[tenant]) for tenant, number in own.items()),
         )

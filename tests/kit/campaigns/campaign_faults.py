@@ -37,9 +37,9 @@ HELD = 20
 Fault = Callable[["Campaign"], int]
 
 
-def ended(worker: Worker, code: int) -> None:
+def ended(c: Campaign, worker: Worker, code: int) -> None:
     assert worker.process is not None
-    assert worker.process.wait(90) == code, worker.log_path
+    assert worker.process.wait(c.hang_s) == code, worker.log_path
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def kill_all_workers(c: Campaign) -> int:
 def stop_worker(c: Campaign) -> int:
     victim = c.victim()
     os.kill(victim.pid, signal.SIGTERM)
-    ended(victim, 0)
+    ended(c, victim, 0)
     c.replace(victim)
     return 0
 
@@ -118,7 +118,7 @@ def stop_worker_twice(c: Campaign) -> int:
     victim = c.victim()
     os.kill(victim.pid, signal.SIGTERM)
     os.kill(victim.pid, signal.SIGTERM)
-    ended(victim, 0)
+    ended(c, victim, 0)
     c.replace(victim)
     return HELD
 
@@ -126,7 +126,7 @@ def stop_worker_twice(c: Campaign) -> int:
 def quit_worker(c: Campaign) -> int:
     victim = c.victim()
     os.kill(victim.pid, signal.SIGQUIT)
-    ended(victim, 0)
+    ended(c, victim, 0)
     c.replace(victim)
     return HELD
 
@@ -164,7 +164,7 @@ def hang_engine(c: Campaign) -> int:
         except psutil.NoSuchProcess:
             return True
 
-    eventually(killed, 40, "the watchdog kills it", 0.1)
+    eventually(killed, c.hang_s, "the watchdog kills it", 0.1)
     return HELD
 
 

@@ -67,13 +67,11 @@ class RealCampaign(Campaign):
 
     def _judge(self) -> None:
         super()._judge()
-        left: list[psutil.Process] = []
 
-        def orphans() -> bool:
-            left[:] = [p for p in self.seen if p.is_running() and p.status() != "zombie"]
-            return not left
+        def left() -> list[psutil.Process]:
+            return [p for p in self.seen if p.is_running() and p.status() != "zombie"]
 
-        eventually(orphans, 15, f"no engine process stays: {left}", 0.1)
+        eventually(lambda: not left(), 15, "no engine process stays", 0.1)
 
 
 class SharedCampaign(RealCampaign):

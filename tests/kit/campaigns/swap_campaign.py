@@ -80,6 +80,8 @@ class SwapCampaign(Campaign):
         super().__init__(on, seed, faults, requests)
         self.report: SwapReport = SwapReport(seed, "simulated-swaps")
         self.phase = ""
+        #: Whether the present fault is done to an engine's processes.
+        self.of_engine = False
         self._steps: dict[Worker, Steps] = {}
         self._fed = 0.0
         #: Of each queue how many requests had ended, and since when.
@@ -120,25 +122,14 @@ class SwapCampaign(Campaign):
 
     def victim(self) -> Worker:
         """Return a worker that is in the phase of the present fault."""
-        step, within_s = self.phases[self.phase]
-        after_s = self.random.uniform(0, within_s)
+        after_s = self.random.uniform(0, self.phases[self.phase][1])
         claiming = self.phase == "claiming"
         if claiming:
             self.proxy.delay_reply(self.mark("swap_claim"), 1.0)
 
         def there() -> Worker | None:
             self.feed()
-            for worker in self.workers:
-                steps = self._steps[worker]
-                before, now = steps.now, steps.look()
-                late_s = time.monotonic() - steps.since - after_s
-                if claiming:
-                    just = self._claims(worker)
-                else:
-                    just = 0 <= late_s < 0.1 if after_s else before != now
-                if now == step and just:
-                    return worker
-            return None
+            return next((w for w in self.workers if self.arrived(w, after_s)), None)
 
         try:
             found = eventually(there, self.hang_s, f"a worker that is {self.phase}", 0.001)
@@ -147,6 +138,17 @@ class SwapCampaign(Campaign):
                 self.proxy.forget_marks()
         self.report.phases[self.phase] += 1
         return found
+
+    def arrived(self, worker: Worker, after_s: float) -> bool:
+        """Return whether a worker is in the phase of the present fault, so long after its begin."""
+        steps = self._steps[worker]
+        before, now = steps.now, steps.look()
+        late_s = time.monotonic() - steps.since - after_s
+        if self.phase == "claiming":
+            just = self._claims(worker)
+        else:
+            just = 0 <= late_s < 0.1 if after_s else before != now
+        return just and now == self.phases[self.phase][0]
 
     def look_for_starvation(self) -> None:
         """Raise TimeoutError if no request of a model's queue ended for so long.
@@ -220,7 +222,7 @@ def _in(phase: str, fault: Fault) -> Fault:
 
     def done(c: Campaign) -> int:
         assert isinstance(c, SwapCampaign)
-        c.phase = phase
+        c.phase, c.of_engine = phase, fault.__name__ in OF_ENGINE
         if fault.__name__ in AT_ANY_WORKER:
             c.victim()
         return fault(c)
@@ -228,6 +230,8 @@ def _in(phase: str, fault: Fault) -> Fault:
     return done
 
 
+#: Faults that are done to an engine's processes.
+OF_ENGINE = {"kill_engine", "kill_engine_worker", "hang_engine", "hang_an_engine"}
 #: Faults that look for no victim.
 AT_ANY_WORKER = {
     "kill_all_workers", "drop_connections", "flush_scripts", "pause_redis", "restart_redis",

@@ -34,7 +34,7 @@ class RealSwapCampaign(SwapCampaign, RealCampaign):
     slots = 32
     late = 0.0
     #: A model may have to wait for the swaps of both workers, of which one was just killed.
-    hang_s = 600.0
+    hang_s = 900.0
 
     def __init__(self, on: Stage, seed: int, faults: int, requests: int) -> None:
         super().__init__(on, seed, faults, requests)
@@ -47,8 +47,8 @@ class RealSwapCampaign(SwapCampaign, RealCampaign):
         Lease and watchdog bear with two cores on which another engine starts.
         """
         worker = self.on.real_worker(**{
-            "drain_timeout_s": 10, "models": json.dumps(self._entries), "lease_s": 6,
-            "redis_url": self.proxy.url, "stall_timeout_s": 10,
+            "drain_timeout_s": 10, "models": json.dumps(self._entries), "lease_s": 10,
+            "redis_url": self.proxy.url, "stall_timeout_s": 20,
         } | settings)  # fmt: skip
         self._steps[worker] = Steps(worker)
         return worker
@@ -67,6 +67,17 @@ class RealSwapCampaign(SwapCampaign, RealCampaign):
             if each.process and each.process.poll() is None:
                 self.seen.update(psutil.Process(each.pid).children(recursive=True))
         return worker
+
+    def arrived(self, worker: Worker, after_s: float) -> bool:
+        """Return whether a worker is in the phase, and has an engine if that is to be struck.
+
+        How long vLLM takes until all its processes are there, or gone, depends on the machine.
+        """
+        if self.of_engine and self.phase == "starting the engine":
+            now = self._steps[worker].look()
+            return now == self.phases[self.phase][0] and bool(self.engine_parts_now(worker))
+        ending = self.of_engine and self.phase == "ending the engine"
+        return super().arrived(worker, 0.0 if ending else after_s)
 
     def by_wrong_model(self) -> int:
         """Return how many answers have another number of prompt tokens than their model makes."""

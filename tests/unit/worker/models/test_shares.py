@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from worker.models.policy import Demand, Stay, Swap, Terms, choose
@@ -159,6 +159,7 @@ TENANTS = st.dictionaries(st.sampled_from("xyz"), st.floats(0, 1e6), max_size=3)
     st.lists(st.fixed_dictionaries(dict.fromkeys("abc", TENANTS)), min_size=1, max_size=5),
     TENANTS, st.dictionaries(st.sampled_from("xyz"), WEIGHTS, max_size=3),
 )  # fmt: skip
+@example([{"a": {}, "b": {}, "c": {"x": 1.0, "y": 5e-324}}], {}, {})
 def test_the_parts_of_all_models_are_one(
     looks: list[dict[str, dict[str, float]]], served: dict[str, float], weights: dict[str, float]
 ) -> None:
