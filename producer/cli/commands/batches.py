@@ -3,7 +3,6 @@
 import click
 import msgspec
 
-from contract.batch import Batch
 from contract.errors import BatchConflict
 from contract.redis.announced_servers import SharedServer, shared_servers
 from contract.redis.announcements import is_alive, queues_of
