@@ -17,7 +17,7 @@ import orjson
 
 from contract.compression import inflated
 from contract.errors import RequestRejected
-from contract.naming import LISTENER, TASK_NAME
+from contract.naming import LISTENER, TASK_NAME, priority_step
 from contract.openai.decode import decode, printable
 
 #: What follows the args in a message's body: no kwargs, and no options of Celery (`embed`).
@@ -122,7 +122,8 @@ class Delivery:
     an engine that died. A request without a batch may have `keep_ms`, its result's time to live
     (None: the default), and `listener`, the process that receives its text while it runs. `trace`
     has the W3C headers of the trace that the engine continues; None: the request is not traced.
-    `tenant` is in the name of the list from which the message was taken.
+    `tenant` is in the name of the list from which the message was taken. `priority` is kombu's step
+    of the message's priority: 0 (highest), 3, 6 or 9.
     """
 
     lease: str
@@ -146,6 +147,7 @@ class Delivery:
     listener: str = ""
     trace: Mapping[str, str] | None = None
     tenant: str = ""
+    priority: int = 0
 
     @property
     def attempt(self) -> int:
@@ -194,6 +196,7 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             # The tests with `in` save time: most messages have neither field.
             keep_ms=_integer(ours["keep_ms"]) if "keep_ms" in ours else None,
             listener=_listener(ours["listener"]) if "listener" in ours else "",
+            priority=_step(message.get("properties")),
         )
     except (RequestRejected, KeyError, TypeError, AttributeError) as error:
         raise RequestRejected(f"unreadable message: {error}") from None
@@ -205,6 +208,12 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _step(properties: object) -> int:
+    # Without a usable priority it is the highest, as in suffix_of (contract/lua/message.lua).
+    priority = properties.get("priority") if isinstance(properties, dict) else None
+    return priority_step(max(0, priority)) if isinstance(priority, int | float) else 0
 
 
 def _listener(value: object) -> str:

@@ -5,6 +5,7 @@ It also finds the known name that is most similar to a misspelt one.
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -36,9 +37,9 @@ def queue_name(model: str | None, default: str = DEFAULT_QUEUE) -> str:
     return f"{default}.{model}" if model else default
 
 
-def priority_step(priority: int) -> int:
+def priority_step(priority: float) -> int:
     """Return kombu's step of a priority, 0 (highest) to 9."""
-    return max(step for step in PRIORITY_STEPS if step <= priority)
+    return PRIORITY_STEPS[bisect_right(PRIORITY_STEPS, priority) - 1]
 
 
 def priority_list(queue: str, priority: int) -> str:

@@ -64,8 +64,8 @@ class WorkerSettings(Settings):
     look_ahead: Count | None = Field(
         None,
         ge=0,
-        description="requests that wait inside the engine beyond max_num_seqs; default "
-        "max(8, max_num_seqs / 4), for a pooling model max(8, 2 × max_num_seqs)",
+        description="requests that wait inside the engine beyond max_num_seqs, and start by "
+        "priority; default max(8, max_num_seqs / 4), for a pooling model max(8, 2 × max_num_seqs)",
     )
     front_ends: Count | None = Field(
         None,

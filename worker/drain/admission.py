@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from worker.engine import Capacity, multi_sequence_slots
 from worker.settings import WorkerSettings
@@ -62,9 +63,9 @@ class AdmissionLimits:
 class SequenceLimit:
     """Limits how many sequences the requests with several sequences have in the engine.
 
-    These requests enter in order of arrival while the sum of their sequences is at most `limit`.
-    A request with more sequences than the limit enters when no other of them is inside. `admitted`
-    is called when a request that waited has entered.
+    These requests enter by priority, within a priority in order of arrival, while the sum of their
+    sequences is at most `limit`. A request with more sequences than the limit enters when no other
+    of them is inside. `admitted` is called when a request that waited has entered.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class SequenceLimit:
     ) -> None:
         self._limit, self._admitted = limit, admitted
         self._inside = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._arrivals = count()
+        #: A heap of waiting requests: priority, number of the arrival, sequences, future.
+        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
 
     @property
     def waiting(self) -> int:
@@ -80,22 +83,22 @@ class SequenceLimit:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def entered(self, count: int) -> AsyncIterator[None]:
-        """Wait until `count` sequences fit, and count them while in the context."""
-        if count <= 1:
+    async def entered(self, sequences: int, priority: int = 0) -> AsyncIterator[None]:
+        """Wait until these sequences fit, and count them while in the context."""
+        if sequences <= 1:
             yield
             return
-        await self._enter(count)
+        await self._enter(sequences, priority)
         try:
             yield
         finally:
-            self._inside -= count
+            self._inside -= sequences
             self._admit()
 
-    async def _enter(self, count: int) -> None:
+    async def _enter(self, sequences: int, priority: int) -> None:
         entering: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (count, entering)
-        self._waiting.append(waiting)
+        waiting = (priority, next(self._arrivals), sequences, entering)
+        heappush(self._waiting, waiting)
         self._admit()
         if entering.done():
             return
@@ -105,19 +108,20 @@ class SequenceLimit:
         except asyncio.CancelledError:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
+                heapify(self._waiting)
             elif entering.done() and not entering.cancelled():  # admitted just now
-                self._inside -= count
+                self._inside -= sequences
             self._admit()
             raise
 
     def _admit(self) -> None:
         while self._waiting:
-            count, entering = self._waiting[0]
-            if self._inside and self._inside + count > self._limit():
+            _, _, sequences, entering = self._waiting[0]
+            if self._inside and self._inside + sequences > self._limit():
                 return
-            self._waiting.popleft()
+            heappop(self._waiting)
             if not entering.done():
-                self._inside += count
+                self._inside += sequences
                 entering.set_result(None)
 
 

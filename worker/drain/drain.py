@@ -15,7 +15,7 @@ from worker.drain.counts import Averages, Counts
 from worker.drain.endings import Ending, failed, log_extra
 from worker.drain.event_log import log_events
 from worker.drain.events import Events, Outage
-from worker.drain.in_flight import InFlight, Running
+from worker.drain.in_flight import InFlight, Running, perhaps_inside
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
 from worker.drain.scripts import ERRORS
@@ -221,13 +221,11 @@ class Drain:
     async def hand_back_crashed(self) -> None:
         """Hand back the requests that ran when the engine died; those in it count a death."""
         crashed, self._crashed = self._crashed, []
-        leases = [r.delivery.lease for r in crashed if r.died]
-        # Requests enter an engine in the order of their leases, so those beyond the slots were not
-        # in it. While the worker stops, the signal may have ended the engine's processes too: then
-        # no request counts a death.
-        inside = 0 if self.lifecycle.stopping else self.limits.slots
-        died = frozenset(sorted(leases, key=lease_number)[:inside])
-        await self.hand_back(crashed, died)
+        died = sorted((r for r in crashed if r.died), key=lambda r: lease_number(r.delivery.lease))
+        # While the worker stops, the signal may have ended the engine's processes too: then no
+        # request counts a death.
+        inside = [] if self.lifecycle.stopping else perhaps_inside(died, self.limits.slots)
+        await self.hand_back(crashed, frozenset(r.delivery.lease for r in inside))
 
     async def hand_back_returned(self) -> None:
         """Hand back the requests that the engine has returned; no death is counted."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from contract.batch import BY_USER
@@ -141,3 +142,20 @@ class InFlight:
                 asyncio.get_running_loop().call_soon(running.task.cancel)
                 if why == "lost":
                     self.drop(running.delivery.lease)
+
+
+def perhaps_inside(which: Sequence[Running], slots: int) -> list[Running]:
+    """Return the requests that may be in one of the engine's slots; the others wait in it.
+
+    A request starts after those of the same or a higher priority that came before it. If as many of
+    these as there are slots are still in flight, it has not started. `which` is in order of the
+    leases. In an engine that ignores priorities the requests in the slots are among the returned.
+    """
+    before: Counter[int] = Counter()
+    inside = []
+    for running in which:
+        priority = running.delivery.priority
+        if sum(count for step, count in before.items() if step <= priority) < slots:
+            inside.append(running)
+        before[priority] += 1
+    return inside

@@ -20,7 +20,7 @@ from worker.drain import lifecycle
 from worker.drain.announcement import announcement
 from worker.drain.drain import Drain
 from worker.drain.events import Stopped
-from worker.drain.in_flight import Running
+from worker.drain.in_flight import Running, perhaps_inside
 from worker.drain.lifecycle import end_tasks
 from worker.drain.scripts import ERRORS
 from worker.drain.wakeup import REDIS_PAUSE_S
@@ -161,7 +161,9 @@ async def _hand_over(drain: Drain) -> None:
 
 async def _finish(drain: Drain) -> None:
     """Hand the look-ahead back, and wait for the requests in the engine's slots."""
-    await _abort_and_hand_back(drain, list(drain.in_flight)[drain.limits.slots :])
+    in_flight = [r for r in drain.in_flight if not r.ended]
+    inside = {r.delivery.lease for r in perhaps_inside(in_flight, drain.limits.slots)}
+    await _abort_and_hand_back(drain, [r for r in in_flight if r.delivery.lease not in inside])
     if tasks := drain.in_flight.tasks():
         await asyncio.wait(tasks)
     await drain.hand_back_crashed()

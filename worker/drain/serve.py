@@ -37,7 +37,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
             code="model_not_found",
             field="body.model",
         )
-    return EngineRequest(url, body, delivery.trace, delivery.tenant)
+    return EngineRequest(url, body, delivery.trace, delivery.tenant, delivery.priority)
 
 
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
@@ -92,7 +92,7 @@ class Serving:
             if (count := sequences_of(request.body)) == 1:  # faster: a single sequence never waits
                 completion = await engine.generate(request, running.engine_id)
             else:
-                async with self._sequences.entered(count):
+                async with self._sequences.entered(count, request.priority):
                     completion = await engine.generate(request, running.engine_id)
         except (RequestRejected, RequestFailed) as error:
             return failed(delivery, error, timing=timing_of(running, popped_at))

@@ -69,6 +69,25 @@ def test_only_a_message_of_many_sequences_says_how_many() -> None:
     assert b'"sequences":3' in write_online("id-1", CHAT_URL, b"{}", **given, sequences=3)
 
 
+@pytest.mark.parametrize(
+    ("priority", "step"),
+    [
+        (0, 0), (2, 0), (3, 3), (5, 3), (6, 6), (9, 9), (12, 9), (-1, 0), (6.5, 6), (True, 0),
+        (None, 0), ("6", 0), ([6], 0), (1e300, 9),
+    ],
+)  # fmt: skip
+def test_a_priority_is_read_as_the_step_of_its_list(priority: object, step: int) -> None:
+    message = orjson.loads(celery_message("t0"))
+    message["properties"]["priority"] = priority
+    assert read_delivery("w/1", orjson.dumps(message)).priority == step
+
+
+@pytest.mark.parametrize("properties", [{}, [], None, "6"])
+def test_a_message_without_a_priority_has_the_highest(properties: object) -> None:
+    message = orjson.loads(celery_message("t0")) | {"properties": properties}
+    assert read_delivery("w/1", orjson.dumps(message)).priority == 0
+
+
 @pytest.mark.parametrize("encoding", ["base64", "BASE64", "utf-8", "UTF-8", None])
 def test_bodies_in_either_encoding_are_read(encoding: str | None) -> None:
     message = orjson.loads(celery_message("t0", chat("größer")))

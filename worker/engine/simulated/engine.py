@@ -40,6 +40,7 @@ from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.shutdown import children_shielded
 from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.device import DeviceShare
+from worker.engine.simulated.slots import Slots
 
 #: Sigma of the lognormal latency, whose mean is `latency_s`.
 SIGMA = 0.5
@@ -59,6 +60,7 @@ def digest(body: dict[str, Any]) -> str:
 class SimulatedEngine:
     """Runs `slots` requests at once, each for a lognormal time with the mean `latency_s`.
 
+    Waiting requests start by priority.
     Each of `front_ends` processes has its part of the slots. With `step_s`, requests end at
     multiples of this number of seconds, all of one step at the same time, as with vLLM.
     """
@@ -85,7 +87,7 @@ class SimulatedEngine:
         self._ends: dict[int, list[asyncio.Future[bool]]] = {}
         self._random = random.Random(self.seed)  # noqa: S311 - random latencies, not a secret
         self._process: StandIn | None = None
-        self._free = asyncio.Semaphore(-(-self.slots // self.front_ends))
+        self._free = Slots(-(-self.slots // self.front_ends))
         self._dead = False
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
@@ -111,21 +113,27 @@ class SimulatedEngine:
                 code="unknown_url",
                 field="url",
             )
-        async with self._free:
-            if self._dead:
-                raise EngineDead("the simulated engine is dead", inside=False)
-            self._device.refuse_asleep()
-            self.running += 1
-            self._note("start", request_id)
-            self._texts[request_id] = FIRST_WORD
-            self._wrote()
-            try:
-                await self._work(request.body)
-                self._note("end", request_id)
-            finally:
-                self.running -= 1
-                del self._texts[request_id]
+        await self._free.take(request.priority)
+        try:
+            await self._run(request.body, request_id)
+        finally:
+            self._free.give()
         return _answer(request, request_id, f"{self.named} " if self.named else "")
+
+    async def _run(self, body: dict[str, Any], request_id: str) -> None:
+        if self._dead:
+            raise EngineDead("the simulated engine is dead", inside=False)
+        self._device.refuse_asleep()
+        self.running += 1
+        self._note("start", request_id)
+        self._texts[request_id] = FIRST_WORD
+        self._wrote()
+        try:
+            await self._work(body)
+            self._note("end", request_id)
+        finally:
+            self.running -= 1
+            del self._texts[request_id]
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the first word of a running request; the digest comes with the answer."""

@@ -11,6 +11,7 @@ from contract.settings import SettingsError
 from worker.engine.vllm.media import MAX_MEDIA
 from worker.engine.vllm.memory import fill_in
 from worker.engine.vllm.names import FlexibleArgumentParser, current_platform, make_arg_parser
+from worker.engine.vllm.priorities import default_policy
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 from worker.machine.packages import installed
 
@@ -47,6 +48,8 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
     default = parser.get_default("gpu_memory_utilization")
     parser.set_defaults(gpu_memory_utilization=None)  # stays None unless the user sets it
     parser.set_defaults(limit_mm_per_prompt=dict(MAX_MEDIA))
+    policy = default_policy(parser.get_default("scheduling_policy"))
+    parser.set_defaults(scheduling_policy=policy)
     try:
         args: Namespace = parser.parse_args(words)
     except SettingsError:

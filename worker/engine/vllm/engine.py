@@ -23,7 +23,7 @@ from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest, engine_log
 from worker.engine.rbln.model import read_artefact
 from worker.engine.shutdown import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.vllm import errors, limits, names, serving, stats
+from worker.engine.vllm import errors, limits, names, priorities, serving, stats
 from worker.engine.vllm.adapters import Adapters
 from worker.engine.vllm.arguments import parse_engine_args, refusals
 from worker.engine.vllm.clients import EngineClients
@@ -128,6 +128,7 @@ class VllmEngine:
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         limits.guard_log_probabilities(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
+        priorities.guard(engine)
         limits.guard_vocabulary(engine)
         self._slots.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._fast = fast_path(engine, self._args, state)
@@ -181,7 +182,9 @@ class VllmEngine:
             if self.dead():
                 raise EngineDead("the engine is dead", inside=False)
             serving.refuse_unserved(self._serving, request.url, request.body)
-            TENANT.set(request.tenant)  # TENANT and TRACE are set in the request's task
+            # These context variables are set in the request's task.
+            TENANT.set(request.tenant)
+            priorities.PRIORITY.set(request.priority)
             if request.trace is not None:
                 stats.TRACE.set(request.trace)
             if self._adapters is None:

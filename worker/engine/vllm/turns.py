@@ -8,18 +8,19 @@ go one after the other, and a request starts a prompt only while it can get a sl
 
 vLLM's scheduler runs sequences in the order in which they come. So the sequences of a request with
 `n` answers, or with a list of prompts, could delay other requests for minutes. Here each of them
-waits for one of the slots that such requests share. The other slots are reserved for requests of
-one sequence, which never wait here.
+waits, by priority, for one of the slots that such requests share. The other slots are reserved for
+requests of one sequence, which never wait here.
 """
 
 import asyncio
 import logging
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import wraps
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any
 
 from contract.openai.amounts import sequences_of
@@ -27,6 +28,7 @@ from worker.engine import multi_sequence_slots
 from worker.engine.preparation import waiting
 from worker.engine.vllm.limits import lengths
 from worker.engine.vllm.names import EngineDeadError
+from worker.engine.vllm.priorities import PRIORITY
 from worker.engine.vllm.stats import Progress
 
 log = logging.getLogger(__name__)
@@ -186,7 +188,9 @@ class SequenceSlots:
         #: Ids of the sequences in the engine. Ended ones are removed when a sequence needs a slot.
         self._inside: set[str] = set()
         self._entering: set[str] = set()
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._arrivals = count()
+        #: A heap of waiting sequences: priority in the queue, number of the arrival, id, future.
+        self._waiting: list[tuple[int, int, str, asyncio.Future[None]]] = []
 
     def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
         """Wrap an AsyncLLM's `_add_request`. A release without this method is not changed.
@@ -236,9 +240,9 @@ class SequenceSlots:
             self._inside.add(name)
 
     async def _enter(self, name: str, parent: Any) -> None:
-        slot = asyncio.get_running_loop().create_future()
-        waiter = (name, slot)
-        self._waiting.append(waiter)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (PRIORITY.get(), next(self._arrivals), name, slot)
+        heappush(self._waiting, waiter)
         self.let_in()
         if slot.done():
             return
@@ -247,6 +251,7 @@ class SequenceSlots:
         except asyncio.CancelledError:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
+                heapify(self._waiting)
             self._entering.discard(name)
             self.let_in()
             # vLLM itself aborts a request only after all its sequences have been added.
@@ -260,7 +265,7 @@ class SequenceSlots:
             return
         self._inside = {name for name in self._inside if name in self._processor.request_states}
         while self._waiting and len(self._inside) + len(self._entering) < self._slots:
-            name, slot = self._waiting.popleft()
+            _, _, name, slot = heappop(self._waiting)
             if not slot.done():
                 self._entering.add(name)
                 slot.set_result(None)
@@ -279,6 +284,6 @@ class SequenceSlots:
         """End the waiting sequences with an error, as vLLM ends the running ones."""
         self._propagate(error)
         while self._waiting:
-            _, slot = self._waiting.popleft()
+            *_, slot = self._waiting.pop()
             if not slot.done():
                 slot.set_exception(EngineDeadError())

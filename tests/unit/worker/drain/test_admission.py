@@ -98,6 +98,26 @@ def test_the_sum_is_bounded_and_one_larger_than_the_limit_runs_apart() -> None:
     assert asyncio.run(most_inside(16, [8, 8, 8, 4, 12]))[0] <= 16
 
 
+async def test_those_that_wait_enter_by_priority_then_as_they_came() -> None:
+    gate, order, go_on = SequenceLimit(lambda: 4), list[str](), asyncio.Event()
+
+    async def one(name: str, priority: int) -> None:
+        async with gate.entered(4, priority):
+            order.append(name)
+            await go_on.wait()
+
+    came = [("first", 6), ("second", 6), ("flex", 3), ("third", 6), ("online", 0), ("last", 9)]
+    tasks = []
+    for name, priority in came:
+        tasks.append(asyncio.create_task(one(name, priority)))
+        await asyncio.sleep(0)
+    tasks[3].cancel()  # one in the middle of those that wait
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait(tasks, timeout=5)
+    assert order == ["first", "online", "flex", "second", "last"]
+
+
 def test_one_that_is_cancelled_while_it_waits_leaves_its_place() -> None:
     async def scene() -> None:
         gate = SequenceLimit(lambda: 4)

@@ -1,4 +1,4 @@
-"""The simulated engine's steps: benchmarks count on requests that end together."""
+"""The simulated engine: requests that end together, and which of those that wait begins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from contract.openai.body import COMPLETION_URL
 from worker.engine import EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
+from worker.engine.simulated.slots import Slots
 
 
 async def passes_of_ends(monkeypatch: pytest.MonkeyPatch, step_s: float) -> list[int]:
@@ -46,3 +47,33 @@ async def test_requests_of_one_step_end_together(monkeypatch: pytest.MonkeyPatch
 
 async def test_without_steps_each_request_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(await passes_of_ends(monkeypatch, 0))) == 4
+
+
+async def test_those_that_wait_begin_by_priority_then_as_they_came() -> None:
+    engine, order = SimulatedEngine(1, 0.0), list[str]()
+    await engine.start()
+
+    async def run(name: str, priority: int) -> None:
+        request = EngineRequest(COMPLETION_URL, {"prompt": name}, priority=priority)
+        await engine.generate(request, name)
+        order.append(name)
+
+    came = {"first": 6, "second": 6, "last": 9, "flex": 3, "online": 0, "later": 0}
+    await asyncio.gather(*(run(name, priority) for name, priority in came.items()))
+    assert order == ["first", "online", "later", "flex", "second", "last"]
+
+
+async def test_a_slot_of_one_that_gives_up_is_the_next_ones() -> None:
+    slots = Slots(1)
+    await slots.take(6)
+    waiting = [asyncio.create_task(slots.take(priority)) for priority in (6, 0, 3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()  # while it waits
+    await asyncio.sleep(0)
+    slots.give()
+    waiting[2].cancel()  # just as it has got the slot
+    await asyncio.wait(waiting, timeout=5)
+    assert [task.cancelled() for task in waiting] == [False, True, True]
+    slots.give()
+    async with asyncio.timeout(5):
+        await slots.take(9)

@@ -232,6 +232,9 @@ class Replay:
             request.request_id = f"{request.external_req_id}-{number:08x}"
             request.prompt_token_ids = tokens
             request.arrival_time = now
+            # The observed request has the priority of its own queued request. Plain bodies have
+            # none, so the request gets that of its queued request only (priorities.py).
+            request.priority = 0
             if self.pools and (extra or observed.pooling_params.extra_kwargs):
                 request.pooling_params = copy(observed.pooling_params)
                 request.pooling_params.extra_kwargs = extra

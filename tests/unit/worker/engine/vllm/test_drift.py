@@ -203,6 +203,13 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert inspect.iscoroutinefunction(AsyncLLMEngine.remove_lora)
     made = inspect.getsource(OpenAIServingModels.__init__)
     assert "self.lora_requests" in made and "self.lora_id_counter" in made
+    # What worker/engine/vllm/priorities.py sets and stands in for
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.core_client import AsyncMPClient
+
+    assert {"priority", "arrival_time"} <= set(EngineCoreRequest.__struct_fields__)
+    assert inspect.iscoroutinefunction(AsyncMPClient.add_request_async)
+    assert list(inspect.signature(AsyncMPClient.add_request_async).parameters)[1:] == ["request"]
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
 
@@ -249,3 +256,16 @@ def test_engine_options_are_vllms_own() -> None:
     assert args.override_generation_config == {"a": 1}
     assert (args.model, args.served_model_name) == ("models/tiny", ["x"])
     assert not args.trust_remote_code
+
+
+@pytest.mark.parametrize(
+    ("words", "policy"),
+    [("", "priority"), ("--scheduling-policy fcfs", "fcfs"), ("--scheduling_policy=fcfs", "fcfs")],
+)
+def test_requests_start_by_priority_unless_the_user_sets_another_policy(
+    words: str, policy: str
+) -> None:
+    from worker.engine.vllm.arguments import parse_engine_args
+
+    settings = VllmSettings(model="models/tiny", engine_args=words)
+    assert parse_engine_args(settings).scheduling_policy == policy
