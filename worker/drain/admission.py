@@ -21,8 +21,8 @@ LARGE_BYTES = 16_384
 class AdmissionLimits:
     """Most requests that run in the engine (`slots`), and that are in flight (`limit`).
 
-    The loop asks Redis for more once `low_water` places below `limit` are free. `context` is the
-    model's context length in tokens, 0 if it is unknown.
+    The loop asks Redis for more once `low_water` places below `limit` are free (refill.py).
+    `context` is the model's context length in tokens, 0 if it is unknown.
     """
 
     slots: int = 0

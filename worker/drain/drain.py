@@ -18,6 +18,7 @@ from worker.drain.events import Events, Outage
 from worker.drain.in_flight import InFlight, Running, perhaps_inside
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
+from worker.drain.refill import Refill
 from worker.drain.scripts import ERRORS
 from worker.drain.serve import Serving
 from worker.drain.supervisor import Supervisor
@@ -58,6 +59,7 @@ class Drain:
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases.wait_for_message)
         self.limits = AdmissionLimits()  # none before the engine is ready
+        self.refill = Refill()
         self._sequences = SequenceLimit(lambda: self.limits.multi_sequence_slots, self.wakeup.poke)
         #: The requests in flight that wait for the preparation of earlier ones.
         self.preparing = PreparingRequests(self.wakeup.poke)
@@ -125,6 +127,7 @@ class Drain:
             await asyncio.sleep(REDIS_PAUSE_S)
             return None
         self.outage.over()
+        self.refill.asked(popped.deliveries)
         return popped
 
     # -- one request --------------------------------------------------------------

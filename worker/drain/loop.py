@@ -71,8 +71,9 @@ async def _refill(drain: Drain) -> None:
             continue
         free = drain.limits.limit - len(drain.in_flight) + len(drain.preparing)
         free_bytes = max_bytes - drain.in_flight.size
-        if free < drain.limits.low_water or free_bytes <= 0:
-            await drain.wakeup.wait()
+        pause_s = drain.refill.pause_s(free, drain.limits.low_water)
+        if free_bytes <= 0 or pause_s > 0:
+            await drain.wakeup.wait(pause_s or math.inf)
             continue
         popped = await drain.pop(free, max_bytes=free_bytes)
         if popped is None:

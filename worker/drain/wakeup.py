@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
@@ -42,11 +44,16 @@ class Wakeup:
         """Forget earlier pokes; the loop calls this before it checks for work."""
         self._changed.clear()
 
-    async def wait(self, *, queue_empty: bool = False) -> None:
+    async def wait(self, at_most_s: float = math.inf, *, queue_empty: bool = False) -> None:
         """Wait for a poke after `clear`, and with an empty queue also for a message."""
         if queue_empty:
             self.queue_empty.set()
-        await self._changed.wait()
+        if at_most_s == math.inf:
+            await self._changed.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._changed.wait()
 
     async def run(self) -> None:
         """Wait for messages until cancelled, on a separate connection."""
