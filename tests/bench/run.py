@@ -45,6 +45,7 @@ PARTS = {
     "short": "beside_vllm.short",
     "pooling_short": "beside_vllm.pooling_short",
     "streaming": "beside_vllm.streaming",
+    "policy": "beside_vllm.policy",
     "gateway_online": "gateway.online",
     "gateway_streamed": "gateway.streamed",
     "gateway_carrying": "gateway.carrying",
@@ -60,7 +61,7 @@ def run_part(part: str, *, quick: bool, model: Path) -> None:
     module = importlib.import_module(f"bench.{PARTS[part]}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with report.LoadWatch() as load:
-        if part in ("throughput", "short", "pooling_short", "streaming"):
+        if PARTS[part].startswith("beside_vllm."):
             measured = asyncio.run(module.measure(quick, model))
         else:
             measured = module.measure(quick)

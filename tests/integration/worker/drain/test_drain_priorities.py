@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import redis
-from kit.drain.draining import LONG, draining, error_of, leased, soon
+from kit.drain.draining import draining, error_of, leased, soon
 from kit.protocol.lessee import QUEUE, chat, now, queued_ids, stored, submit_batch
 
 from contract import naming
@@ -54,38 +54,55 @@ async def test_an_online_request_starts_before_the_look_ahead_and_flex_before_th
                 if stored(redis_client, name):
                     ended[name] = now(store).number("completed")
             await asyncio.sleep(0.005)
-        # When four have ended POP takes both, and the next two slots are theirs; all of the ten in
-        # flight would have started before them in the order of arrival.
-        assert max(ended.values()) <= 8, ended
+        # POP takes both when four have ended, and six are left in flight: in the order of arrival
+        # these six would have started before.
+        assert max(ended.values()) <= 7, ended
         await soon(lambda: now(store).finished)
+
+
+async def test_while_online_requests_come_the_next_one_waits_for_one_free_place_only(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    submit_batch(store, bodies=lines(40, 0.3))
+    async with draining(redis_url, **ROOM) as running:
+        await soon(lambda: len(running.drain.in_flight) == 10)
+        waited = []
+        for name in ("first", "second", "third"):
+            before = now(store).number("completed")
+            send_online(redis_client, name)
+            await soon(lambda name=name: stored(redis_client, name))
+            waited.append(now(store).number("completed") - before)
+        assert max(waited[1:]) <= 4, waited
+        await asyncio.to_thread(store.cancel, now(store))
 
 
 async def test_an_online_request_that_kills_its_engine_counts_a_death(
     redis_client: redis.Redis, redis_url: str, store: BatchStore
 ) -> None:
-    submit_batch(store, bodies=lines(4, 0.05) + [chat(f"{n}", user=LONG) for n in range(20)])
+    submit_batch(store, bodies=lines(40, 0.1))
     async with draining(redis_url, **ROOM) as running:
+        await soon(lambda: len(running.drain.in_flight) == 10)
         send_online(redis_client, "poison", "simulate:die")
         await soon(lambda: stored(redis_client, "poison"), 30)
-        assert running.supervisor.deaths <= 6
         assert error_of(redis_client, "poison")["code"] == "poison"
-        await asyncio.to_thread(store.cancel, now(store))
+        await soon(lambda: now(store).finished)
+        assert running.supervisor.deaths <= 6
+    assert now(store).number("completed") == 40
+    assert redis_client.hlen(keys.DEATHS) == 0
 
 
 async def test_a_stop_lets_an_online_request_end_that_passed_the_look_ahead(
     redis_client: redis.Redis, redis_url: str, store: BatchStore
 ) -> None:
-    bodies = lines(4, 0.05) + [chat(f"{n}", user=LONG) for n in range(20)]
-    submitted = submit_batch(store, bodies=bodies)
-    async with draining(redis_url, drain_timeout_s=1, **ROOM) as running:
-        send_online(redis_client, "first", "simulate:sleep=0.1")
-        await soon(lambda: stored(redis_client, "first"))
-        send_online(redis_client, "online", "simulate:sleep=0.5")
-        text_of = running.engine.text_so_far
-        await soon(lambda: text_of("online") or stored(redis_client, "online"), 5)
+    submitted = submit_batch(store, bodies=lines(30, 0.4))
+    async with draining(redis_url, drain_timeout_s=10, **ROOM) as running:
+        await soon(lambda: len(running.drain.in_flight) == 10)
+        send_online(redis_client, "online", "simulate:sleep=1")
+        await soon(lambda: running.engine.text_so_far("online"))
         running.drain.stop()
         await running.ended()
     assert stored(redis_client, "online")
     assert redis_client.hlen(keys.DEATHS) == 0
     assert leased(redis_client) == 0
-    assert len(queued_ids(redis_client, submitted.list_key)) == 20
+    left = len(queued_ids(redis_client, submitted.list_key))
+    assert left == 30 - now(store).number("completed") >= 20
