@@ -21,7 +21,7 @@ from demo.stack import (
 )
 
 pytestmark = pytest.mark.timeout(300)
-LINES, TOKENS = 40, 300
+LINES, TOKENS = 30, 900
 
 
 def test_a_chat_passes_the_look_ahead_and_every_line_is_answered_in_full(tmp_path: Path) -> None:
