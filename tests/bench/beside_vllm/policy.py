@@ -1,14 +1,17 @@
-"""What vLLM's policy `priority` costs a batch alone, against `fcfs`: two real engines in turn.
+"""What vLLM's policy `priority` costs a batch alone, against `fcfs`, in one real engine.
 
-Both engines are warm in this process, each with a drain and a Redis; one works while the other
-waits. Their runs take turns within each pair.
+The policy of the idle engine's scheduler is changed between runs, so that both have the same
+processes and cores. Runs take turns within each round. `again` is fcfs once more: its ratio shows
+how much two equal runs differ on this machine.
 
 short    prompts of 8 to 32 words, answers of 1 to 4 tokens: most requests a second
 tokens   answers of 64 tokens: most steps of the scheduler
+queue    the CPU that vLLM's queue of waiting requests takes for each request, by itself
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,15 @@ from bench.beside_vllm.short import ENGINE_ARGS, Short
 from bench.common import report
 from bench.common.load import cpu_s
 
-POLICIES = ("fcfs", "priority")
+from worker.engine.vllm.priorities import RANGE
+
+#: The runs of a round, and the policy of each.
+RUNS = {"fcfs": "fcfs", "priority": "priority", "again": "fcfs"}
 KINDS = ("short", "tokens")
+#: The call to EngineCore that changes its policy.
+CALL = "warmq_bench_policy"
+#: Waiting requests: the look-ahead of an engine with 256 slots.
+WAITING = 64
 TITLE = "a batch alone, vLLM's policy priority ÷ fcfs; ratios are of pairs"
 EXPECTED = {
     "written": "before the first run",
@@ -30,8 +40,19 @@ EXPECTED = {
 BARS = {"short_priority_to_fcfs": 0.99, "tokens_priority_to_fcfs": 0.99}
 
 
+def set_policy(core: Any, name: str) -> None:
+    """Change the policy of an EngineCore without requests."""
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+
+    scheduler = core.scheduler
+    assert not scheduler.requests
+    scheduler.policy = SchedulingPolicy(name)
+    scheduler.waiting = create_request_queue(scheduler.policy)
+    scheduler.skipped_waiting = create_request_queue(scheduler.policy)
+
+
 class Engine:
-    """A warm engine with one policy."""
+    """The warm engine; its processes began as copies of this one, with the call of `set_policy`."""
 
     def __init__(self, forms: Forms, count: int) -> None:
         self._forms, self._count = forms, count
@@ -42,17 +63,16 @@ class Engine:
         """Let the fast path learn the forms of both kinds, and warm the engine."""
         await self._short.learn()
         for kind in KINDS:
-            await self.time(kind)
+            await self.time(kind, "priority")
 
-    async def time(self, kind: str) -> dict[str, float]:
+    async def time(self, kind: str, policy: str) -> dict[str, float]:
         """Run a batch; return its rate and the CPU of the engine's processes for each request."""
+        await self._adapter._engine.engine_core.call_utility_async(CALL, policy)
         before = self._engine_cpu_s()
         if kind == "short":
-            found = await self._short.time("queue")
-            rate = found["requests_per_s"]
+            rate = (await self._short.time("queue"))["requests_per_s"]
         else:
-            found = await self._forms.time("queue", self._count // 5)
-            rate = found["tokens_per_s"]
+            rate = (await self._forms.time("queue", self._count // 5))["tokens_per_s"]
         requests = self._count if kind == "short" else self._count // 5
         return {"rate": rate, "engine_us": 1e6 * (self._engine_cpu_s() - before) / requests}
 
@@ -60,34 +80,62 @@ class Engine:
         return sum(cpu_s(process.pid) for process in self._adapter._warnings.processes)
 
 
-def reached(kind: str, runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Return one kind's paired ratios, and the rates by policy."""
-    ratios = [run["priority"]["rate"] / run["fcfs"]["rate"] for run in runs]
-    cpu = [run["priority"]["engine_us"] / run["fcfs"]["engine_us"] for run in runs]
-    found = {
-        f"{kind}_priority_to_fcfs": report.spread(ratios),
-        f"{kind}_engine_cpu_priority_to_fcfs": report.spread(cpu),
-    }
-    for policy in POLICIES:
-        found[f"{kind}_{policy}_per_s"] = report.spread([run[policy]["rate"] for run in runs], 0)
+def reached(kind: str, rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Return one kind's paired ratios, and the rates by run."""
+    found: dict[str, Any] = {}
+    for figure, name in (("rate", ""), ("engine_us", "engine_cpu_")):
+        for run in ("priority", "again"):
+            ratios = [one[run][figure] / one["fcfs"][figure] for one in rounds]
+            found[f"{kind}_{name}{run}_to_fcfs"] = report.spread(ratios)
+    for run in RUNS:
+        found[f"{kind}_{run}_per_s"] = report.spread([one[run]["rate"] for one in rounds], 0)
     return found
 
 
+def queue_us(policy: str, count: int = 3000) -> float:
+    """Return the CPU in µs for each request that enters and leaves vLLM's queue."""
+    from vllm import SamplingParams
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+    from vllm.v1.request import Request
+
+    requests = [
+        Request(
+            request_id=str(n), prompt_token_ids=[1, 2, 3], pooling_params=None,
+            sampling_params=SamplingParams(max_tokens=4), arrival_time=float(n), priority=6 * RANGE,
+        )
+        for n in range(WAITING + count)
+    ]  # fmt: skip
+    queue = create_request_queue(SchedulingPolicy(policy))
+    for request in requests[:WAITING]:
+        queue.add_request(request)
+    began = time.process_time()
+    for request in requests[WAITING:]:
+        queue.add_request(request)
+        queue.peek_request()
+        queue.pop_request()
+    return 1e6 * (time.process_time() - began) / count
+
+
 async def measure(quick: bool, model: Path) -> dict[str, Any]:
-    """Run all pairs; return the part's figures."""
-    count, pairs = (500, 2) if quick else (1500, 9)
-    runs: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in KINDS}
-    args = {policy: f"{ENGINE_ARGS} --scheduling-policy {policy}" for policy in POLICIES}
-    async with warm_engine(model, args["fcfs"]) as one, warm_engine(model, args["priority"]) as two:
-        engines = {"fcfs": Engine(one, count), "priority": Engine(two, count)}
-        for engine in engines.values():
-            await engine.learn()
-        for number in range(pairs):
+    """Run all rounds; return the part's figures."""
+    from vllm.v1.engine.core import EngineCore
+
+    setattr(EngineCore, CALL, set_policy)
+    count, number_of_rounds = (500, 2) if quick else (1000, 9)
+    rounds: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in KINDS}
+    found: dict[str, Any] = {}
+    async with warm_engine(model, f"{ENGINE_ARGS} --scheduling-policy priority") as forms:
+        engine = Engine(forms, count)
+        await engine.learn()
+        for number in range(number_of_rounds):
             for kind in KINDS:
-                order = report.in_turn(POLICIES, number)
-                runs[kind].append({policy: await engines[policy].time(kind) for policy in order})
-    figures = [reached(kind, runs[kind]) for kind in KINDS]
+                order = report.in_turn(list(RUNS), number)
+                rounds[kind].append({run: await engine.time(kind, RUNS[run]) for run in order})
+    for kind in KINDS:
+        found |= reached(kind, rounds[kind])
+    for policy in ("fcfs", "priority"):
+        repeats = [queue_us(policy) for _ in range(number_of_rounds)]
+        found[f"queue_{policy}_us_per_request"] = report.spread(repeats, 2)
     return {
-        "model": model.name, "requests": count, "engine_args": ENGINE_ARGS,
-        "reached": figures[0] | figures[1],
+        "model": model.name, "requests": count, "engine_args": ENGINE_ARGS, "reached": found,
     }  # fmt: skip

@@ -48,8 +48,9 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
     default = parser.get_default("gpu_memory_utilization")
     parser.set_defaults(gpu_memory_utilization=None)  # stays None unless the user sets it
     parser.set_defaults(limit_mm_per_prompt=dict(MAX_MEDIA))
-    policy = default_policy(parser.get_default("scheduling_policy"))
-    parser.set_defaults(scheduling_policy=policy)
+    if not installed().rbln:  # vllm-rbln has schedulers of its own
+        policy = default_policy(parser.get_default("scheduling_policy"))
+        parser.set_defaults(scheduling_policy=policy)
     try:
         args: Namespace = parser.parse_args(words)
     except SettingsError:

@@ -27,9 +27,9 @@ PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 
 def default_policy(default: str) -> str:
     """Return the policy for engines whose user sets none; `default` is vLLM's."""
-    # vllm-rbln has schedulers of its own, in which the policy was never tested.
-    tested = current_platform.is_cpu() or current_platform.is_cuda_alike()
-    return POLICY if tested else default
+    # Plugins of other platforms may have schedulers of their own.
+    vllms_own = current_platform.is_cpu() or current_platform.is_cuda_alike()
+    return POLICY if vllms_own else default
 
 
 def vllm_priority(queued: int, own: int) -> int:

@@ -77,7 +77,7 @@ def test_a_release_that_sends_requests_in_another_way_is_not_changed() -> None:
     ("cpu", "cuda", "policy"),
     [(True, False, POLICY), (False, True, POLICY), (False, False, "fcfs")],
 )
-def test_priorities_are_the_default_where_they_were_tested(
+def test_priorities_are_the_default_where_the_scheduler_is_vllms_own(
     cpu: bool, cuda: bool, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform = SimpleNamespace(is_cpu=lambda: cpu, is_cuda_alike=lambda: cuda)
