@@ -26,8 +26,8 @@ from worker.engine.vllm.priorities import RANGE
 #: The runs of a round, and the policy of each.
 RUNS = {"fcfs": "fcfs", "priority": "priority", "again": "fcfs"}
 KINDS = ("short", "tokens")
-#: The call to EngineCore that changes its policy.
-CALL = "warmq_bench_policy"
+#: The scheduler whose policy changes between runs.
+SCHEDULER = "bench.beside_vllm.switched.SwitchedScheduler"
 #: Waiting requests: the look-ahead of an engine with 256 slots.
 WAITING = 64
 TITLE = "a batch alone, vLLM's policy priority ÷ fcfs; ratios are of pairs"
@@ -40,19 +40,8 @@ EXPECTED = {
 BARS = {"short_priority_to_fcfs": 0.99, "tokens_priority_to_fcfs": 0.99}
 
 
-def set_policy(core: Any, name: str) -> None:
-    """Change the policy of an EngineCore without requests."""
-    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
-
-    scheduler = core.scheduler
-    assert not scheduler.requests
-    scheduler.policy = SchedulingPolicy(name)
-    scheduler.waiting = create_request_queue(scheduler.policy)
-    scheduler.skipped_waiting = create_request_queue(scheduler.policy)
-
-
 class Engine:
-    """The warm engine; its processes began as copies of this one, with the call of `set_policy`."""
+    """The warm engine, with SwitchedScheduler."""
 
     def __init__(self, forms: Forms, count: int) -> None:
         self._forms, self._count = forms, count
@@ -67,7 +56,7 @@ class Engine:
 
     async def time(self, kind: str, policy: str) -> dict[str, float]:
         """Run a batch; return its rate and the CPU of the engine's processes for each request."""
-        await self._adapter._engine.engine_core.call_utility_async(CALL, policy)
+        assert await self._adapter._engine.reset_prefix_cache(policy == "priority")
         before = self._engine_cpu_s()
         if kind == "short":
             rate = (await self._short.time("queue"))["requests_per_s"]
@@ -118,13 +107,11 @@ def queue_us(policy: str, count: int = 3000) -> float:
 
 async def measure(quick: bool, model: Path) -> dict[str, Any]:
     """Run all rounds; return the part's figures."""
-    from vllm.v1.engine.core import EngineCore
-
-    setattr(EngineCore, CALL, set_policy)
-    count, number_of_rounds = (500, 2) if quick else (1000, 9)
+    count, number_of_rounds = (500, 2) if quick else (1000, 6)
     rounds: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in KINDS}
     found: dict[str, Any] = {}
-    async with warm_engine(model, f"{ENGINE_ARGS} --scheduling-policy priority") as forms:
+    args = f"{ENGINE_ARGS} --scheduling-policy priority --scheduler-cls {SCHEDULER}"
+    async with warm_engine(model, args) as forms:
         engine = Engine(forms, count)
         await engine.learn()
         for number in range(number_of_rounds):
