@@ -145,7 +145,7 @@ class InFlight:
 
 
 def perhaps_inside(which: Sequence[Running], slots: int) -> list[Running]:
-    """Return the requests that may be in one of the engine's slots; the others wait in it.
+    """Return the requests that may be in one of the engine's slots; the rest waits in it.
 
     A request starts after those of the same or a higher priority that came before it. If as many of
     these as there are slots are still in flight, it has not started. `which` is in order of the

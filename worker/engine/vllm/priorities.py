@@ -1,4 +1,4 @@
-"""Passes the queue's priorities to vLLM's scheduler, so that urgent requests start before others.
+"""Passes the queue's priorities to vLLM's scheduler, so that urgent requests start first.
 
 With vLLM's policy `priority` the scheduler takes the waiting request with the lowest number next;
 among equal ones, the one that arrived first. If the KV cache is full, it preempts the running
@@ -51,7 +51,7 @@ def guard(engine: Any) -> None:
     async def add_request(request: Any) -> None:
         request.priority = vllm_priority(PRIORITY.get(), request.priority)
         # vLLM notes the arrival before it makes the tokens. The sequences of a large request, which
-        # wait for slots afterwards (turns.py), would otherwise pass all others.
+        # wait for slots afterwards (turns.py), would otherwise pass all requests.
         request.arrival_time = time.time()
         await add(request)
 
