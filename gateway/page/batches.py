@@ -49,8 +49,7 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
 
     The rate of a batch that has ended is its mean; `live.py` measures the rate of one that runs.
     The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
-    batch if `producer submit` made it, otherwise None; `parts` has the ids of the queue's batches
-    of which another one consists.
+    batch; None if it was made over HTTP: then `parts` has the ids of its queue batches.
     """
     batch = batch_object(batch_view)
     if batch is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.commands.runs import custom_ids, done_windows, journal_of
+from kit.commands.runs import custom_ids, done_windows, journal_of, windows
 from kit.commands.support import batch_file, producer_command, producer_env
 from kit.redis_servers.outage import in_flight, recomputed, simulated, stay, store_of
 
@@ -172,7 +172,7 @@ def test_after_the_limit_it_says_how_to_go_on_and_goes_on(
 
 def submitted(server: RedisServer) -> set[str]:
     """Return the ends of the ids of the batches that are submitted to their ends."""
-    return {batch.id[-2:] for batch in store_of(server).batches() if batch.sealed}
+    return {batch.id[-2:] for batch in windows(store_of(server)) if batch.sealed}
 
 
 def test_a_run_goes_on_by_itself_after_redis_lost_its_last_writes(tmp_path: Path) -> None:

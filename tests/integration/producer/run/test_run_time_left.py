@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 from kit.commands.doctor_findings import announce
-from kit.commands.runs import running
+from kit.commands.runs import running, windows
 from kit.commands.support import batch_file, chat_line, finish, run_producer, write_lines
 from kit.protocol.lessee import QUEUE, Lessee, client_of
 
@@ -36,7 +36,7 @@ def test_a_run_says_how_long_all_its_lines_take(
     with running(redis_url, path, tmp_path / "out.jsonl", "--window", "500") as process:
         if ended:
             finish(lessee, eventually(lambda: lessee.pop(ended), 30))
-        eventually(lambda: len(store.batches()) == 2, 30)
+        eventually(lambda: len(windows(store)) == 2, 30)
         announce(store, slots=10)
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
