@@ -25,7 +25,7 @@ WORKER_SETTINGS = frozenset(
     """
     engine model models swap_drain_s served_model_name default_max_tokens look_ahead
     lease_s max_deaths stall_timeout_s rebuild_tries heartbeat_file front_ends metrics_port
-    engine_args engine_log kill_grace_s media_private_networks adapters rbln_devices rbln_timeout_s
+    engine_args engine_log kill_grace_s media_private_networks adapters rbln_devices
     remote_wait_s openai_base_urls openai_api_key openai_concurrency openai_health_path
     openai_shared_with openai_ttft_ms openai_itl_ms
     triton_url triton_model
@@ -64,6 +64,7 @@ REMOVED_SETTINGS = {
     "gateway_drain_s": "set WARMQ_DRAIN_TIMEOUT_S, which gateways read, too",
     "gateway_lease_s": f"a gateway's work is taken over after 6 s, which {_FIXED}",
     "gateway_carries": "set WARMQ_GATEWAY_BATCH_RUNNER, its new name",
+    "rbln_timeout_s": "set WARMQ_STALL_TIMEOUT_S above the runtime's limit of 60 s",
     "gateway_connections": "a gateway takes 20,000 connections, or as many as `ulimit -n` allows",
 }
 #: Variables that are not settings: the TOML file's name, those that a worker passes to its engine's

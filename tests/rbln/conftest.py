@@ -108,7 +108,7 @@ def pair(
         name: Emulated(
             *machine, folder / name, model=artefacts["plain"], rbln_devices=card,
             engine_args="--max-num-seqs 8 --enable-prompt-tokens-details",
-            rbln_timeout_s=3, stall_timeout_s=6,
+            stall_timeout_s=6,
         )
         for card, name in enumerate(("left", "right"))
     }  # fmt: skip

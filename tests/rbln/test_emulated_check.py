@@ -106,5 +106,5 @@ def test_everything_else_that_can_be_wrong_in_one_report(
         "--max-num-batched-tokens 512 conflicts": "Leave it out",
         "--max-num-seqs 8 has no effect": "--batch-size 8",
         "--max-model-len 8192 has no effect": "--max-seq-len 8192",
-        "WARMQ_STALL_TIMEOUT_S=60 is not longer": "WARMQ_RBLN_TIMEOUT_S",
+        "WARMQ_STALL_TIMEOUT_S=60 is not longer": "raise WARMQ_STALL_TIMEOUT_S",
     })  # fmt: skip

@@ -103,9 +103,6 @@ class VllmSettings(WorkerSettings):
         pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$",
         description="RBLN: numbers of the cards for this worker's engine, for example 0,1",
     )
-    rbln_timeout_s: Seconds = Field(
-        60, gt=0, description="RBLN: the runtime's own time limit on one step"
-    )
 
     @model_validator(mode="after")
     def _one_process_loads_adapters(self) -> Self:

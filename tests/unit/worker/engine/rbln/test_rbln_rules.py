@@ -102,9 +102,8 @@ def test_settings_that_agree_are_not_mentioned(tmp_path: Path, args: str) -> Non
 def test_the_watchdog_is_longer_than_the_runtimes_own(tmp_path: Path) -> None:
     folder = compiled(tmp_path, "b4_eager")
     ((fatal, text),) = found(folder, stall_timeout_s=60)
-    assert fatal and "WARMQ_STALL_TIMEOUT_S=60" in text
+    assert not fatal and "WARMQ_STALL_TIMEOUT_S=60" in text
     assert found(folder, stall_timeout_s=61) == []
-    assert found(folder, stall_timeout_s=5, rbln_timeout_s=2) == []
 
 
 @pytest.mark.parametrize(
