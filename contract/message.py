@@ -32,6 +32,21 @@ _HEAD = (
 )
 
 
+#: What precedes and follows the arguments in a message of MessageWriter. Quotes within a JSON
+#: string are escaped, so the arguments cannot contain the second text.
+_BEFORE_ARGS, _AFTER_ARGS = b'{"body":', b',"content-encoding"'
+
+
+def encode_args(body: bytes) -> bytes:
+    """Return the JSON string that is the first field of a message with this request body."""
+    return orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
+
+
+def args_in(message: bytes) -> bytes:
+    """Return what `encode_args` has written into a message of MessageWriter."""
+    return message[len(_BEFORE_ARGS) : message.index(_AFTER_ARGS)]
+
+
 class MessageWriter:
     """Writes the messages of one batch; the text that all have in common is encoded once."""
 
@@ -64,10 +79,9 @@ class MessageWriter:
         """Return one message; `body` is the request body as JSON, run as `sequences` sequences."""
         # Without this field POP need not decode the message.
         many = b'"sequences":%d,' % sequences if sequences > 1 else b""
-        text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
         rid = request_id.encode()
         return b"".join((
-            b'{"body":', text, _HEAD, rid, b'","root_id":"', rid,
+            _BEFORE_ARGS, encode_args(body), _HEAD, rid, b'","root_id":"', rid,
             b'","warmq":{', many, b'"line":%d,"url":"' % line, url.encode(),
             b'","custom_id":', orjson.dumps(custom_id), self._tail, rid,
             b'","delivery_tag":"', rid, b'"}}',
@@ -95,7 +109,6 @@ def write_online(
     (contract/streaming.py). `sequences` comes from contract/openai/amounts.py. `trace` has the W3C
     headers of the trace that the worker continues.
     """
-    text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
     ours = {"url": url, "tenant": tenant, "deadline": deadline, "keep_ms": keep_ms, "v": 1}
     if listener:
         ours["listener"] = listener
@@ -104,8 +117,8 @@ def write_online(
     traced = b"," + orjson.dumps(trace)[1:-1] if trace else b""
     rid = request_id.encode()
     return b"".join((
-        b'{"body":', text, _HEAD, rid, b'","root_id":"', rid, b'","warmq":', orjson.dumps(ours),
-        traced, b'},"properties":{"delivery_mode":2,"priority":%d' % priority,
+        _BEFORE_ARGS, encode_args(body), _HEAD, rid, b'","root_id":"', rid, b'","warmq":',
+        orjson.dumps(ours), traced, b'},"properties":{"delivery_mode":2,"priority":%d' % priority,
         b',"delivery_info":{"exchange":"","routing_key":', orjson.dumps(queue),
         b'},"body_encoding":"utf-8","reply_to":"","correlation_id":"', rid,
         b'","delivery_tag":"', rid, b'"}}',

@@ -31,14 +31,18 @@ def one_line(text: bytes) -> bytes:
 
 
 def success_meta(
-    delivery: Delivery, body: bytes, timing: dict[str, float | int], prompt: str = ""
-) -> bytes:
+    delivery: Delivery, body: bytes, timing: dict[str, float | int], prompt: str = "",
+    known: str = "",
+) -> bytes:  # fmt: skip
     """Return Celery's meta of a success; `body`, the response as JSON, is inserted unchanged.
 
-    `prompt` is the beginning of the prompt, for the list of requests on the page.
+    `prompt` is the beginning of the prompt, for the list of requests on the page. `known` is the
+    digest by which a later request finds the answer. ENQUEUE reads what follows the body.
     """
     rid = orjson.dumps(delivery.request_id)
     ours = _warmq(delivery.batch, delivery.custom_id, delivery.line, None, timing, prompt)
+    if known:
+        ours["known"] = known
     return b"".join((
         b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":',
         orjson.dumps(dt.datetime.now(dt.UTC)), b',"task_id":', rid, b',"warmq":',
@@ -215,6 +219,8 @@ class _Warmq(msgspec.Struct):
     timing: msgspec.Raw
     custom_id: str | None = None
     line: int | None = None
+    reused: bool = False
+    answered_by: str = ""
 
 
 class _Success(msgspec.Struct):
@@ -276,7 +282,9 @@ def _plain_line(
     except _UNREADABLE:
         return None
     ran = leader.encode() if leader else rid
-    same_as = b',"same_as":' + orjson.dumps(ours.custom_id) if leader else b""
+    more = b',"same_as":' + orjson.dumps(ours.custom_id) if leader else b""
+    if ours.reused:
+        more += b',"reused":true,"answered_by":' + orjson.dumps(ours.answered_by)
     if line is None:
         custom_id, line = ours.custom_id, ours.line
     if line is None or custom_id is None or b"\n" in body:
@@ -285,7 +293,7 @@ def _plain_line(
         b'{"id":"batch_req_', rid, b'","custom_id":', orjson.dumps(custom_id),
         b',"response":{"status_code":200,"request_id":"', ran, b'","body":', body,
         b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(ours.timing),
-        same_as, b"}}",
+        more, b"}}",
     ))  # fmt: skip
     return ResultLine(one_line(out), False)
 
@@ -332,7 +340,8 @@ def _any_line(
         if meta["status"] == "SUCCESS":
             ran = leader or request_id
             out["response"] = {"status_code": 200, "request_id": ran, "body": body}
-            out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
+            reused = {n: ours[n] for n in ("reused", "answered_by") if n in ours}
+            out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as | reused
             return ResultLine(one_line(orjson.dumps(out)), False)
         error, rejected, outcome = _error_in(meta), _is_rejection(body), outcome_of(meta)
     own = {"line": line} if leader else {}  # the leader's error may name the leader's line

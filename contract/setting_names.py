@@ -23,7 +23,7 @@ ENGINE_GROUP = "warmq.engines"
 #: The settings that only workers read, among them those of all engines of this repository.
 WORKER_SETTINGS = frozenset(
     """
-    engine model models swap_drain_s served_model_name default_max_tokens look_ahead
+    engine model models swap_drain_s served_model_name default_max_tokens look_ahead known_answers
     lease_s max_deaths stall_timeout_s rebuild_tries heartbeat_file front_ends metrics_port
     engine_args engine_log kill_grace_s media_private_networks adapters rbln_devices
     remote_wait_s openai_base_urls openai_api_key openai_concurrency openai_health_path

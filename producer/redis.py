@@ -110,13 +110,14 @@ PRODUCER_COMMANDS = _commands("""
     hscan {key} 0; hincrby {key} f 1;
     lindex {key} 0; llen {key}; lrange {key} 0 0; lpop {key}; lpush {key} v; rpush {key} v;
     lmove {key} {key} LEFT LEFT; lset {key} 0 v;
+    hlen {key}; rename {key} {key}; setbit {key} 0 0; strlen {key};
     sadd {key} m; smembers {key};
     zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrevrange {key} 0 0; zscore {key} m;
     publish {key} v; del {key}; unlink {key}
 """)
 #: Commands that a worker runs in addition, except those that a script cannot run.
 WORKER_COMMANDS = _commands("""
-    set {key} 1; incrby {key} 1; rename {key} {key};
+    set {key} 1; incrby {key} 1;
     hkeys {key}; hrandfield {key} 1; ltrim {key} 0 0;
     sismember {key} m; srandmember {key} 1; srem {key} m;
     zcard {key}; zincrby {key} 1 m; zmscore {key} m; zrandmember {key} 1;

@@ -67,6 +67,11 @@ class WorkerSettings(Settings):
         description="requests that wait inside the engine beyond max_num_seqs, and start by "
         "priority; default max(8, max_num_seqs / 4), for a pooling model max(8, 2 × max_num_seqs)",
     )
+    known_answers: Annotated[int, Field(le=10_000_000)] = Field(
+        0,
+        ge=0,
+        description="most answers of a tenant that are noted for reuse; 200 bytes each",
+    )
     front_ends: Count | None = Field(
         None,
         ge=1,

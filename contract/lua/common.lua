@@ -66,13 +66,14 @@ local function batch_state(id)
   if not state then
     -- pcall, because a forged batch id may name a key of another type.
     local found = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'list', 'identical',
-                              'deleting', 'completed', 'prompt_tokens', 'completion_tokens')
-    local life, finished, cancelling, list, identical, deleting, completed, prompt, completion = unpack(found)
+                              'deleting', 'completed', 'prompt_tokens', 'completion_tokens', 'cached')
+    local life, finished, cancelling, list, identical, deleting, completed, prompt, completion, cached =
+      unpack(found)
     state = { added = {}, ended = {} }
     if not found.err and not deleting then
       state.life, state.finished, state.cancelling = life, finished, cancelling
       state.list, state.dedupe = list, identical
-      completed = tonumber(completed or 0)
+      completed = tonumber(completed or 0) - tonumber(cached or 0) -- `cached`: answered by --reuse
       -- With --dedupe `completed` also counts followers, whose tokens are counted once.
       if completed > 0 and not identical then
         local tokens = tonumber(prompt or 0) + tonumber(completion or 0)

@@ -195,20 +195,21 @@ class BatchStore(DeadLetters):
         announced: int = 0,
         columns: bytes = b"",
         queues: Sequence[str] = (),
+        known: bytes = b"",
     ) -> Enqueued:
         """Append one chunk; `before` is the (cursor, digest) of the chunk that it follows.
 
         `columns` are the kept columns of its lines: the greatest line number, a line feed, any
         bytes. A chunk of a planned batch has no messages: `announced` is the number of messages
         that `enqueue_planned` appends for it. `queues` has the queue of each message, if they are
-        not all the list's.
+        not all the list's. `known` has the lines that known answers answer (enqueue.lua).
         """
         lists, sent = by_list(list_key, messages, queues)
         sent = b"=%d" % announced if announced else sent
         flat = [part for pair in rejects for part in pair]
         reply = self._run(
             "enqueue", batch.id, batch.life, lists, *before, chunk.cursor, chunk.digest,
-            chunk.dump(), high_water_requests, high_water, sent, columns, *flat,
+            chunk.dump(), high_water_requests, high_water, sent, columns, known, *flat,
         )  # fmt: skip
         return Enqueued.of(reply)
 

@@ -11,9 +11,10 @@ from contract import naming
 class Enqueued(NamedTuple):
     """The reply of ENQUEUE, ENQUEUE_PLANNED or SEAL.
 
-    `answer` is ok, gone, sealed, moved, full, at or plan. With `moved` and `sealed`, `cursor` and
-    `digest` are the batch's; with `at`, `cursor` is the position in the plan. `text` is the reason
-    of `full`, or the batch's plan with `plan`.
+    `answer` is ok, gone, sealed, moved, full, unknown, at or plan. With `moved` and `sealed`,
+    `cursor` and `digest` are the batch's; with `at`, `cursor` is the position in the plan. `text`
+    is the reason of `full`, or the batch's plan with `plan`; with `unknown` it has the ids of the
+    requests whose known answers are gone.
     """
 
     answer: str

@@ -11,6 +11,8 @@ RETURNS = "warmq:returns"
 DEATHS = "warmq:deaths"
 DEAD = "warmq:dead"
 REVOKED = "warmq:revoked"
+#: The number of lines that known answers have answered, by tenant.
+REUSED = "warmq:reused"
 SWEEP = "warmq:sweep"
 SWAP_CLAIMS = "warmq:swap-claims"
 SWAP_LEFT = "warmq:swap-left"
@@ -50,6 +52,15 @@ def attempts_key(request_id: str) -> str:
 def used_key(queue: str, hour: int) -> str:
     """Return the key of the hash of tokens by tenant in one hour, counted from 1970."""
     return f"warmq:used:{queue}:{hour}"
+
+
+#: The halves of a tenant's known answers, the newer one first.
+HALVES = ("new", "old")
+
+
+def known_key(tenant: str, half: str) -> str:
+    """Return the key of the hash of one half of a tenant's known answers."""
+    return f"warmq:known:{tenant}:{half}"
 
 
 def machine_key(worker: str) -> str:

@@ -22,7 +22,7 @@ local AT_ONCE, EXAMINE, HIDDEN = 250, 1000, '^msgbatch_'
 local writes = may_write()
 local COUNTERS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
                    'completion_tokens', 'sealed', 'finished_at', 'created_at', 'expected', 'failures',
-                   'cut', 'reason' }
+                   'cut', 'reason', 'cached' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
 
 -- Returns fields of a hash; none if the key is not a hash: a caller's id may name any key.

@@ -54,6 +54,7 @@ def series(
     if fleet is None:
         return
     yield _waiting(fleet, models, tenants)
+    yield _reused(fleet, tenants)
     yield from _workers(fleet)
     for name, text, by_queue in (
         ("load_tokens", "Tokens of waiting and running requests, for autoscalers", fleet.tokens),
@@ -123,6 +124,16 @@ def _waiting(fleet: Fleet, models: Mapping[str, str], tenants: Collection[str]) 
         for (queue, step, tenant), count in sorted(counts.items())
     )
     return _gauge("waiting", "Requests in the queue", values)
+
+
+def _reused(fleet: Fleet, tenants: Collection[str]) -> Metric:
+    counts = Counter[str]()
+    for tenant, lines in fleet.reused.items():
+        counts[tenant if tenant in tenants else OTHER] += lines
+    counter = CounterMetricFamily("warmq_reused", "Lines that known answers have answered")
+    for tenant, lines in sorted(counts.items()):
+        counter.add_sample("warmq_reused_total", {"tenant": tenant}, lines)
+    return counter
 
 
 def _workers(fleet: Fleet) -> Iterator[Metric]:

@@ -90,6 +90,7 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
+        "reused": batch.cached or 0,
         **_queue_fields(batch_view, counts.total),
         "failures": [*codes.items()],
         "error_file_id": batch.error_file_id,

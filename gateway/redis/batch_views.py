@@ -14,7 +14,7 @@ from contract.redis.reads import Reads, check_protocol
 #: Fields of a queue batch, in the order of BATCH_VIEWS (gateway/lua/batch_views.lua).
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
          "completion_tokens", "sealed", "finished_at", "created_at", "expected", "failures",
-         "cut", "reason")  # fmt: skip
+         "cut", "reason", "cached")  # fmt: skip
 #: Answers of BATCH_VIEWS: the tenant has no such id; more batches follow; call again, because more
 #: batches must be added to the lists first; call again with the returned place.
 _UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3

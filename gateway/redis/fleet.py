@@ -28,6 +28,7 @@ class Fleet:
     By queue: `models` has the model of its workers, `tokens` the tokens of waiting and running
     requests, `oldest_s` the age of the oldest waiting batch, `suspects` the number of suspects,
     `late` the number of batches that will miss their deadlines.
+    By tenant: `reused` has the lines that known answers have answered.
     `uncollected` counts the uncollected results of the oldest batches.
     `expire_s`: seconds until the first of them expires, inf for never.
     `overdue_s`: seconds since the end of the oldest lease that was not swept.
@@ -49,6 +50,7 @@ class Fleet:
     uncollected: int
     expire_s: float
     queues: list[str] = field(default_factory=list)
+    reused: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
 
@@ -140,8 +142,8 @@ class FleetReads(WaitingReads, Loads):
         pipe.zcard(keys.LEASES)
         # Leases with a score below 0 are being returned to a queue.
         pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
-        pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
-        leases, first, dead, batches, info = pipe.execute()
+        pipe.hlen(keys.DEAD).zcard(keys.BATCHES).hgetall(keys.REUSED).info()
+        leases, first, dead, batches, reused, info = pipe.execute()
         now_s = self.now_ms() / 1000
         overdue_s = max(0.0, now_s - first[0][1] / 1000) if first else 0.0
         waiting = [one for queue in names for one in self.waiting_by(queue, most=None)]
@@ -167,6 +169,7 @@ class FleetReads(WaitingReads, Loads):
             uncollected=uncollected,
             expire_s=expire_s,
             queues=names,
+            reused={tenant.decode(): int(lines) for tenant, lines in reused.items()},
             tokens={queue: load.tokens for queue, load in self.loads(names).items()},
             models={worker["queue"]: str(name) for worker in workers
                     if (name := worker.get("served") or worker.get("model"))},

@@ -16,6 +16,7 @@ from contract.settings import Settings, load
 from producer.cli.progress import tell
 from producer.input.options import BadOption, field_value
 from producer.input.structured import with_structure
+from producer.submit.reuse import ANY_AGE, oldest_age_s
 
 #: Seconds that the completion of batch ids in a shell waits for Redis.
 _COMPLETION_S = 0.5
@@ -140,6 +141,29 @@ tenant = click.option(
     default=DEFAULT_TENANT,
     show_default=True,
     help="Tenant of the requests: tenants of one priority share the workers by weight.",
+)
+
+
+class TakesReuse(click.Command):
+    """A command with `--reuse`, whose value is optional and follows `=` only."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        given = [f"--reuse={ANY_AGE}" if arg == "--reuse" else arg for arg in args[:end]]
+        return super().parse_args(ctx, given + args[end:])
+
+
+def _oldest_age_s(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    return oldest_age_s(text, "--reuse")
+
+
+reuse = click.option(
+    "--reuse",
+    "reuse_s",
+    metavar="[=D]",
+    callback=_oldest_age_s,
+    help="Answer lines from known answers to the same body by the same model; =7d: only if they "
+    "are not older.",
 )
 stop_after = click.option(
     "--stop-after-failures",

@@ -63,7 +63,8 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "request_counts": {"total": total}
         | {name: batch.number(name) for name in OUTCOMES}
         | {"in_progress": total - batch.terminal}
-        | ({"identical": batch.number("identical")} if batch.dedupe else {}),
+        | ({"identical": batch.number("identical")} if batch.dedupe else {})
+        | ({"cached": cached} if (cached := batch.number("cached")) else {}),
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.naming import queue_name
 from contract.redis.batches import BatchStore
+from contract.redis.known import KnownAnswers
 from contract.settings import Settings
 from producer.cli import options
 from producer.cli.options import fields_of_all_lines
@@ -24,8 +25,8 @@ if TYPE_CHECKING:  # the imported module loads numpy, which takes 0.1 s
 #: Options that `submit` and `run` have in common, in the order of `--help`.
 _OPTIONS = (
     options.model, options.priority, options.tenant, options.turn, options.pairs,
-    options.choice, options.schema, options.dedupe, options.once, options.order, options.stop_after,
-    options.keep, options.delimiter,
+    options.choice, options.schema, options.dedupe, options.once, options.reuse, options.order,
+    options.stop_after, options.keep, options.delimiter,
 )  # fmt: skip
 
 
@@ -60,6 +61,7 @@ def make_submission(
         stop_after=stop_after_text(values["stop_after"], "--stop-after-failures"),
         notify=notify,
         keep=values["keep"],
+        reuse_s=values["reuse_s"],
     )
     submission.check()
     return submission
@@ -76,6 +78,8 @@ def queued_text(summary: Summary, took_s: float) -> str:
         text += f", {summary.queued} of them now"
     if identical := batch.number("identical"):
         text += f", {identical} of them answered by an earlier line with the same body"
+    if cached := batch.number("cached"):
+        text += f", {cached} of them answered by known answers"
     if rejected:
         text += f", {counted(rejected, 'bad line')} (see `producer results`)"
     deadline = iso_time(batch.fields.get("deadline"))
@@ -126,6 +130,11 @@ def check_workers(store: BatchStore, settings: Settings, submission: Submission)
     Raises ProtocolMismatch if workers are too old.
     """
     submission = to_default_queue(submission, store, settings.queue)
+    if submission.reuse_s is not None and KnownAnswers.using(store).offer(submission.queue) is None:
+        tell(
+            f"reuse: no worker of queue {submission.queue} notes answers (WARMQ_KNOWN_ANSWERS), "
+            "or their models differ: its lines are computed"
+        )
     refuse_older_workers(store, submission.queue)
     routed_submission = routed(submission, store, settings.queue)
     model = "" if submission.queue == settings.queue else submission.model

@@ -25,8 +25,8 @@ from producer.input.reader import InputUnreadable
 from producer.over_http import HttpBatches
 from producer.queue_workers import BatchWorkers
 from producer.remedies import add_remedies
+from producer.submit.resumable import ResumableSubmit
 from producer.submit.run_again import open_again, program_input, run_cut_again
-from producer.submit.submit import ResumableSubmit
 
 Order = Literal["completion", "input"]
 Retried = Literal["failed", "cancelled", "expired"]
@@ -123,7 +123,8 @@ class BatchStatus:
     `status` is OpenAI's: validating (still being submitted), in_progress, completed, failed (no
     request is valid; `reason` has the cause), expired, cancelling, cancelled (with a `reason` if
     too many requests failed). `failures` has the number of failed requests by error code, the most
-    frequent first; `cut` counts the answers that ended at their max_tokens.
+    frequent first; `cut` counts the answers that ended at their max_tokens,
+    `cached` the requests that known answers answered (`reuse`).
     """
 
     id: str
@@ -140,6 +141,7 @@ class BatchStatus:
     reason: str
     failures: dict[str, int] = field(default_factory=dict)
     cut: int = 0
+    cached: int = 0
 
     @property
     def finished(self) -> bool:
@@ -171,6 +173,7 @@ def _status_of(batch: contract_batch.Batch) -> BatchStatus:
         reason=batch.fields.get("reason", ""),
         failures={one.code: one.count for one in failures_of([batch])},
         cut=batch.number("cut"),
+        cached=batch.number("cached"),
     )
 
 

@@ -45,6 +45,8 @@ from producer.remedies import add_remedies
 from producer.run.trial import MOST_ROWS, ROWS, Spread, measured_plan
 from producer.run.trial import Trial as QueuedTrial
 from producer.submit.prompt_tokens import CharacterCounter
+from producer.submit.resumable import ResumableSubmit
+from producer.submit.reuse import oldest_age_s
 from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import (
     OrderOption,
@@ -52,7 +54,6 @@ from producer.submit.submission import (
     new_batch_id,
     stop_after_text,
 )
-from producer.submit.submit import ResumableSubmit
 from producer.time_left import OutlookReads
 
 
@@ -86,6 +87,8 @@ class SubmitOptions(TypedDict, total=False):
     turn: `fair` takes turns with the tenant's other batches, `fifo` waits for earlier `fifo` ones.
     deadline: when unfinished requests expire: a time, or a duration from the batch's creation.
     dedupe: run requests with the same body once, if their temperature is 0. `once` is its old name.
+    reuse: answer requests from known answers to the same body; "7d": only from answers that are not
+        older. Workers note answers with WARMQ_KNOWN_ANSWERS.
     order: `prefix` groups requests with a common beginning, `auto` does so if that saves prompt
         tokens. `prefix` needs requests that can be iterated again.
     stop_after_failures: cancel the batch when so many requests have failed, for example 100; or a
@@ -108,6 +111,7 @@ class SubmitOptions(TypedDict, total=False):
     deadline: Deadline | None
     dedupe: bool
     once: bool
+    reuse: bool | str
     order: OrderOption
     stop_after_failures: int | str | None
     notify: str
@@ -150,6 +154,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
         stop_after=stop_after_text(options.get("stop_after_failures"), "stop_after_failures"),
         notify=options.get("notify", ""),
         keep=_keep_of(options),
+        reuse_s=oldest_age_s(options.get("reuse"), "reuse"),
     )
     submission.check()
     return submission

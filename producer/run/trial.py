@@ -175,8 +175,8 @@ class Trial:
         self._store, self._settings, self._spread = store, settings, spread
         self._submission = replace(
             submission, batch_id=self.id, priority=_PRIORITY, in_order=False, dedupe=False,
-            order="input", deadline=f"+{LIFE_MS}", keep_ms=KEEP_MS, stop_after="", notify="",
-            keep=(),
+            reuse_s=None, order="input", deadline=f"+{LIFE_MS}", keep_ms=KEEP_MS, stop_after="",
+            notify="", keep=(),
         )  # fmt: skip
         overrides, of_table = submission.overrides, spread.explain is not None
         self._prompts = {

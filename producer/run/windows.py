@@ -142,7 +142,12 @@ class Run:
             yield from lines.chunks(choice)
 
     def _delete_done(self, done: RunProgress) -> None:
-        """Delete windows whose results are in the output; a failover may have brought some back."""
+        """Delete windows whose results are in the output; a failover may have brought some back.
+
+        If the run reuses known answers, they stay, so that later runs find theirs.
+        """
+        if self.submission.reuse_s is not None:
+            return
         windows = [window_id(done.name, number) for number in range(done.windows)]
         for batch_id in self.store.existing(windows):
             self.store.delete(batch_id, force=True)
@@ -188,7 +193,20 @@ class Run:
                     self._record.stop(stop.message)
                     raise
             elif raws.peek() is not None:
-                self._wait(MEMORY_EVERY_S, files.done, lambda: f"waiting: {self._why_full()}")
+                self._make_room(files.done)
+
+    def _drop(self, batch: Batch) -> None:
+        """Delete a window whose results are in the output, unless it stays for later runs."""
+        if self.submission.reuse_s is None:
+            self.store.delete(batch.id)
+
+    def _make_room(self, done: RunProgress) -> None:
+        """Delete the oldest window that is kept for later runs; without one, wait for memory."""
+        windows = [window_id(done.name, number) for number in range(done.windows)]
+        for batch_id in self.store.existing(windows)[:1]:
+            self.store.delete(batch_id, force=True)
+            return
+        self._wait(MEMORY_EVERY_S, done, lambda: f"waiting: {self._why_full()}")
 
     def _fill(
         self,
@@ -356,7 +374,7 @@ class Run:
         limit.check_window(batch.id)
         self.cut += collector.batch.number("cut")
         self._commit(end, outcomes, files, collector.batch)
-        self.store.delete(batch.id)
+        self._drop(batch)
 
     def _commit(
         self,

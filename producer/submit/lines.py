@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -16,15 +16,25 @@ from contract import naming
 from contract.errors import RequestRejected
 from contract.index import IndexChunk, IndexEntry, leader_of
 from contract.message import MessageWriter
-from contract.openai.body import LIMITS
 from contract.openai.decode import decode
 from contract.openai.lines import Request, parse_line
+from contract.openai.repeatable import canonical
+from contract.redis.known import KnownAnswer
 from contract.results import failure_meta
 from producer.input.reader import RawChunk
 from producer.input.seen import IN_MEMORY, KeyTable, SeenIds
 from producer.input.tables.kept import split_kept, take_columns
 from producer.submit.expected import ignore
 from producer.submit.routes import NO_ROUTES, Routes
+
+
+class KnownLine(NamedTuple):
+    """A line whose answer is known: the answer, and the id, number and custom_id of the line."""
+
+    answer: KnownAnswer
+    request_id: str
+    line: int
+    custom_id: str
 
 
 @dataclass(slots=True)
@@ -41,8 +51,12 @@ class PreparedChunk:
     messages: list[bytes] = field(default_factory=list)
     #: Queue of each message; empty without routes.
     queues: list[str] = field(default_factory=list)
-    #: Url and body of each message; empty without `keep_bodies`.
-    bodies: list[tuple[str, bytes]] = field(default_factory=list)
+    #: Request of each message; empty without `keep_requests`.
+    requests: list[Request] = field(default_factory=list)
+    #: With --reuse, by the number of the message: the known answer that replaces it.
+    known: dict[int, KnownLine] = field(default_factory=dict)
+    #: The time (ISO 8601) before which an answer is too old to be reused; `-` without one.
+    oldest: bytes = b"-"
     #: Number of messages that will be queued later, in another order.
     announced: int = 0
     rejects: list[tuple[str, bytes]] = field(default_factory=list)
@@ -55,6 +69,26 @@ class PreparedChunk:
     first_error: str = ""
     #: The kept columns of the lines (write_columns), b'' without any.
     columns: bytes = b""
+
+    @property
+    def bodies(self) -> list[tuple[str, bytes]]:
+        """Url and body of each message; empty without `keep_requests`."""
+        return [(request.url, request.body) for request in self.requests]
+
+    def parts(self) -> tuple[list[bytes], list[str], bytes]:
+        """Return messages to queue, their queues, and known answers, as ENQUEUE takes them."""
+        if not self.known:
+            return self.messages, self.queues, b""
+        left = [n for n in range(len(self.messages)) if n not in self.known]
+        queues = [self.queues[n] for n in left] if self.queues else []
+        known = [
+            b"%s %s %s %d %s" % (
+                one.request_id.encode(), one.answer.request_id.encode(), one.answer.digest.encode(),
+                one.line, orjson.dumps(one.custom_id),
+            )
+            for one in self.known.values()
+        ]  # fmt: skip
+        return [self.messages[n] for n in left], queues, b"\n".join([self.oldest, *known])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +110,7 @@ class LinesToMessages:
     seen: SeenIds | None
     run_name: str = ""
     leaders: Leaders | None = None
-    keep_bodies: bool = False
+    keep_requests: bool = False
     check: Callable[[Request], None] | None = None
     keep_columns: bool = False
     sample: Callable[[str, bytes], None] = ignore
@@ -134,8 +168,8 @@ class LinesToMessages:
                 request_id, custom_id, number, request.url, request.body, request.sequences
             )
             chunk.messages.append(message)
-            if self.keep_bodies:
-                chunk.bodies.append((request.url, request.body))
+            if self.keep_requests:
+                chunk.requests.append(request)
         return chunk
 
     def _writer_of(self, request: Request, chunk: PreparedChunk) -> Callable[..., bytes]:
@@ -200,61 +234,20 @@ def _duplicate(custom_id: str) -> RequestRejected:
 
 
 _KEY_BYTES = 16
-#: Fields that never change an answer.
-_IRRELEVANT = frozenset(("user", "session_id", "priority", "stream"))
-#: Fields with which two answers to one body may differ, unless null or false: beam search,
-#: watermarks, arguments of plugins, and KV caches that another engine may send only once.
-_NOT_REPEATABLE = (
-    "use_beam_search", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"
-)  # fmt: skip
 
 
 def dedupe_key(url: str, text: bytes) -> bytes | None:
     """Return a key that requests with the same answer have in common; None if answers may vary.
 
-    `text` is a valid body's JSON. An answer is repeatable if it depends on nothing but the body:
-
-    - A generated text must be greedy: temperature 0, in the line or set for all. Without a
-      temperature the model's default applies, which usually samples. At 0 vLLM ignores `seed`,
-      `top_p`, `top_k` and `min_p` (SamplingParams.__post_init__).
-    - The answer must be one text, n = 1; vLLM refuses several greedy texts.
-    - The body must have no field of _NOT_REPEATABLE and no medium by URL: the content of a URL may
-      change, and a medium's uuid refers to a medium that the engine has seen before.
-    - Answers of pooling models (embeddings, scores, rerankings) are not random.
-
-    The order of the body's fields does not matter. The values of fields are compared as written,
-    because a template or grammar may depend on the order of an object's properties.
+    `text` is a valid body's JSON.
     """
     try:
-        body: dict[str, Any] = decode(text)
+        body = canonical(url, decode(text))
     except RequestRejected:  # the worker decodes it in the same way, and reports the error
         return None
-    if url in LIMITS and (body.get("temperature") != 0 or body.get("n") not in (None, 1)):
+    if body is None:
         return None
-    if any(body.get(name) not in (None, False) for name in _NOT_REPEATABLE):
-        return None
-    relevant = {name: body[name] for name in sorted(body.keys() - _IRRELEVANT)}
-    canonical = orjson.dumps(relevant)
-    if b'_url"' in canonical and _has_media_by_address(relevant):
-        return None
-    return hashlib.blake2b(url.encode() + b"\0" + canonical, digest_size=_KEY_BYTES).digest()
-
-
-def _has_media_by_address(body: dict[str, Any]) -> bool:
-    """Return whether any part of a body has a medium with a URL other than `data:`."""
-    pending: list[Any] = [body]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
-            pending += value.values()
-            for name in value:
-                medium = value[name] if name.endswith("_url") else "data:"
-                url = medium.get("url") if isinstance(medium, dict) else medium
-                if not (isinstance(url, str) and url.startswith("data:")):
-                    return True
-    return False
+    return hashlib.blake2b(url.encode() + b"\0" + body, digest_size=_KEY_BYTES).digest()
 
 
 class Leaders:

@@ -37,6 +37,7 @@ from producer.submit.order.keys import keys_of, model_of, text_of
 from producer.submit.order.prefix import UNKNOWN_CACHE_TOKENS, prefix_order
 from producer.submit.order.prefix_keys import PrefixKeys
 from producer.submit.prompt_tokens import CharacterCounter, prompt_of
+from producer.submit.reuse import Reuse
 from producer.submit.routes import Routes
 from producer.submit.submission import Submission
 from producer.time_left import Outlook, Work, requests_before
@@ -71,6 +72,7 @@ class FileContent:
     bad: int = 0
     first_bad: list[str] = field(default_factory=list)
     duplicates: int = 0
+    known: int | None = None  # requests whose answers are known; None without --reuse
     prompt_tokens: int = 0
     estimated: int = 0  # requests whose prompt tokens are an estimate
     limits: int = 0  # sum of the answers' limits, in tokens
@@ -165,18 +167,19 @@ def plan(
     outlook: Outlook | None = None,
     report: Callable[[FileContent], None] = lambda content: None,
     watch: Callable[[Iterator[RawChunk]], Iterator[RawChunk]] = iter,
+    reuse: Reuse | None = None,
 ) -> Plan:
     """Read a source to its end, close it, and return its plan.
 
     `counter` counts prompt tokens; `workers` are the announcements of the queue's workers (the
     states that they write to Redis), `outlook` has their rate and the waiting lists. `report` is
     called after each chunk with the counts so far. `watch` gets the chunks and yields them
-    unchanged.
+    unchanged. `reuse` finds known answers, whose requests take no tokens.
     """
     mean, cache = mean_answer(workers), kv_tokens(workers)
     assumed_cache = UNKNOWN_CACHE_TOKENS if cache is None else cache
     context = int(max((number(worker.get("max_model_len")) for worker in workers), default=0))
-    reader = _FileReader(settings, submission, counter, mean, context)
+    reader = _FileReader(settings, submission, counter, mean, context, reuse)
     try:
         content = reader.read(
             watch(source.chunks(submission.seed, settings.max_line_bytes)), assumed_cache, report
@@ -230,8 +233,10 @@ class _FileReader:
         counter: CharacterCounter,
         mean_answer: float | None,
         context: int,
+        reuse: Reuse | None = None,
     ) -> None:
-        self._content = FileContent()
+        self._content = FileContent(known=None if reuse is None else 0)
+        self._reuse = reuse
         self._context = context
         self._counter, self._mean_answer = counter, mean_answer
         self._ids, self._bodies = SeenIds(), SeenIds()
@@ -243,7 +248,7 @@ class _FileReader:
             submission.overrides,
             settings.max_line_bytes,
             self._ids,
-            keep_bodies=True,
+            keep_requests=True,
             keep_columns=bool(submission.keep),
             check=Routes(submission.routes, submission.queue).check if submission.routes else None,
         )
@@ -272,6 +277,9 @@ class _FileReader:
         content.requests += len(chunk.bodies)
         content.bad += len(chunk.rejects)
         content.without_limit += chunk.without_limit
+        if self._reuse is not None and content.known is not None:
+            self._reuse.find(chunk)
+            content.known += len(chunk.known)
         content.message_bytes += sum(map(len, chunk.messages))
         content.index_bytes += len(chunk.index.dump()) + len(chunk.columns)
         for _, meta in chunk.rejects:
@@ -289,6 +297,8 @@ class _FileReader:
             content.duplicates += not self._bodies.add(
                 hashlib.blake2b(canonical, digest_size=16).hexdigest()
             )
+            if n in chunk.known:
+                continue
             content.prompt_tokens += count
             content.estimated += not (exact := self._counter.exact(prompt))
             if exact and len(prompt.texts) == 1 and count > self._context > 0:

@@ -60,12 +60,13 @@ class PlannedMessages:
     def keep(self, chunk: PreparedChunk) -> None:
         """Move the messages of a chunk to the temporary file."""
         self._spool.add(chunk.messages)
-        models = (model_of(body) for _, body in chunk.bodies)
-        self._records.add(*keys_of([text_of(url, body) for url, body in chunk.bodies]), models)
+        bodies = chunk.bodies
+        models = (model_of(body) for _, body in bodies)
+        self._records.add(*keys_of([text_of(url, body) for url, body in bodies]), models)
         names = self._queue_names
         self._queues.extend(names.setdefault(queue, len(names)) for queue in chunk.queues)
         chunk.announced = len(chunk.messages)
-        chunk.messages, chunk.queues, chunk.bodies = [], [], []
+        chunk.messages, chunk.queues, chunk.requests = [], [], []
 
     def close(self) -> None:
         self._records.close()

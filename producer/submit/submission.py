@@ -124,11 +124,14 @@ class Submission:
     keep_ms: int = 0  # how long results are kept after the batch's end; 0: WARMQ_RESULT_TTL_S
     keep: tuple[str, ...] = ()  # columns of the table for the output
     routes: Mapping[str, str] = field(default_factory=dict)  # queue by model (routes.py)
+    reuse_s: float | None = None  # greatest age of known answers to reuse (reuse.py); None: none
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
         check_name("batch id", self.batch_id)
         check_name("tenant", self.tenant)
+        if self.reuse_s is not None and self.order != "input":
+            raise BadOption("reuse and order exclude each other: give one")
         if self.notify:
             try:
                 check_url(self.notify)

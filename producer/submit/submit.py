@@ -26,7 +26,6 @@ from contract.results import error_of
 from contract.settings import Settings
 from producer.batch_watch import (
     Submitted,
-    WritesLost,
     batch_closed,
     different_file,
     end_lost,
@@ -38,12 +37,12 @@ from producer.input.seen import SeenIds
 from producer.submit import batch_trace
 from producer.submit.expected import Sample, expected, ignore
 from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
+from producer.submit.reuse import Reuse
 from producer.submit.routes import Routes
 from producer.submit.submission import Submission
 from producer.time_left import OutlookReads, Work
 
-if TYPE_CHECKING:  # these load numpy, which takes 0.1 s, and the readers of tables
-    from producer.input.source import Source
+if TYPE_CHECKING:  # these load numpy, which takes 0.1 s
     from producer.submit.order.prefix import OrderChoice
     from producer.submit.planned import PlannedMessages
 
@@ -51,8 +50,6 @@ if TYPE_CHECKING:  # these load numpy, which takes 0.1 s, and the readers of tab
 _POLL_S = 0.1
 #: Most chunks in flight; with one, Redis would be idle while the next chunk is parsed.
 CHUNKS_IN_FLIGHT = 2
-#: Most times that a source is read again after Redis has lost writes.
-_RETRIES = 5
 
 
 @dataclass(slots=True)
@@ -105,6 +102,7 @@ class Submitter:
         self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
         self._stop = threading.Event()
         self._planned: PlannedMessages | None = None
+        self._reuse = Reuse.of(self.store, self.settings, self.submission)
 
     def run(self, raw_chunks: Iterator[RawChunk]) -> Summary:
         """Queue the requests that are not queued yet, and seal the batch (mark it as complete).
@@ -162,7 +160,7 @@ class Submitter:
                 seen,
                 window.name if window else "",
                 leaders,
-                keep_bodies=self._planned is not None,
+                keep_requests=self._planned is not None,
                 check=self._routes.check if self._routes.queues else self.check,
                 keep_columns=bool(self.submission.keep),
                 sample=ignore if window else self._sample.add,
@@ -237,21 +235,26 @@ class Submitter:
         """Enqueue one chunk, in the sender's thread; return requests queued, rejected and found."""
 
         def enqueue() -> Enqueued:
+            messages, queues, known = chunk.parts()
             return self.store.enqueue(
                 self._summary.batch,
                 self._list_key,
                 chunk.before,
                 chunk.index,
-                chunk.messages,
+                messages,
                 chunk.rejects,
                 high_water=self.settings.high_water,
                 high_water_requests=self.settings.high_water_requests,
                 announced=chunk.announced,
                 columns=chunk.columns,
-                queues=chunk.queues,
+                queues=queues,
+                known=known,
             )
 
-        answer = wait_while_full(lambda: self._submitted.send(enqueue), waits.put, self._stop)
+        def send() -> Enqueued:
+            return wait_while_full(lambda: self._submitted.send(enqueue), waits.put, self._stop)
+
+        answer = send() if self._reuse is None else self._reuse.send(chunk, send)
         if answer.answer == "full":
             return 0, 0, 0
         if answer.answer == "ok":
@@ -327,73 +330,3 @@ class Submitter:
             for raw in filter(None, self.store.results(first_id)):
                 first = error_of(raw).message
         return f"no valid line: all {total} are wrong; the first: {first}"
-
-
-@dataclass
-class ResumableSubmit:
-    """A submit that reads its source again if Redis has lost writes (a failover).
-
-    Redis then has the first lines of the batch, up to its cursor; the later ones are queued again.
-    `source` is closed after each reading.
-    """
-
-    store: BatchStore
-    settings: Settings
-    submission: Submission
-    source: Source
-    _submitter: Submitter = field(init=False)
-    _retries_left: int = _RETRIES
-
-    def submit(self) -> Summary:
-        """Queue the requests that are not queued yet, and seal the batch. Raises as Submitter."""
-        while True:
-            try:
-                return self._submit_once()
-            except WritesLost as error:
-                self._read_again(error)
-
-    def follow(self, batch: Batch, follow: Callable[[Batch], Batch]) -> Batch:
-        """Return `follow(batch)`; after lost writes, submit the lost requests and follow again.
-
-        Raises BatchChanged if the batch is deleted or replaced, or lost lines cannot be read again.
-        """
-        while True:
-            try:
-                return follow(batch)
-            except WritesLost as error:
-                self._notify(f"{error.message}; sealing the batch again")
-            try:
-                batch = self._submitter.seal().batch
-            except WritesLost as error:
-                self._read_again(error)
-                batch = self.submit().batch
-
-    def _read_again(self, error: WritesLost) -> None:
-        if not (self.source.repeatable and self._retries_left):  # a pipe cannot be read again
-            raise error
-        self._retries_left -= 1
-        self._notify(f"{error.message}; submitting the rest again")
-        self.source = self.source.reopen()
-
-    def _notify(self, text: str) -> None:
-        """Show a notice; user interfaces override this."""
-
-    def _report(self, summary: Summary) -> None:
-        """Show progress; user interfaces override this."""
-
-    def _submit_once(self) -> Summary:
-        source, submission = self.source, self.submission
-        try:
-            planned = submission.order != "input" and source.repeatable
-            batch = submission.create(
-                self.store,
-                source.name,
-                planned=planned,
-                columns=getattr(source, "pairs", None),
-                delimiter=getattr(source, "delimiter", ""),
-                kept_columns=source.output_columns,
-            )
-            self._submitter = Submitter(self.store, self.settings, submission, batch, self._report)
-            return self._submitter.run(source.chunks(submission.seed, self.settings.max_line_bytes))
-        finally:
-            source.close()

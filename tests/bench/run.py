@@ -26,6 +26,7 @@ PARTS = {
     "latency": "worker_cost.latency",
     "observed": "worker_cost.observed",
     "submit": "producer_cost.submission",
+    "reuse": "producer_cost.reuse",
     "order": "producer_cost.ordering",
     "results": "producer_cost.collection",
     "admission": "worker_cost.admission",

@@ -65,6 +65,9 @@ def _engine(drain: Drain) -> dict[str, object]:
         return {}
     device = str(capacity.details.get("device") or "")[:DEVICE_CHARACTERS]
     buckets = list(capacity.details.get("buckets", ()))[:BUCKETS]
+    offers = drain.offers
+    identity = offers.identity if offers is not None else ""
+    reuse = {"identity": identity, "known_answers": offers.most} if offers and identity else {}
     known = {"kv_tokens": capacity.kv_tokens, "prefix_caching": capacity.prefix_caching}
     return {
         **({"device": device} if device else {}),
@@ -72,6 +75,7 @@ def _engine(drain: Drain) -> dict[str, object]:
         **({"shared": shared} if (shared := shared_servers_of(drain)) else {}),
         "slots": capacity.max_num_seqs,
         **{name: value for name, value in known.items() if value is not None},
+        **reuse,
         **drain.averages.as_json(),
     }
 

@@ -16,6 +16,7 @@ from worker.drain.endings import Ending, failed, log_extra
 from worker.drain.event_log import log_events
 from worker.drain.events import Events, Outage
 from worker.drain.in_flight import InFlight, Running, perhaps_inside
+from worker.drain.known import Offers
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
 from worker.drain.refill import Refill
@@ -103,10 +104,16 @@ class Drain:
             return ()
         return (*capacity.adapters, *(capacity.on_demand() if capacity.on_demand else ()))
 
+    @property
+    def offers(self) -> Offers | None:
+        """The answers of the engine that may be reused; None if they are not noted."""
+        return self._serving.offers
+
     def set_limits(self) -> None:
         """Set the limits and the served names from the engine that has started."""
         capacity = self.supervisor.engine_capacity
         self.limits = AdmissionLimits.of(capacity, self.settings)
+        self._serving.offers = Offers.of(self.settings, capacity, self.served)
         name = self.settings.served_model_name
         if name and capacity.on_demand is None:  # else the engine knows which adapters there are
             self._serving.names = (name, *capacity.adapters)

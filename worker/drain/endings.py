@@ -26,7 +26,8 @@ class Ending:
     """How one delivery ended.
 
     An empty `outcome` only drops the lease. `keep`: the message stays for a retry. `cut`: the
-    answer ended at its limit of tokens. `times` is the result's timing.
+    answer ended at its limit of tokens. `times` is the result's timing. `known` has the digest and
+    the body's hash of an answer that may be reused.
     """
 
     delivery: Delivery
@@ -37,6 +38,7 @@ class Ending:
     completion_tokens: int = 0
     times: Mapping[str, float | int] = field(default_factory=dict)
     cut: bool = False
+    known: tuple[str, int] | None = None
 
 
 def done_arguments(endings: Sequence[Ending]) -> list[Any]:

@@ -17,9 +17,11 @@ from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
 from contract.redis.connect import connect_async
+from contract.redis.known import known_text
 from contract.streaming import Piece, encode_pieces
 from worker.drain.endings import Ending, done_arguments, log_extra, with_error
-from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
+from worker.drain.known import known_of
+from worker.drain.scripts import ALWAYS_TAKEN_BYTES, ERRORS, Scripts
 from worker.drain.wakeup import Arrivals
 from worker.settings import WorkerSettings
 
@@ -140,7 +142,9 @@ class Leases:
             for ending in endings
         ]
         try:
-            return await self._done(fitting)
+            written = await self._done(fitting)
+            await self._note_known(fitting)
+            return written
         except StoreRefused as error:
             if len(fitting) > 1:
                 return sum([await self.done([ending]) for ending in fitting])
@@ -150,6 +154,16 @@ class Leases:
     async def _done(self, endings: Sequence[Ending]) -> int:
         ttl_ms, args = self.settings.result_ttl_ms, done_arguments(endings)
         return int(await self.scripts.until_done("done", self.worker_id, ttl_ms, *args))
+
+    async def _note_known(self, endings: Sequence[Ending]) -> None:
+        """Note the answers that may be reused; without the note they are computed again."""
+        settings = self.settings
+        for tenant, answers in known_of(endings).items():
+            most, ttl_ms = settings.known_answers, settings.result_ttl_ms
+            try:
+                await self.scripts.run("know", tenant, most, ttl_ms, known_text(answers))
+            except ERRORS as error:
+                log.debug("known answers were not noted: %s", error)
 
     async def _fitting(self, ending: Ending) -> Ending:
         """Return the ending, with an error in place of a result that is too large for Redis."""

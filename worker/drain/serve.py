@@ -14,6 +14,7 @@ from worker.drain.admission import LARGE_BYTES, LargeMessages, SequenceLimit
 from worker.drain.endings import Ending, failed
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
+from worker.drain.known import Offers
 from worker.drain.supervisor import Supervisor
 from worker.engine import EngineRequest
 from worker.engine.preparation import PREPARATION, Preparation, PreparingRequests
@@ -69,6 +70,8 @@ class Serving:
         self._sequences, self._preparing = sequences, preparing
         self._max_bytes = max_bytes
         self._large = LargeMessages()
+        #: The answers that may be reused; None without WARMQ_KNOWN_ANSWERS.
+        self.offers: Offers | None = None
 
     async def run(self, running: Running, popped_at: float) -> Ending:
         """Run one request to its ending.
@@ -84,6 +87,7 @@ class Serving:
         try:
             if delivery.size > LARGE_BYTES or delivery.headers.get("compression"):
                 await self._unpack(delivery, preparation)
+            number = self.offers.hash_of(delivery) if self.offers is not None else None
             request = read_request(delivery, self.names)
             if delivery.listener:
                 running.streams_answer = text_is_answer(request.url, request.body)
@@ -100,14 +104,19 @@ class Serving:
         prompt = prompt_beginning(request.body) if delivery.batch else ""
         # With one choice, is_last_cut and is_cut return the same, and is_last_cut is faster.
         ended_at_limit = is_last_cut if count == 1 else is_cut
+        cut = completion.completion_tokens > 0 and ended_at_limit(completion.body)
+        digest = ""
+        if number is not None and self.offers is not None and not cut:
+            digest = self.offers.digest_of(request)
         return Ending(
             delivery,
             "completed",
-            success_meta(delivery, completion.body, timing, prompt),
+            success_meta(delivery, completion.body, timing, prompt, digest),
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             times=timing,
-            cut=completion.completion_tokens > 0 and ended_at_limit(completion.body),
+            cut=cut,
+            known=(digest, number) if digest and number is not None else None,
         )
 
     async def _unpack(self, delivery: Delivery, preparation: Preparation) -> None:

@@ -25,7 +25,9 @@ class Capacity:
     `prefix_caching`: prompts share the KV cache of equal prefixes (None: unknown). `parses_chats`:
     a parser removes the reasoning from a chat's answer, but not from `text_so_far`.
     `one_step`: each request takes one step of the engine, for example an embedding, so that all
-    slots become free at the same time.
+    slots become free at the same time. `identity` returns a text with all that decides answers
+    apart from the bodies: model, configuration, release; '' while that is unknown: then no answer
+    is reused.
     """
 
     max_num_seqs: int
@@ -38,6 +40,7 @@ class Capacity:
     prefix_caching: bool | None = None
     parses_chats: bool = False
     one_step: bool = False
+    identity: Callable[[], str] | None = None
 
 
 def multi_sequence_slots(slots: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from contract.batch import Batch as QueueBatch
 from contract.durations import duration_s
 from contract.openai.body import BODY_TYPES
@@ -11,6 +13,7 @@ from contract.version import PROTOCOL
 from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, batch_object
 from gateway.batches.api.record import (
     ENDED,
+    REUSE,
     STOP_AFTER,
     BatchRecord,
     request_cancel,
@@ -26,6 +29,7 @@ from gateway.redis.batch_views import BatchView, BatchViews
 from gateway.served_models import ServedModels
 from producer.input.options import BadOption
 from producer.queue_workers import count_versions, describe_workers, older_workers
+from producer.submit.reuse import oldest_age_s
 from producer.submit.submission import stop_after_text
 
 
@@ -137,7 +141,7 @@ def _checked_record(
     priority = _priority(caller, asked.priority)
     file = _file_of(services, caller, asked.input_file_id)
     _check_workers(services, caller)
-    _check_stop_after(asked.metadata or {})
+    _check_metadata(asked)
     now, kept = int(services.clock.now()), asked.output_expires_after
     record = BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
@@ -158,12 +162,19 @@ def _checked_record(
     return record, file.bytes
 
 
-def _check_stop_after(metadata: dict[str, str]) -> None:
-    """Raise ApiError (400) for a limit of failures that cannot be read."""
-    try:
-        stop_after_text(metadata.get(STOP_AFTER), f"metadata.{STOP_AFTER}")
-    except BadOption as error:
-        raise invalid(error.message, f"metadata.{STOP_AFTER}") from None
+def _check_metadata(asked: BatchCreate) -> None:
+    """Raise ApiError (400) for an option in the metadata that cannot be read."""
+    metadata = asked.metadata or {}
+    checks: tuple[tuple[str, Callable[[object, str], object]], ...] = (
+        (STOP_AFTER, stop_after_text), (REUSE, oldest_age_s),
+    )  # fmt: skip
+    for name, check in checks:
+        try:
+            check(metadata.get(name), f"metadata.{name}")
+        except BadOption as error:
+            raise invalid(error.message, f"metadata.{name}") from None
+    if REUSE in metadata and (asked.order or "input") != "input":
+        raise invalid(f"metadata.{REUSE} and order exclude each other: give one", "order")
 
 
 def _priority(caller: Caller, asked: int | None) -> int:

@@ -90,8 +90,9 @@ class CodeCount(Struct, kw_only=True):
 class Batch(Struct, kw_only=True):
     """A batch. Unknown fields are null, except `model`, which is left out.
 
-    `failures` (by error code, the most frequent first) and `cut` (answers that ended at their
-    token limit) are warmq's; they are left out if empty.
+    `failures` (by error code, the most frequent first), `cut` (answers that ended at their token
+    limit) and `cached` (requests that known answers answered) are warmq's; they are left out if
+    empty.
     """
 
     id: str
@@ -118,6 +119,7 @@ class Batch(Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     failures: list[CodeCount] | UnsetType = UNSET
     cut: int | UnsetType = UNSET
+    cached: int | UnsetType = UNSET
 
 
 class BatchList(Struct, kw_only=True):
@@ -177,7 +179,7 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
         request_counts=_counts(record.counts, [] if ended else parts),
         usage=_usage(record.usage or _usage_of(parts)),
         metadata=record.metadata,
-        **(_failure_fields_at_end(record) if ended else _failure_fields_of(parts)),
+        **(_own_fields_at_end(record) if ended else _own_fields_of(parts)),
     )
     for status in record.changed_at.keys() - {"validating"}:
         setattr(answer, f"{status}_at", record.changed_at[status])
@@ -201,25 +203,29 @@ def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts
     )
 
 
-def _failure_fields_of(parts: Sequence[QueueBatch]) -> dict[str, Any]:
+def _own_fields_of(parts: Sequence[QueueBatch]) -> dict[str, Any]:
     stopped = [CodeFailures(name, sum(part.number(name) for part in parts)) for name in STOPPED]
     codes = [*failures_of(parts), *stopped]
-    return _failure_fields(codes, sum(part.number("cut") for part in parts))
+    cut, cached = (sum(part.number(name) for part in parts) for name in ("cut", "cached"))
+    return _own_fields(codes, cut, cached)
 
 
-def _failure_fields_at_end(record: BatchRecord) -> dict[str, Any]:
+def _own_fields_at_end(record: BatchRecord) -> dict[str, Any]:
     codes: list[CodeFailures | FailedCode] = [*record.failures]
     if record.status in STOPPED:  # what failed with no code had no answer when the batch ended
         rest = record.counts.failed - sum(one.count for one in codes)
         codes.append(CodeFailures(record.status, rest))
-    return _failure_fields(codes, record.cut)
+    return _own_fields(codes, record.cut, record.cached)
 
 
-def _failure_fields(codes: Sequence[CodeFailures | FailedCode], cut: int) -> dict[str, Any]:
-    """Return the fields `failures` and `cut`, without those that have nothing."""
+def _own_fields(
+    codes: Sequence[CodeFailures | FailedCode], cut: int, cached: int
+) -> dict[str, Any]:
+    """Return the fields `failures`, `cut` and `cached`, without those that have nothing."""
     counts = [CodeCount(code=one.code, count=one.count) for one in codes if one.count > 0]
     counts.sort(key=lambda one: -one.count)
-    return ({"failures": counts} if counts else {}) | ({"cut": cut} if cut else {})
+    fields = {"failures": counts, "cut": cut, "cached": cached}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _usage_of(parts: Sequence[QueueBatch]) -> Usage:
@@ -262,7 +268,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
         usage=_usage(_usage_of([batch])),
         metadata={"submitted_by": made_by, "input": batch.fields.get("input", "")[:512]},
         errors=_errors(None, batch.fields["reason"] if batch.stopped else ""),
-        **_failure_fields_of([batch]),
+        **_own_fields_of([batch]),
     )
     if model := batch.fields.get("model"):
         answer.model = model

@@ -26,6 +26,8 @@ Status = Literal[
 ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancelled"))
 #: The key of a batch's metadata with the failures after which it is cancelled: `100` or `5%`.
 STOP_AFTER = "stop_after_failures"
+#: The key of a batch's metadata with the greatest age of known answers to reuse: `7d`, or `any`.
+REUSE = "warmq_reuse"
 #: Seconds for which a record is kept after its batch's end: the longest life of OpenAI's files.
 KEPT_S = 30 * 86_400
 #: Milliseconds after which a new batch becomes due if its gateway dies: while it writes the record
@@ -108,6 +110,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     expected_s: float | None = None  # the planned duration, set at the end
     failures: list[FailedCode] = []  # set at the end, like all fields below
     cut: int = 0  # answers with finish_reason `length`
+    cached: int = 0  # requests that known answers answered
     output_file_id: str | None = None
     error_file_id: str | None = None
 

@@ -286,7 +286,10 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
     status = _final_status(record, states, written["counts"].total - queued)
     failures = FailureReads.using(services.batches).first(states)
     cut = sum(state.number("cut") for state in states)
-    batch.write(status, **written, expected_s=expected_s, failures=failures, cut=cut)
+    cached = sum(state.number("cached") for state in states)
+    batch.write(
+        status, **written, expected_s=expected_s, failures=failures, cut=cut, cached=cached
+    )  # fmt: skip
     for state in states:
         mark_collected(services.batches, state)
 

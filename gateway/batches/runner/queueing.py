@@ -11,13 +11,14 @@ import msgspec
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import Request
-from gateway.batches.api.record import STOP_AFTER, BatchError, BatchPart, BatchRecord
+from gateway.batches.api.record import REUSE, STOP_AFTER, BatchError, BatchPart, BatchRecord
 from gateway.batches.runner.input_file import Body, model_of, with_model
 from gateway.http.services import Services
 from gateway.served_models import ServedModels
 from producer.input.decompression import ReadHook
 from producer.input.options import BadOption
 from producer.input.reader import Input, RawChunk
+from producer.submit.reuse import oldest_age_s
 from producer.submit.submission import Submission, stop_after_text
 from producer.submit.submit import Submitter, Summary
 
@@ -142,6 +143,9 @@ def _submission(record: BatchRecord, part: BatchPart) -> Submission:
     stop_after = ""
     with suppress(BadOption):  # an earlier version took any text
         stop_after = stop_after_text((record.metadata or {}).get(STOP_AFTER), STOP_AFTER)
+    reuse_s = None
+    with suppress(BadOption):
+        reuse_s = oldest_age_s((record.metadata or {}).get(REUSE), REUSE)
     return Submission(
         part.batch_id,
         part.queue,
@@ -153,6 +157,7 @@ def _submission(record: BatchRecord, part: BatchPart) -> Submission:
         order=record.order,
         parent_traceparent=record.traceparent,
         stop_after=stop_after,
+        reuse_s=reuse_s if record.order == "input" else None,
     )
 
 

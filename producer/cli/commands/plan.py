@@ -21,6 +21,7 @@ from producer.model_states import PlannedSwaps, planned_swaps
 from producer.queue_workers import clock_text
 from producer.submit.plan import FileContent, Plan, plan, queues_of
 from producer.submit.prompt_tokens import CharacterCounter, choose_counter
+from producer.submit.reuse import Reuse
 from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
 from producer.time_left import Outlook, OutlookReads
@@ -30,7 +31,7 @@ def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> fl
     return None if text is None else seconds_until(text)
 
 
-@click.command("plan")
+@click.command("plan", cls=options.TakesReuse)
 @click.argument("file", metavar="FILE")
 @options.model
 @options.priority
@@ -40,6 +41,7 @@ def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> fl
 @options.mapped
 @options.keep
 @options.delimiter
+@options.reuse
 @click.option(
     "--tokenizer",
     metavar="DIR|NAME",
@@ -69,6 +71,7 @@ def command(
     mapped: tuple[str, ...],
     keep: tuple[str, ...],
     delimiter: str,
+    reuse_s: float | None,
     tokenizer: str,
     estimate: bool,
     deadline: float | None,
@@ -84,9 +87,9 @@ def command(
     if tokenizer and estimate:
         raise click.UsageError("--tokenizer and --estimate exclude each other: give one")
     settings = context.settings
-    queue = queue_name(model or None, settings.queue)
     fields = fields_of_all_lines(pairs, choice, schema, model)
-    submission = Submission("plan", queue, priority, model, fields, keep=keep)
+    queue = queue_name(model or None, settings.queue)
+    submission = Submission("plan", queue, priority, model, fields, keep=keep, reuse_s=reuse_s)
     submission.check()
     source = open_input(file, mapped, submission.overrides, submission.keep, delimiter)
     with suppress(StoreUnavailable):  # known_workers prints the error
@@ -119,7 +122,8 @@ def estimated(
             if meter.due():
                 meter.update(source.position, f"{content.lines} lines read")
 
-        planned = plan(settings, submission, source, counter, workers, outlook, report)
+        reuse = Reuse.of(context.store, settings, submission, thorough=True)
+        planned = plan(settings, submission, source, counter, workers, outlook, report, reuse=reuse)
     queues = queues_of(submission, planned.content)
     if queues != [submission.queue]:
         workers, outlook = known_workers(context, queues)
@@ -176,6 +180,7 @@ def plan_json(file: str, planned: Plan, swaps: PlannedSwaps | None = None) -> di
             "valid": content.requests,
             "bad": content.bad,
             "duplicates": content.duplicates,
+            **({} if content.known is None else {"known": content.known}),
         },
         "first_errors": content.first_bad,
         "prompt_tokens": {
@@ -242,6 +247,7 @@ def _print_plan(
         "file": file,
         "queue": planned.queue,
         "requests": requests_text(content),
+        "known": known_text(content),
         "tokens in": _tokens_in(planned),
         "too long": _too_long(planned),
         "tokens out": _tokens_out(planned),
@@ -264,6 +270,13 @@ def requests_text(content: FileContent) -> str:
     if content.duplicates:
         text += f", {content.duplicates:,} of them identical to an earlier one"
     return f"{text}; {counted(content.bad, 'bad line')}" if content.bad else text
+
+
+def known_text(content: FileContent) -> str | None:
+    """Return a text with the number of requests whose answers are known; None without --reuse."""
+    if content.known is None:
+        return None
+    return f"{content.known:,} of {content.requests:,} are known, and need no computing"
 
 
 def _tokens_in(planned: Plan) -> str:

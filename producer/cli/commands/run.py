@@ -42,7 +42,7 @@ _AFTER = {
 }
 
 
-@click.command("run")
+@click.command("run", cls=options.TakesReuse)
 @click.argument("file", metavar="FILE")
 @click.argument("output", metavar="OUT")
 @click.option("--errors", metavar="ERR", help=options.ERRORS_HELP)
@@ -117,6 +117,11 @@ def command(
 
 def _submission(context: Context, values: dict[str, Any], *, local: bool) -> Submission:
     """Return the submission for the options; Redis is only read for `--model`."""
+    if local and values["reuse_s"] is not None:
+        raise click.UsageError(
+            "--local and --reuse exclude each other: the private Redis, with all answers in it, "
+            "ends with the run"
+        )
     chosen = values | ({"model": local_model()} if local else {})
     submission = make_submission(context.settings, "run", chosen)
     if local or not submission.model:

@@ -23,11 +23,12 @@ from producer.input.files import OutputUnwritable
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers, unserved_text
 from producer.stalls import StallReads
+from producer.submit.resumable import ResumableSubmit
 from producer.submit.submission import OrderOption, new_batch_id
-from producer.submit.submit import ResumableSubmit, Summary
+from producer.submit.submit import Summary
 
 
-@click.command("submit")
+@click.command("submit", cls=options.TakesReuse)
 @click.argument("file", metavar="FILE")
 @click.option("--batch-id", metavar="ID", help="Id of the batch. The same id resumes it.")
 @options.mapped

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from contract.errors import BatchConflict
+from contract.redis.known import KnownAnswers
 from contract.redis.tenants import Tenant, TenantLoad
 from producer.cli import options
 from producer.cli.context import Context, pass_context
-from producer.cli.progress import tell
+from producer.cli.progress import counted, tell
 from producer.cli.show import print_columns, put_json, put_json_list
 from producer.input.options import check_name
 
@@ -89,6 +90,16 @@ def delete(context: Context, *, name: str, as_json: bool) -> None:
     tell(f"{name}: weight 1, no cap")
     if as_json:
         _print(context, Tenant(name), as_json)
+
+
+@command.command("forget-answers")
+@_name
+@pass_context
+def forget_answers(context: Context, *, name: str) -> None:
+    """Forget the known answers of a tenant, so that --reuse finds none. The results stay."""
+    check_name("tenant", name)
+    count = KnownAnswers.using(context.store).forget(name)
+    tell(f"{name}: {counted(count, 'known answer')} forgotten")
 
 
 def _print(context: Context, tenant: Tenant, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from contract.redis import keys
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
-    keys.SWEEP, keys.SEQUENCES, keys.BATCHES, keys.RETIRING, keys.TENANTS,
+    keys.SWEEP, keys.SEQUENCES, keys.BATCHES, keys.RETIRING, keys.TENANTS, keys.REUSED,
     keys.NOTIFY_SIGNING,
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.

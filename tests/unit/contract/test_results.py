@@ -160,3 +160,19 @@ def test_the_beginning_of_a_prompt_is_that_of_its_last_text(
     body: dict[str, object], beginning: str
 ) -> None:
     assert prompt_beginning(body) == beginning
+
+
+def test_a_reused_answer_names_the_request_that_computed_it():
+    # Given a success with what ENQUEUE writes when a known answer answers a line
+    raw = (
+        b'{"status":"SUCCESS","result":{"usage":{"total_tokens":3}},"traceback":null,'
+        b'"children":[],"date_done":"2026-11-20T00:00:00+00:00","task_id":"new","warmq":'
+        b'{"batch":"b","custom_id":"c","line":4,"error":null,"timing":{"engine_s":1.5},'
+        b'"known":"0a","reused":true,"answered_by":"old"}}'
+    )
+    # Then both forms of the output line have it, with the timing of the computed request
+    expected = {"line": 4, "timing": {"engine_s": 1.5}, "reused": True, "answered_by": "old"}
+    for text in (raw, raw.replace(b'{"usage"', b'{\n"usage"')):
+        line = orjson.loads(result_line("new", "c", 4, text).json)
+        assert line["warmq"] == expected
+        assert line["response"]["body"] == {"usage": {"total_tokens": 3}}

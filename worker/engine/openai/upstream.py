@@ -100,6 +100,8 @@ class Upstream(Server):
         self.base, self.root = base, base.removesuffix("/v1")
         self.session = session
         self.models: dict[str, dict[str, Any]] = {}
+        #: Whether the server's release is asked for, and its answer.
+        self.ask_release, self.release = False, ""
         self.model = ""
         self.vllm = False
         #: The observed form of the server's streams, by url.
@@ -260,6 +262,8 @@ class Upstream(Server):
         self.models = models or {}
         self.model = self._model_setting or next(iter(self.models), "")
         self.vllm = self.models.get(self.model, {}).get("owned_by") == "vllm"
+        if self.vllm and self.ask_release:
+            self.release = (await self._get(f"{self.root}/version")).body.decode(errors="replace")
         self._has_metrics = True
         for dialect in self.dialects.values():
             # The server may have been restarted with vLLM's priority policy.
@@ -269,6 +273,13 @@ class Upstream(Server):
         names = ", ".join(self.models) or "no model"
         setting = self._model_setting or "not set"
         return Report(Health.UNUSABLE, f"serves {names}; WARMQ_MODEL is {setting}")
+
+    @property
+    def identity(self) -> str:
+        """The model's card and the server's release, without what differs in each reply."""
+        card = self.models.get(self.model, {})
+        names = sorted(card.keys() - {"created", "permission"})
+        return orjson.dumps([self.model, [[n, card[n]] for n in names], self.release]).decode()
 
     async def _is_under_v1(self, lists: bool) -> bool:
         """Whether this server has the API under /v1, and not directly under the base URL.

@@ -104,7 +104,9 @@ class SimulatedEngine:
     async def start(self) -> Capacity:
         if self._process is not None:
             self._process.watch(self._die)
-        return Capacity(self.slots, 4096, "simulated", details={"engine": "simulated"})
+        details = {"engine": "simulated"}
+        identity = f"simulated {self.model} {self.named}"
+        return Capacity(self.slots, 4096, "simulated", details=details, identity=lambda: identity)
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         if request.url not in LIMITS:

@@ -30,6 +30,7 @@ from worker.engine.vllm.clients import EngineClients
 from worker.engine.vllm.fastpath import fast_path
 from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
+from worker.engine.vllm.identity import engine_identity
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.memory import memory_remedy
 from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, Warnings, quieten
@@ -65,7 +66,7 @@ class VllmEngine:
         self._slots = SequenceSlots(self._progress)
         self._queue = FullQueue()
         self._grammars = Grammars()
-        self._context = 0
+        self._context, self._identity = 0, ""
         self._folders = errors.Folders([])
         self._clients = EngineClients(settings.front_ends or 1)
 
@@ -125,6 +126,8 @@ class VllmEngine:
             guard(names.global_http_connection, refused)
             self._guarded = True
         context = self._context = engine.vllm_config.model_config.max_model_len
+        if settings.known_answers:
+            self._identity = await asyncio.to_thread(engine_identity, settings, context)
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         limits.guard_log_probabilities(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
@@ -174,6 +177,7 @@ class VllmEngine:
             prefix_caching=bool(cache.enable_prefix_caching),
             parses_chats=serving.parses_chats(config),
             one_step=config.model_config.runner_type == "pooling",
+            identity=lambda: self._identity,
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
