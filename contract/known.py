@@ -13,9 +13,6 @@ from zlib import crc32
 
 from contract.openai.repeatable import canonical
 
-#: Each byte with its bits in reverse order: Redis counts a byte's bits from the highest.
-_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-
 
 class Offer(NamedTuple):
     """What workers of one queue offer: the identity of their engines, and the most answers.
@@ -57,7 +54,7 @@ def answer_digest(identity: str, url: str, body: dict[str, Any]) -> str:
     text = canonical(url, body, seeded=True)
     if text is None:
         return ""
-    whole = b"%s\0%s\0%s" % (identity.encode(), url.encode(), text)
+    whole = b"\0".join((identity.encode(), url.encode(), text))
     return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
@@ -70,19 +67,26 @@ body_hash = crc32
 class BodyFilter:
     """Bits by the hashes of known bodies: finds bodies that may be known, and never misses one."""
 
-    def __init__(self, *bits: bytes) -> None:
-        """Prepare; each of `bits` is '' or has a power of two of bytes, as KNOW writes them."""
-        size = max(map(len, bits), default=0)
-        union = 0
-        for each in filter(None, bits):
-            # A hash's place in a smaller filter is the remainder of its place in a larger one.
-            union |= int.from_bytes(each * (size // len(each)))
-        self._bits = union.to_bytes(size).translate(_REVERSED)
+    def __init__(self, *halves: bytes) -> None:
+        """Prepare; each of `halves` is '' or has a power of two of bytes, as KNOW writes them."""
+        self._halves = [(bits, 8 * len(bits) - 1) for bits in halves if bits]
 
     def __bool__(self) -> bool:
-        return bool(self._bits)
+        return bool(self._halves)
 
     def likely(self, hashes: Sequence[int]) -> list[int]:
         """Return the numbers (from 0) of the hashes that may be of known bodies."""
-        bits, mask = self._bits, 8 * len(self._bits) - 1
-        return [n for n, h in enumerate(hashes) if bits[(h & mask) >> 3] >> (h & 7) & 1]
+        found: list[int] = []
+        for bits, mask in self._halves:
+            # Redis counts a byte's bits from the highest.
+            found += [
+                n for n, h in enumerate(hashes)
+                if bits[(h & mask) >> 3] << (h & 7) & 0x80
+                and bits[((other := second(h)) & mask) >> 3] << (other & 7) & 0x80
+            ]  # fmt: skip
+        return sorted(set(found)) if len(self._halves) > 1 else found
+
+
+def second(body_hash: int) -> int:
+    """Return the hash with its halves exchanged, by which KNOW sets another bit."""
+    return body_hash >> 16 | (body_hash & 0xFFFF) << 16

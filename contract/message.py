@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -31,10 +32,14 @@ _HEAD = (
     b'"timelimit":[null,null],"id":"'
 )
 
-
-#: What precedes and follows the arguments in a message of MessageWriter. Quotes within a JSON
-#: string are escaped, so the arguments cannot contain the second text.
+#: What precedes the arguments in a message of MessageWriter. Quotes within a JSON string are
+#: escaped, so the arguments cannot contain what follows them, the beginning of _HEAD.
 _BEFORE_ARGS, _AFTER_ARGS = b'{"body":', b',"content-encoding"'
+#: Form of what follows _HEAD there: request id, line, url, custom_id as JSON.
+_ORIGIN = re.compile(
+    rb'([^"]+)","root_id":"[^"]+","warmq":\{(?:"sequences":\d+,)?"line":(\d+),"url":"([^"]+)",'
+    rb'"custom_id":("(?:[^"\\]|\\.)*+")'
+)
 
 
 def encode_args(body: bytes) -> bytes:
@@ -45,6 +50,28 @@ def encode_args(body: bytes) -> bytes:
 def args_in(message: bytes) -> bytes:
     """Return what `encode_args` has written into a message of MessageWriter."""
     return message[len(_BEFORE_ARGS) : message.index(_AFTER_ARGS)]
+
+
+class Written(NamedTuple):
+    """A message of MessageWriter: its request's id, url and body, and its line in the file.
+
+    `line` is the number's digits; `custom_id` is JSON.
+    """
+
+    request_id: bytes
+    url: str
+    body: dict[str, Any]
+    line: bytes
+    custom_id: bytes
+
+
+def read_written(message: bytes, args: bytes) -> Written:
+    """Read a message that MessageWriter has just written; `args` are the arguments in it."""
+    found = _ORIGIN.match(message, len(_BEFORE_ARGS) + len(args) + len(_HEAD))
+    assert found is not None  # noqa: S101 - MessageWriter has written it
+    request_id, line, url, custom_id = found.groups()
+    body: dict[str, Any] = orjson.loads(orjson.loads(args))[0][0]
+    return Written(request_id, url.decode(), body, line, custom_id)
 
 
 class MessageWriter:

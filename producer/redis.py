@@ -110,7 +110,7 @@ PRODUCER_COMMANDS = _commands("""
     hscan {key} 0; hincrby {key} f 1;
     lindex {key} 0; llen {key}; lrange {key} 0 0; lpop {key}; lpush {key} v; rpush {key} v;
     lmove {key} {key} LEFT LEFT; lset {key} 0 v;
-    hlen {key}; rename {key} {key}; setbit {key} 0 0; strlen {key};
+    hlen {key}; rename {key} {key}; bitfield {key} set u1 0 0; strlen {key};
     sadd {key} m; smembers {key};
     zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrevrange {key} 0 0; zscore {key} m;
     publish {key} v; del {key}; unlink {key}

@@ -71,9 +71,10 @@ local function tenant_of(batch)
   return tenants[batch]
 end
 
--- Returns how many bytes follow the body of a known answer, when it was computed, and what its `warmq` has after
--- `error`, with the request that computed it; nil if the result is gone, is not the answer with this digest, is
--- being deleted, or is another tenant's: request ids are those of a deleted batch if a batch gets its id.
+-- Returns of a known answer: the result, or nil if it is long; how many bytes follow its body; when it was computed;
+-- what its `warmq` has after `error`, with the request that computed it. Returns nothing if the result is gone, is
+-- not the answer with this digest, is being deleted, or is another tenant's: request ids are those of a deleted
+-- batch if a batch gets its id.
 local function read_known(id, digest, tenant)
   local tail = redis.call('GETRANGE', RESULT .. id, -MOST_AFTER, -1)
   local at, found = nil, string.find(tail, AFTER_BODY, 1, true)
@@ -85,21 +86,21 @@ local function read_known(id, digest, tenant)
   if not string.find(rest, ',"reused":true,', 1, true) then
     rest = rest .. ',"reused":true,"answered_by":"' .. ran .. '"'
   end
-  return #tail - at + 1, date, rest
+  return #tail < MOST_AFTER and tail or nil, #tail - at + 1, date, rest
 end
 
 -- Returns the lines with known answers, and the ids of those whose answers are gone or too old. An entry has the
--- line's id, the id of the answer, how many bytes of that result to replace, and by what.
+-- line's id, the id of the answer, its result if that is short, how many bytes of it to replace, and by what.
 local function read_known_lines(batch, text)
   local known, unknown = {}, {}
   local since, lines = string.match(text, '^([^\n]*)\n(.*)$')
-  local prefix = '","warmq":{"batch":' .. cjson.encode(batch) .. ',"custom_id":'
+  local prefix, tenant = '","warmq":{"batch":' .. cjson.encode(batch) .. ',"custom_id":', tenant_of(batch)
   for id, old, digest, line, custom_id in
     string.gmatch(lines or '', '([^ \n]+) ([^ \n]+) (%x+) (%d+) ([^\n]+)') do
-    local cut, date, rest = read_known(old, digest, tenant_of(batch))
+    local whole, cut, date, rest = read_known(old, digest, tenant)
     if cut and (since == '-' or date >= since) then
-      known[#known + 1] = { id = id, old = old, cut = cut, tail = AFTER_BODY .. date .. '","task_id":"' .. id ..
-        prefix .. custom_id .. ',"line":' .. line .. ',"error":null,' .. rest .. '}}' }
+      known[#known + 1] = { id = id, old = old, whole = whole, cut = cut, tail = AFTER_BODY .. date ..
+        '","task_id":"' .. id .. prefix .. custom_id .. ',"line":' .. line .. ',"error":null,' .. rest .. '}}' }
     else
       unknown[#unknown + 1] = id
     end
@@ -111,7 +112,7 @@ end
 local function answer_known(known, batch, life)
   local bytes, state = 0, batch_state(batch)
   for _, one in ipairs(known) do
-    local old = redis.call('GET', RESULT .. one.old)
+    local old = one.whole or redis.call('GET', RESULT .. one.old)
     local meta = string.sub(old, 1, #old - one.cut) .. one.tail
     if commit(one.id, meta, 'completed', batch, life, 0, 0, 0) then add(state, 'cached', 1) end
     bytes = bytes + #meta

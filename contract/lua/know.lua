@@ -3,7 +3,8 @@
 -- ARGV: tenant, most entries, time to live in ms, entries joined by newlines: digest, hash of the body, request id
 -- Touches: warmq:known:<tenant>:{new,old} and :bits of both
 -- Returns: number of entries in the newer half
-local HASH_BITS = 32 -- bits of the filter for each entry: one body in 32 that is not known passes it
+local HASH_BITS = 32 -- bits of the filter for each entry, of which two are set: few unknown bodies pass it
+local AT_ONCE = 250 -- most entries of one command
 local known = 'warmq:known:' .. ARGV[1]
 local new, old = known .. ':new', known .. ':old'
 local half, ttl_ms = math.max(1, math.floor(tonumber(ARGV[2]) / 2)), tonumber(ARGV[3])
@@ -16,7 +17,23 @@ local function filter_size()
 end
 
 local count, size = redis.call('HLEN', new), redis.call('STRLEN', new .. ':bits') * 8
+local entries, bits = {}, {} -- arguments of HSET and BITFIELD that are not written yet
+
+local function write()
+  if #entries == 0 then return end
+  count = count + redis.call('HSET', new, unpack(entries))
+  redis.call('BITFIELD', new .. ':bits', unpack(bits))
+  entries, bits = {}, {}
+end
+
+local function set_bit(number)
+  local n = #bits
+  bits[n + 1], bits[n + 2], bits[n + 3], bits[n + 4] = 'SET', 'u1', number % size, 1
+end
+
 for digest, hash, id in string.gmatch(ARGV[4], '(%x+) (%d+) ([^\n]+)') do
+  local pending = #entries / 2
+  if pending >= AT_ONCE or count + pending >= half then write() end
   if count >= half then
     redis.call('UNLINK', old, old .. ':bits')
     redis.call('RENAME', new, old)
@@ -25,11 +42,14 @@ for digest, hash, id in string.gmatch(ARGV[4], '(%x+) (%d+) ([^\n]+)') do
   end
   if size == 0 then
     size = filter_size()
-    redis.call('SETBIT', new .. ':bits', size - 1, 0) -- the filter has its whole length from the start
+    redis.call('BITFIELD', new .. ':bits', 'SET', 'u1', size - 1, 0) -- the whole length from the start
   end
-  count = count + redis.call('HSET', new, digest, id)
-  redis.call('SETBIT', new .. ':bits', tonumber(hash) % size, 1)
+  entries[#entries + 1], entries[#entries + 2] = digest, id
+  hash = tonumber(hash)
+  set_bit(hash)
+  set_bit(math.floor(hash / 65536) + hash % 65536 * 65536) -- the halves of its 32 bits exchanged
 end
+write()
 redis.call('PEXPIRE', new, ttl_ms)
 redis.call('PEXPIRE', new .. ':bits', ttl_ms)
 return count

@@ -11,9 +11,9 @@ from contract.openai.decode import encode
 _IRRELEVANT = frozenset(("user", "session_id", "priority", "stream"))
 #: Fields with which two answers to one body may differ, unless null or false: beam search,
 #: watermarks, arguments of plugins, and KV caches that another engine may send only once.
-_NOT_REPEATABLE = (
+_NOT_REPEATABLE = frozenset((
     "use_beam_search", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"
-)  # fmt: skip
+))  # fmt: skip
 
 
 def canonical(url: str, body: dict[str, Any], *, seeded: bool = False) -> bytes | None:
@@ -36,9 +36,11 @@ def canonical(url: str, body: dict[str, Any], *, seeded: bool = False) -> bytes 
     greedy = body.get("temperature") == 0 and body.get("n") in (None, 1)
     if url in LIMITS and not greedy and not (seeded and isinstance(body.get("seed"), int)):
         return None
-    if any(body.get(name) not in (None, False) for name in _NOT_REPEATABLE):
+    if not _NOT_REPEATABLE.isdisjoint(body) and any(
+        body.get(name) not in (None, False) for name in _NOT_REPEATABLE
+    ):
         return None
-    relevant = {name: body[name] for name in sorted(body.keys() - _IRRELEVANT)}
+    relevant = {name: body[name] for name in sorted(body) if name not in _IRRELEVANT}
     text = encode(relevant)
     if b'_url"' in text and _has_media_by_address(relevant):
         return None

@@ -10,12 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import orjson
-
 from contract import naming
 from contract.errors import RequestRejected
 from contract.index import IndexChunk, IndexEntry, leader_of
-from contract.message import MessageWriter
+from contract.message import MessageWriter, Written
 from contract.openai.decode import decode
 from contract.openai.lines import Request, parse_line
 from contract.openai.repeatable import canonical
@@ -29,12 +27,10 @@ from producer.submit.routes import NO_ROUTES, Routes
 
 
 class KnownLine(NamedTuple):
-    """A line whose answer is known: the answer, and the id, number and custom_id of the line."""
+    """A line whose answer is known: the answer, and what was written of the line."""
 
     answer: KnownAnswer
-    request_id: str
-    line: int
-    custom_id: str
+    written: Written
 
 
 @dataclass(slots=True)
@@ -82,11 +78,11 @@ class PreparedChunk:
         left = [n for n in range(len(self.messages)) if n not in self.known]
         queues = [self.queues[n] for n in left] if self.queues else []
         known = [
-            b"%s %s %s %d %s" % (
-                one.request_id.encode(), one.answer.request_id.encode(), one.answer.digest.encode(),
-                one.line, orjson.dumps(one.custom_id),
+            b"%s %s %s %s %s" % (
+                own.request_id, answer.request_id.encode(), answer.digest.encode(),
+                own.line, own.custom_id,
             )
-            for one in self.known.values()
+            for answer, own in self.known.values()
         ]  # fmt: skip
         return [self.messages[n] for n in left], queues, b"\n".join([self.oldest, *known])
 

@@ -4,8 +4,8 @@ The digest of a body takes as long as half of its other work in a submit. So a f
 the bodies that are not known:
 
 - It has the hashes of the bodies as the workers got them, and does not find a body whose fields are
-  in another order. So all lines of the first chunk get digests, and a few lines of each later one;
-  once one of these is known although the filter did not find it, all lines get digests.
+  in another order. So all lines of the first chunk get digests, and a few later ones; once one of
+  these is known although the filter did not find it, all lines get digests.
 - After _WHOLE chunks without a known line, only every eighth line is looked at, and all lines of a
   chunk in which one of these is known.
 """
@@ -20,13 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import orjson
-
 from contract.durations import duration_s
 from contract.errors import RequestRejected
 from contract.known import BodyFilter, Offer, answer_digest, body_hash
-from contract.message import args_in
-from contract.openai.decode import decode
+from contract.message import Written, args_in, read_written
 from contract.redis.batches import BatchStore
 from contract.redis.enqueued import Enqueued
 from contract.redis.known import KnownAnswer, KnownAnswers
@@ -113,8 +110,8 @@ class Reuse:
         """
         self.find(chunk)
         while (reply := send()).answer == "unknown":
-            gone = set(reply.text.split())
-            numbers = [n for n, one in chunk.known.items() if one.request_id in gone]
+            gone = set(reply.text.encode().split())
+            numbers = [n for n, one in chunk.known.items() if one.written.request_id in gone]
             dropped = [chunk.known.pop(n) for n in numbers]
             self.answers.drop(self.tenant, [one.answer.digest for one in dropped])
         if reply.answer == "ok" and chunk.known:
@@ -131,47 +128,47 @@ class Reuse:
             oldest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.oldest_s)
             chunk.oldest = oldest.isoformat().encode()
         if self.thorough or self._unknown < _WHOLE:
-            self._look_up(chunk, range(count))
+            every = 1 if self.thorough or self._first or self._exact else _ONE_IN
+            self._look_up(chunk, range(count), every)
         else:
             numbers = range(self._unknown % _STEP, count, _STEP)
-            self._look_up(chunk, numbers)
+            self._look_up(chunk, numbers, 1 if self._exact else _STEP)
             if chunk.known:
-                self._look_up(chunk, sorted(set(range(count)).difference(numbers)))
+                rest = sorted(set(range(count)).difference(numbers))
+                self._look_up(chunk, rest, 1 if self._exact else _ONE_IN)
         self._first = False
         self._unknown = 0 if chunk.known else self._unknown + 1
 
-    def _look_up(self, chunk: PreparedChunk, numbers: Sequence[int]) -> None:
-        """Look up the lines with these numbers, as far as they get digests."""
-        hashes = [body_hash(args_in(chunk.messages[n])) for n in numbers]
-        likely = {numbers[at] for at in self._filter.likely(hashes)}
-        chosen = numbers
-        if not (self.thorough or self._first or self._exact):
-            chosen = sorted(likely.union(numbers[self._unknown % _ONE_IN :: _ONE_IN]))
-        lines = {n: line for n in chosen if (line := self._line(chunk, n)) is not None}
-        found = self.answers.find(self.tenant, [one.answer.digest for one in lines.values()])
-        for (n, line), request_id in zip(lines.items(), found, strict=True):
-            if _REQUEST_ID.fullmatch(request_id):
-                answer = line.answer._replace(request_id=request_id)
-                chunk.known[n] = line._replace(answer=answer)
-                self._exact |= n not in likely
+    def _look_up(self, chunk: PreparedChunk, numbers: Sequence[int], every: int) -> None:
+        """Look up the lines with these numbers that the filter finds, and one of `every` others."""
+        args = [args_in(chunk.messages[n]) for n in numbers]
+        hashes = list(map(body_hash, args))
+        likely = set(self._filter.likely(hashes))
+        chosen = range(len(args)) if every == 1 else likely
+        # The sample of others is another one in each chunk; after many chunks without a known line
+        # only some chunks have one, so that the others take no call.
+        start = self._unknown % every
+        if every != 1 and (every != _STEP or not start):
+            chosen = sorted(likely.union(range(start, len(args), every)))
+        lines: dict[int, tuple[str, Written]] = {}
+        for at in chosen:
+            written = read_written(chunk.messages[numbers[at]], args[at])
+            if digest := self._digest(chunk, numbers[at], written):
+                lines[at] = digest, written
+        found = self.answers.find(self.tenant, [digest for digest, _ in lines.values()])
+        for (at, (digest, written)), request_id in zip(lines.items(), found, strict=True):
+            if request_id and _REQUEST_ID.fullmatch(request_id):
+                answer = KnownAnswer(digest, hashes[at], request_id)
+                chunk.known[numbers[at]] = KnownLine(answer, written)
+                self._exact |= at not in likely
 
-    def _line(self, chunk: PreparedChunk, n: int) -> KnownLine | None:
-        """Return the line of a message with its digest, but no request; None if answers vary."""
+    def _digest(self, chunk: PreparedChunk, n: int, written: Written) -> str:
+        """Return the digest of a message's answer; '' if answers vary, or workers offer none."""
         offer = self._offer(chunk.queues[n] if chunk.queues else self.queue)
-        if offer is None:
-            return None
-        message = chunk.messages[n]
-        headers, args = orjson.loads(message)["headers"], args_in(message)
-        ours = headers["warmq"]
         try:
-            body = decode(orjson.loads(args).encode())[0][0]
-            digest = answer_digest(offer.identity, ours["url"], body)
+            return answer_digest(offer.identity, written.url, written.body) if offer else ""
         except RequestRejected:  # the worker reports the error
-            return None
-        if not digest:
-            return None
-        answer = KnownAnswer(digest, body_hash(args), "")
-        return KnownLine(answer, headers["id"], ours["line"], ours["custom_id"])
+            return ""
 
     def _offer(self, queue: str) -> Offer | None:
         if queue not in self._offers:
@@ -187,7 +184,10 @@ class Reuse:
 
     def _note(self, chunk: PreparedChunk) -> None:
         """Note that answers were used; the entries name the results just written."""
-        used = [one.answer._replace(request_id=one.request_id) for one in chunk.known.values()]
+        used = [
+            KnownAnswer(digest, number, own.request_id.decode())
+            for (digest, number, _), own in chunk.known.values()
+        ]
         most = min((offer.most for offer in self._offers.values() if offer), default=0)
         if most:
             self.answers.note(self.tenant, most, self.ttl_ms, used)

@@ -81,10 +81,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         )
         people = settings.openai_shared_with != "nobody"
         limit = None if people else settings.openai_concurrency
-        options = settings.model, limit, settings.openai_health_path
+        options = settings.model, limit, settings.openai_health_path, settings.known_answers > 0
         servers = [Upstream(url, session, *options) for url in settings.base_urls]
-        for server in servers:
-            server.ask_release = settings.known_answers > 0
         if people:
             url = settings.redis_url.get_secret_value()
             self._redis = connect_async(url, "warmq-server-share", ANSWER_S)
@@ -116,9 +114,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 
     def _identity(self) -> str:
         """Return the model's card of the servers; '' if theirs differ, or none lists the model."""
-        known = [server for server in self._fleet.servers if server.models]
+        known = [server for server in self._servers.servers if server.models]
         found = {server.identity for server in known if server.model in server.models}
-        complete = len(known) == len(self._fleet.servers)
+        complete = len(known) == len(self._servers.servers)
         return found.pop() if complete and len(found) == 1 else ""
 
     def _guard(self) -> Guard:

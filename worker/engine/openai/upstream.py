@@ -95,13 +95,14 @@ class Upstream(Server):
         model: str | None,
         limit: int | None,
         health_path: str = "",
+        asks_release: bool = False,
     ) -> None:
         super().__init__(urlsplit(base).netloc, limit or FIRST_LIMIT)
         self.base, self.root = base, base.removesuffix("/v1")
         self.session = session
         self.models: dict[str, dict[str, Any]] = {}
         #: Whether the server's release is asked for, and its answer.
-        self.ask_release, self.release = False, ""
+        self.asks_release, self.release = asks_release, ""
         self.model = ""
         self.vllm = False
         #: The observed form of the server's streams, by url.
@@ -262,7 +263,7 @@ class Upstream(Server):
         self.models = models or {}
         self.model = self._model_setting or next(iter(self.models), "")
         self.vllm = self.models.get(self.model, {}).get("owned_by") == "vllm"
-        if self.vllm and self.ask_release:
+        if self.vllm and self.asks_release:
             self.release = (await self._get(f"{self.root}/version")).body.decode(errors="replace")
         self._has_metrics = True
         for dialect in self.dialects.values():

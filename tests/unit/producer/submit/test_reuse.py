@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from contract.index import IndexChunk
-from contract.known import BodyFilter, Offer, answer_digest, body_hash
+from contract.known import BodyFilter, Offer, answer_digest, body_hash, second
 from contract.message import MessageWriter, encode_args
 from contract.naming import request_id
 from contract.openai.body import COMPLETION_URL
@@ -51,7 +51,7 @@ class Answers:
 
     def filter(self, tenant: str) -> BodyFilter:
         bits = bytearray(SIZE // 8)
-        for number in self.hashes:
+        for number in [*self.hashes, *map(second, self.hashes)]:
             bits[number % SIZE // 8] |= 0x80 >> number % 8
         return BodyFilter(bytes(bits) if self.hashes else b"")
 

@@ -21,7 +21,7 @@ def server(card: dict[str, Any] | None, release: str = "0.30") -> Upstream:
 def engine(*servers: Upstream) -> OpenAIEngine:
     settings = OpenAISettings(_env_file=None, openai_base_urls="http://127.0.0.1:1/v1")
     made = OpenAIEngine(settings)
-    made._fleet.servers = servers
+    made._servers.servers = servers
     return made
 
 
