@@ -4,9 +4,9 @@ The digest of a body takes as long as half of its other work in a submit. So a f
 the bodies that are not known:
 
 - It has the hashes of the bodies as the workers got them, and does not find a body whose fields are
-  in another order. So all lines of the first chunk get digests, and a few later ones; once one of
+  in another order. So all lines of a short file get digests, and a few of a long one; once one of
   these is known although the filter did not find it, all lines get digests.
-- After _WHOLE chunks without a known line, only every eighth line is looked at, and all lines of a
+- After _WHOLE chunks without a known line, only every 16th line is looked at, and all lines of a
   chunk in which one of these is known.
 """
 
@@ -30,6 +30,7 @@ from contract.redis.known import KnownAnswer, KnownAnswers
 from contract.redis.url import LONGEST_S
 from contract.settings import Settings
 from producer.input.options import BadOption
+from producer.input.reader import CHUNK_LINES
 from producer.submit.lines import KnownLine, PreparedChunk
 from producer.submit.submission import Submission
 
@@ -38,7 +39,7 @@ _READ_AGAIN_S = 10.0
 #: One of so many lines gets a digest although the filter passes over it.
 _ONE_IN = 64
 #: After so many chunks without a known line, only one line of _STEP is looked at.
-_WHOLE, _STEP = 4, 8
+_WHOLE, _STEP = 4, 16
 #: The form of the ids of batches' requests, which ENQUEUE gets separated by spaces.
 _REQUEST_ID = re.compile(r"[0-9a-f-]{36}")
 #: The value of `--reuse` without a duration.
@@ -80,7 +81,7 @@ class Reuse:
     _filter: BodyFilter = field(default_factory=BodyFilter)
     _offers: dict[str, Offer | None] = field(default_factory=dict)
     _read_again_at: float = -math.inf
-    #: Whether all lines get digests: of the first chunk, and after a hit that the filter missed.
+    #: Whether no chunk was looked up yet, and whether all lines get digests.
     _first: bool = True
     _exact: bool = False
     #: The number of chunks without a known line since the last one with one.
@@ -127,15 +128,16 @@ class Reuse:
         if self.oldest_s < math.inf:
             oldest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.oldest_s)
             chunk.oldest = oldest.isoformat().encode()
-        if self.thorough or self._unknown < _WHOLE:
-            every = 1 if self.thorough or self._first or self._exact else _ONE_IN
-            self._look_up(chunk, range(count), every)
-        else:
-            numbers = range(self._unknown % _STEP, count, _STEP)
-            self._look_up(chunk, numbers, 1 if self._exact else _STEP)
-            if chunk.known:
-                rest = sorted(set(range(count)).difference(numbers))
-                self._look_up(chunk, rest, 1 if self._exact else _ONE_IN)
+        if not chunk.queues and self._offer(self.queue) is None:
+            return
+        exact = self.thorough or self._exact or (self._first and count < CHUNK_LINES)
+        whole = self.thorough or self._unknown < _WHOLE
+        numbers = range(count) if whole else range(self._unknown % _STEP, count, _STEP)
+        every = _ONE_IN if whole and not self._first else _STEP
+        self._look_up(chunk, numbers, 1 if exact else every)
+        if chunk.known and not (whole and exact == self._exact):
+            rest = [n for n in range(count) if n not in chunk.known]
+            self._look_up(chunk, rest, 1 if self._exact else _ONE_IN)
         self._first = False
         self._unknown = 0 if chunk.known else self._unknown + 1
 
@@ -145,10 +147,9 @@ class Reuse:
         hashes = list(map(body_hash, args))
         likely = set(self._filter.likely(hashes))
         chosen = range(len(args)) if every == 1 else likely
-        # The sample of others is another one in each chunk; after many chunks without a known line
-        # only some chunks have one, so that the others take no call.
         start = self._unknown % every
-        if every != 1 and (every != _STEP or not start):
+        # Of chunks that are not looked up whole only some have such a sample: a call takes time.
+        if every == _ONE_IN or (every == _STEP and not start):
             chosen = sorted(likely.union(range(start, len(args), every)))
         lines: dict[int, tuple[str, Written]] = {}
         for at in chosen:

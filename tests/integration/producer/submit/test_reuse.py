@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -248,23 +249,29 @@ def test_results_that_expired_are_computed_again(
     assert counts(store, "b2") == (5, 5, 4)
 
 
-def test_the_commands_show_what_is_known(redis_url: str, store: BatchStore, tmp_path: Path):
+def test_the_commands_show_what_is_known(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+):
+    def producer(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        announce(redis_client)  # it counts for 15 s
+        return run_producer(*words, redis_url=redis_url)
+
     path = questions(tmp_path / "in.jsonl", TEXTS[:5])
-    first = run_producer("submit", "--reuse", path, "--batch-id", "b1", redis_url=redis_url)
+    first = producer("submit", "--reuse", path, "--batch-id", "b1")
     assert first.returncode == 0, first.stderr
     answer_all(store)
     questions(path, TEXTS[:8])
-    planned = run_producer("plan", path, "--reuse=7d", "--json", redis_url=redis_url)
+    planned = producer("plan", path, "--reuse=7d", "--json")
     assert as_json(planned)["request_counts"]["known"] == 5
-    planned = run_producer("plan", "--reuse", path, redis_url=redis_url)
+    planned = producer("plan", "--reuse", path)
     assert "5 of 8 are known" in planned.stdout
-    again = run_producer("submit", path, "--batch-id", "b2", "--reuse=7d", redis_url=redis_url)
+    again = producer("submit", path, "--batch-id", "b2", "--reuse=7d")
     assert "5 of them answered by known answers" in again.stderr
-    shown = as_json(run_producer("status", "b2", "--json", redis_url=redis_url))
+    shown = as_json(producer("status", "b2", "--json"))
     assert (shown["request_counts"]["cached"], shown["request_counts"]["completed"]) == (5, 5)
-    forgotten = run_producer("tenant", "forget-answers", "default", redis_url=redis_url)
+    forgotten = producer("tenant", "forget-answers", "default")
     assert "5 known answers forgotten" in forgotten.stderr
-    wrong = run_producer("submit", path, "--reuse", "--order", "prefix", redis_url=redis_url)
+    wrong = producer("submit", path, "--reuse", "--order", "prefix")
     assert wrong.returncode == 2
 
 
