@@ -71,7 +71,7 @@ local function tenant_of(batch)
   return tenants[batch]
 end
 
--- Returns of a known answer: the result, or nil if it is long; how many bytes follow its body; when it was computed;
+-- Returns of a known answer: the result up to its body, nil if it is long; how many bytes follow; when it was computed;
 -- what its `warmq` has after `error`, with the request that computed it. Returns nothing if the result is gone, is
 -- not the answer with this digest, is being deleted, or is another tenant's: request ids are those of a deleted
 -- batch if a batch gets its id.
@@ -86,20 +86,21 @@ local function read_known(id, digest, tenant)
   if not string.find(rest, ',"reused":true,', 1, true) then
     rest = rest .. ',"reused":true,"answered_by":"' .. ran .. '"'
   end
-  return #tail < MOST_AFTER and tail or nil, #tail - at + 1, date, rest
+  return #tail < MOST_AFTER and string.sub(tail, 1, at - 1) or nil, #tail - at + 1, date, rest
 end
 
 -- Returns the lines with known answers, and the ids of those whose answers are gone or too old. An entry has the
--- line's id, the id of the answer, its result if that is short, how many bytes of it to replace, and by what.
+-- line's id, the id of the answer, and its own result; if that is long, only its end, and how many bytes of the
+-- other result it replaces.
 local function read_known_lines(batch, text)
   local known, unknown = {}, {}
   local since, lines = string.match(text, '^([^\n]*)\n(.*)$')
   local prefix, tenant = '","warmq":{"batch":' .. cjson.encode(batch) .. ',"custom_id":', tenant_of(batch)
   for id, old, digest, line, custom_id in
     string.gmatch(lines or '', '([^ \n]+) ([^ \n]+) (%x+) (%d+) ([^\n]+)') do
-    local whole, cut, date, rest = read_known(old, digest, tenant)
+    local head, cut, date, rest = read_known(old, digest, tenant)
     if cut and (since == '-' or date >= since) then
-      known[#known + 1] = { id = id, old = old, whole = whole, cut = cut, tail = AFTER_BODY .. date ..
+      known[#known + 1] = { id = id, old = old, cut = not head and cut, text = (head or '') .. AFTER_BODY .. date ..
         '","task_id":"' .. id .. prefix .. custom_id .. ',"line":' .. line .. ',"error":null,' .. rest .. '}}' }
     else
       unknown[#unknown + 1] = id
@@ -112,8 +113,11 @@ end
 local function answer_known(known, batch, life)
   local bytes, state = 0, batch_state(batch)
   for _, one in ipairs(known) do
-    local old = one.whole or redis.call('GET', RESULT .. one.old)
-    local meta = string.sub(old, 1, #old - one.cut) .. one.tail
+    local meta = one.text
+    if one.cut then
+      local old = redis.call('GET', RESULT .. one.old)
+      meta = string.sub(old, 1, #old - one.cut) .. meta
+    end
     if commit(one.id, meta, 'completed', batch, life, 0, 0, 0) then add(state, 'cached', 1) end
     bytes = bytes + #meta
   end
