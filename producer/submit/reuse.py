@@ -16,7 +16,7 @@ import datetime as dt
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -146,7 +146,7 @@ class Reuse:
         args = [args_in(chunk.messages[n]) for n in numbers]
         hashes = list(map(body_hash, args))
         likely = set(self._filter.likely(hashes))
-        chosen = range(len(args)) if every == 1 else likely
+        chosen: Collection[int] = range(len(args)) if every == 1 else likely
         start = self._unknown % every
         # Of chunks that are not looked up whole only some have such a sample: a call takes time.
         if every == _ONE_IN or (every == _STEP and not start):
