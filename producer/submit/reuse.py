@@ -135,18 +135,18 @@ class Reuse:
         numbers = range(count) if whole else range(self._unknown % _STEP, count, _STEP)
         every = _ONE_IN if whole and not self._first else _STEP
         self._look_up(chunk, numbers, 1 if exact else every)
-        if chunk.known and not (whole and exact == self._exact):
+        if chunk.known and (not whole or (self._exact and not exact)):
             rest = [n for n in range(count) if n not in chunk.known]
             self._look_up(chunk, rest, 1 if self._exact else _ONE_IN)
         self._first = False
         self._unknown = 0 if chunk.known else self._unknown + 1
 
     def _look_up(self, chunk: PreparedChunk, numbers: Sequence[int], every: int) -> None:
-        """Look up the lines with these numbers that the filter finds, and one of `every` others."""
+        """Look up those of these lines that the filter finds, and one of `every` of the rest."""
         args = [args_in(chunk.messages[n]) for n in numbers]
         hashes = list(map(body_hash, args))
         likely = set(self._filter.likely(hashes))
-        chosen: Collection[int] = range(len(args)) if every == 1 else likely
+        chosen: Collection[int] = range(len(args)) if every == 1 else sorted(likely)
         start = self._unknown % every
         # Of chunks that are not looked up whole only some have such a sample: a call takes time.
         if every == _ONE_IN or (every == _STEP and not start):

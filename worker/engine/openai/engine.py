@@ -84,18 +84,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         options = settings.model, limit, settings.openai_health_path, settings.known_answers > 0
         servers = [Upstream(url, session, *options) for url in settings.base_urls]
         if people:
-            url = settings.redis_url.get_secret_value()
-            self._redis = connect_async(url, "warmq-server-share", ANSWER_S)
-            self._sharing = [
-                Sharing(
-                    server,
-                    self._guard(),
-                    ServerShare(self._redis, server),
-                    self._servers,
-                    aborts=settings.openai_shared_with == "people-abort",
-                )
-                for server in servers
-            ]
+            self._share(servers)
         upstream = await self._servers.start(servers)
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = _listed_length(served.get("max_model_len"))
@@ -111,6 +100,22 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             },
             identity=self._identity,
         )
+
+    def _share(self, servers: Sequence[Upstream]) -> None:
+        """Let the workers at each server share one limit, which follows what people feel."""
+        settings = self._settings
+        url = settings.redis_url.get_secret_value()
+        self._redis = connect_async(url, "warmq-server-share", ANSWER_S)
+        self._sharing = [
+            Sharing(
+                server,
+                self._guard(),
+                ServerShare(self._redis, server),
+                self._servers,
+                aborts=settings.openai_shared_with == "people-abort",
+            )
+            for server in servers
+        ]
 
     def _identity(self) -> str:
         """Return the model's card of the servers; '' if theirs differ, or none lists the model."""
