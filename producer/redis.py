@@ -112,8 +112,8 @@ PRODUCER_COMMANDS = _commands("""
     lmove {key} {key} LEFT LEFT; lset {key} 0 v;
     hlen {key}; rename {key} {key}; bitfield {key} set u1 0 0; strlen {key};
     sadd {key} m; smembers {key};
-    zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrevrange {key} 0 0; zscore {key} m;
-    publish {key} v; del {key}; unlink {key}
+    zadd {key} 1 m; zrange {key} 0 0; zrem {key} m; zrangebyscore {key} 0 0;
+    zrevrange {key} 0 0; zscore {key} m; publish {key} v; del {key}; unlink {key}
 """)
 #: Commands that a worker runs in addition, except those that a script cannot run.
 WORKER_COMMANDS = _commands("""
@@ -121,7 +121,7 @@ WORKER_COMMANDS = _commands("""
     hkeys {key}; hrandfield {key} 1; ltrim {key} 0 0;
     sismember {key} m; srandmember {key} 1; srem {key} m;
     zcard {key}; zincrby {key} 1 m; zmscore {key} m; zrandmember {key} 1;
-    zrangebyscore {key} 0 0; zremrangebyscore {key} 0 0
+    zremrangebyscore {key} 0 0
 """)
 #: Seconds to wait for Redis's reply to SUBSCRIBE.
 ANSWER_S = 5.0
