@@ -19,6 +19,8 @@ from gateway.batches.runner.runner import BatchRunner
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.http.services import Services
+from gateway.metrics.series import series
+from gateway.redis.fleet import FleetReads
 
 CALLER = Caller(tenant=TENANT, key_id="k")
 
@@ -58,6 +60,11 @@ def test_a_batch_has_the_known_answers_and_counts_them(services: Services, tmp_p
     found = batches.retrieve(services, CALLER, BATCH)
     assert (found.status, found.request_counts.completed, found.cached) == ("completed", 6, 6)
     assert found.metadata == {"warmq_reuse": "7d"}
+    # And the metrics count the tenant's lines
+    fleet = FleetReads.using(services.batches).fleet(["warmq.m"])
+    samples = [one for each in series(fleet, {}, [TENANT], 0.9) for one in each.samples]
+    counted = [(one.labels, one.value) for one in samples if one.name == "warmq_reused_total"]
+    assert counted == [({"tenant": TENANT}, 6)]
 
 
 @pytest.mark.parametrize("value", ["", "week", "0s"])

@@ -22,6 +22,12 @@ def test_failed_requests_are_those_of_the_command_without_cancelled_and_expired_
     assert counted == [3, 1, 4, 2, 4]
 
 
+def test_lines_that_known_answers_answered_are_counted():
+    for fields, count in ((FIELDS, 0), (FIELDS | {"cached": "2"}, 2)):
+        row = row_of(BatchView("b1", Batch("b1", fields), []), 20.0)
+        assert row is not None and row["reused"] == count
+
+
 def test_a_batch_that_waits_for_its_first_worker_does_not_run():
     row = {"ended": False, "queues": [], "id": "b1", "failures": [], "ended_at": None}
     (part,) = summary([row | {"left_s": None, "done": 0, "total": 0}], [no_worker_stall(1)], 0.0)
