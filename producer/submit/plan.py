@@ -239,6 +239,7 @@ class _FileReader:
         self._reuse = reuse
         self._context = context
         self._counter, self._mean_answer = counter, mean_answer
+        self._routes = Routes(submission.routes, submission.queue) if submission.routes else None
         self._ids, self._bodies = SeenIds(), SeenIds()
         self._records = PrefixKeys()
         writer = MessageWriter("plan", _CREATED, _LIFE, submission.queue, _PRIORITY)
@@ -250,7 +251,7 @@ class _FileReader:
             self._ids,
             keep_requests=True,
             keep_columns=bool(submission.keep),
-            check=Routes(submission.routes, submission.queue).check if submission.routes else None,
+            check=self._routes.check if self._routes else None,
         )
 
     def read(
@@ -278,6 +279,8 @@ class _FileReader:
         content.bad += len(chunk.rejects)
         content.without_limit += chunk.without_limit
         if self._reuse is not None and content.known is not None:
+            if self._routes:
+                chunk.queues = [self._routes.queue_of(request) for request in chunk.requests]
             self._reuse.find(chunk)
             content.known += len(chunk.known)
         content.message_bytes += sum(map(len, chunk.messages))

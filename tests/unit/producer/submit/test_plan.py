@@ -15,6 +15,7 @@ from demo.stack import MODEL
 from producer.cli.commands.plan import _tokens_out
 from producer.input.reader import Input
 from producer.submit.expected import mean_answer
+from producer.submit.lines import PreparedChunk
 from producer.submit.plan import FileContent, Needed, Plan, kv_tokens, plan, saved_tokens
 from producer.submit.prompt_tokens import (
     CharacterCounter,
@@ -104,6 +105,23 @@ def test_answers_are_expected_as_the_queues_were_unless_a_line_fixes_them(tmp_pa
 def test_overrides_are_those_of_submit(tmp_path: Path) -> None:
     found = planned(tmp_path, [{"prompt": "x"}] * 3, max_tokens=5).content
     assert (found.limits, found.without_limit) == (15, 0)
+
+
+def test_known_answers_are_looked_for_at_the_queue_of_each_lines_model(tmp_path: Path) -> None:
+    seen = []
+
+    class Search:
+        def find(self, chunk: PreparedChunk) -> None:
+            seen.extend(chunk.queues)
+
+    lines = [chat_line("a", model="m"), chat_line("b")]
+    submission = replace(Submission("plan", "warmq", 6, ""), routes={"m": "warmq.m"})
+    source = Input(str(write_lines(tmp_path / "in.jsonl", lines)))
+    search: Any = Search()
+    found = plan(
+        Settings(_env_file=None), submission, source, CharacterCounter(), reuse=search
+    ).content
+    assert (seen, found.known) == (["warmq.m", "warmq"], 0)
 
 
 def test_pooling_requests_write_nothing(tmp_path: Path) -> None:
