@@ -41,29 +41,31 @@ def seconds(stack: Stack, batch_id: str) -> float:
 def test_the_second_run_makes_no_request_and_one_percent_changed_makes_as_many(
     stack: Stack, noting: Worker, tmp_path: Path
 ) -> None:
-    # Given 3,000 lines that were answered: 303 questions, each with ten seeds
-    bodies_in = [asked(one, True, seed=seed) for seed in range(10) for one in listed_questions(303)]
+    # Given 1,000 lines that were answered: questions with seeds, each with eight texts
+    texts = {"n": 8, "temperature": 0.01, "max_tokens": 64}
+    questions = listed_questions(202)
+    bodies_in = [asked(one, True, seed=seed, **texts) for seed in range(5) for one in questions]
     lines = [
         {"custom_id": f"q{n}", "method": "POST", "url": CHAT, "body": body}
         for n, body in enumerate(bodies_in)
     ]
     out = [tmp_path / f"{n}.jsonl" for n in range(3)]
-    first = write_jsonl(tmp_path / "in.jsonl", lines[:3000])
+    first = write_jsonl(tmp_path / "in.jsonl", lines[:1000])
     options = ("--model", "noting", "--reuse", "--wait", "-o")
     computing = stack.producer("submit", first, "--batch-id", "computed", *options, out[0])
     assert computing.returncode == 0, computing.stderr
-    eventually(lambda: computed(stack) == 3000, 10, "the worker has announced its answers")
+    eventually(lambda: computed(stack) == 1000, 10, "the worker has announced its answers")
     # When they are asked again
     again = stack.producer("submit", first, "--batch-id", "reused", *options, out[1])
     # Then the bodies are the same, and the worker has computed nothing
     assert again.returncode == 0, again.stderr
-    assert "3000 of them answered by known answers" in again.stderr
+    assert "1000 of them answered by known answers" in again.stderr
     bodies = [[line["response"]["body"] for line in read_jsonl(path)] for path in out[:2]]
     assert bodies[0] == bodies[1]
     assert seconds(stack, "computed") >= 50 * seconds(stack, "reused")
     # And with 1 % of other lines, exactly these are computed
-    changed = write_jsonl(tmp_path / "changed.jsonl", lines[30:])
+    changed = write_jsonl(tmp_path / "changed.jsonl", lines[10:])
     third = stack.producer("submit", changed, *options, out[2])
-    assert "2970 of them answered by known answers" in third.stderr, third.stderr
-    eventually(lambda: computed(stack) == 3030, 10, "the worker has announced the other 30")
-    assert [line["response"]["body"] for line in read_jsonl(out[2])][:2970] == bodies[0][30:]
+    assert "990 of them answered by known answers" in third.stderr, third.stderr
+    eventually(lambda: computed(stack) == 1010, 10, "the worker has announced the other ten")
+    assert [line["response"]["body"] for line in read_jsonl(out[2])][:990] == bodies[0][10:]
