@@ -87,13 +87,20 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "seconds": seconds,
         "expires_at": batch.expires_at,
         "rate": done / seconds if done and ended else None,
+        **_answer_fields(batch),
+        **_queue_fields(batch_view, counts.total),
+        "failures": [*codes.items()],
+        "error_file_id": batch.error_file_id,
+    }
+
+
+def _answer_fields(batch: ApiBatch) -> dict[str, Any]:
+    """Return a row's fields about tokens and known answers."""
+    return {
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
         "reused": batch.cached or 0,
-        **_queue_fields(batch_view, counts.total),
-        "failures": [*codes.items()],
-        "error_file_id": batch.error_file_id,
     }
 
 
