@@ -21,6 +21,7 @@ from gateway.batches.api.protocol import (
     batch_object,
     part_ids,
 )
+from gateway.batches.api.protocol import Batch as ApiBatch
 from gateway.batches.api.record import ENDED, RequestCounts, decode
 from gateway.files.files import Files
 from gateway.files.routes import content
