@@ -242,7 +242,7 @@ def quiet_s(batch: Batch, now_ms: int) -> float:
 def submit_stall(batch: Batch, now_ms: int) -> Stall | None:
     """Return a stall if the submit of a batch seems to have stopped before its end."""
     quiet = quiet_s(batch, now_ms)
-    if quiet < STOPPED_S or "cancelling" in batch.fields:
+    if quiet < STOPPED_S or ("cancelling" in batch.fields and not batch.stopped):
         return None
     facts: dict[str, Any] = {
         "batch": batch.id,

@@ -13,7 +13,8 @@
 --   request id. The leader may have ended already.
 -- Touches: the list keys, turns, endings, the results that are known answers, warmq:batch:<id> of their batches,
 --   warmq:reused
--- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} of the batch | {'full', reason}
+-- Returns: {'ok', 'stopped' or ''}; in a batch that was `stopped` the requests end as cancelled | {'gone'}
+--   | {'sealed'} | {'moved', cursor, digest} of the batch | {'full', reason}
 --   | {'unknown', request ids joined by spaces}: nothing was appended, because the answers of these requests are gone
 
 -- Returns the outcome of a request of a batch; nil while it has no result.
@@ -130,9 +131,9 @@ end
 local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return { 'gone' } end
-local sealed, cursor, digest, cancelling, queues =
-  unpack(redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'queues'))
-if sealed or cancelling then return { 'sealed' } end
+local sealed, cursor, digest, cancelling, stopped, queues =
+  unpack(redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'stopped', 'queues'))
+if sealed or cancelling and stopped ~= 'open' then return { 'sealed' } end
 if cursor ~= ARGV[4] or digest ~= ARGV[5] then return { 'moved', cursor, digest } end
 local full = why_full(list, tonumber(ARGV[9]), tonumber(ARGV[10]))
 if full then return { 'full', full } end
@@ -159,4 +160,4 @@ for i = 14, #ARGV, 2 do
 end
 apply_to_batches(now_ms())
 if #ARGV[11] + #ARGV[12] + copied > 1024 * 1024 then collectgarbage() end -- else its copies stay in Lua's memory
-return { 'ok' }
+return { 'ok', cancelling and 'stopped' or '' }

@@ -4,15 +4,15 @@
 --   messages that the batch must have before, most waiting messages, most fraction of maxmemory (why_full),
 --   messages joined by newlines (as in ENQUEUE)
 -- Touches: warmq:batch:<id>, the list keys, turns
--- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} of the batch | {'full', reason}
+-- Returns: {'ok', 'stopped' or ''} (as ENQUEUE) | {'gone'} | {'sealed'} | {'moved', cursor, digest} of the batch | {'full', reason}
 --   | {'at', number of messages that the batch has} | {'plan', the plan by which it got them}
 local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return { 'gone' } end
-local sealed, cursor, digest, cancelling, planned, plan, announced, queues = unpack(redis.call(
-  'HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'planned', 'plan', 'announced', 'queues'))
+local sealed, cursor, digest, cancelling, stopped, planned, plan, announced, queues = unpack(redis.call(
+  'HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling', 'stopped', 'planned', 'plan', 'announced', 'queues'))
 -- A batch is sealed before all its messages are queued only if it was cancelled or its deadline has passed.
-if cancelling or sealed and planned ~= announced then return { 'sealed' } end
+if cancelling and stopped ~= 'open' or sealed and planned ~= announced then return { 'sealed' } end
 if cursor ~= ARGV[4] or digest ~= ARGV[5] then return { 'moved', cursor, digest } end
 if plan and plan ~= ARGV[6] then return { 'plan', plan } end
 if planned ~= ARGV[7] then return { 'at', planned or '' } end
@@ -23,4 +23,4 @@ local messages = push_lines(list, ARGV[10], key, queues)
 redis.call('HSET', key, 'plan', ARGV[6], 'lines_at', now_ms())
 redis.call('HINCRBY', key, 'planned', messages)
 if #ARGV[10] > 1024 * 1024 then collectgarbage() end -- else its copies stay in Lua's memory
-return { 'ok' }
+return { 'ok', cancelling and 'stopped' or '' }

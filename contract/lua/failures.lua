@@ -79,7 +79,8 @@ do -- Lua allows a script 200 local variables at a time; those of this block end
   -- Returns a field of a batch's hash as a number; 0 if the hash does not have it.
   local function number_of(field) return tonumber(field or 0) end
 
-  -- Notes why warmq cancels a batch, and whether the batch was sealed before.
+  -- Notes why warmq cancels a batch, and whether the batch was sealed before. Into a batch that is stopped while it
+  -- is `open`, ENQUEUE still takes lines, which end as cancelled: so its results have all lines of its file.
   function mark_stopped(key, reason)
     if redis.call('HEXISTS', key, 'cancelling') == 1 then return end
     local sealed = redis.call('HEXISTS', key, 'sealed') == 1
@@ -107,7 +108,7 @@ do -- Lua allows a script 200 local variables at a time; those of this block end
     local reason = string.format('stopped: %.0f of %.0f requests failed (stop after failures: %s)', failed, ended,
                                  stop_after)
     mark_stopped(key, reason)
-    redis.call('HSET', key, 'cancelling', 1, 'sealed', 1)
+    redis.call('HSET', key, 'cancelling', 1)
     redis.call('PUBLISH', 'warmq:batch-cancel', id)
   end
 

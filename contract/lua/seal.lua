@@ -7,12 +7,13 @@
 local batch, key = ARGV[1], batch_key(ARGV[1])
 allow_when_full()
 if not batch_alive(batch, ARGV[2]) then return { 'gone' } end
-local sealed, cursor, digest, planned, announced =
-  unpack(redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'planned', 'announced'))
+local sealed, cursor, digest, planned, announced, stopped =
+  unpack(redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'planned', 'announced', 'stopped'))
 if sealed then return { 'sealed', cursor, digest } end
 if cursor ~= ARGV[3] or digest ~= ARGV[4] then return { 'moved', cursor, digest } end
 if tonumber(planned or 0) < tonumber(announced or 0) then return { 'at', planned } end
 redis.call('HSET', key, 'sealed', 1)
+if stopped then redis.call('HSET', key, 'stopped', 'sealed') end -- a retry need not open it for more lines
 if ARGV[5] ~= '' then redis.call('HSET', key, 'reason', ARGV[5]) end
 if (ARGV[6] or '') ~= '' then redis.call('HSET', key, 'expected', ARGV[6]) end
 batch_state(batch).touched = true

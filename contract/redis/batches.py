@@ -83,8 +83,6 @@ class BatchStore(DeadLetters):
                 "characters of the password"
             ) from None
 
-    # -- index, endings, results ------------------------------------------------------
-
     def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
         """Yield the chunks of a batch's index that exist now, in the order of lines."""
         key = keys.batch_key(batch_id, "index")
@@ -160,8 +158,6 @@ class BatchStore(DeadLetters):
             if request_id in ids:
                 return chunk.entries[ids.index(request_id)][1]
         raise BatchConflict(f"batch {batch.id} has no request {request_id}")
-
-    # -- submit ---------------------------------------------------------------
 
     def create(
         self, batch_id: str, seed: str, fields: dict[str, str | int], *, deadline: str = ""
@@ -239,7 +235,9 @@ class BatchStore(DeadLetters):
         """Mark the batch as completely submitted; `end` is the last chunk's (cursor, digest)."""
         return Enqueued.of(self._run("seal", batch.id, batch.life, *end, reason, expected))
 
-    # -- change ---------------------------------------------------------------
+    def limit_failures(self, batch: Batch, stop_after: str) -> None:
+        """Change the number or share of failures at which the batch is cancelled; '' for never."""
+        self._run("limit_failures", batch.id, batch.life, stop_after)
 
     def cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Cancel all open requests; return their number, with those that workers ended."""

@@ -14,7 +14,8 @@ class Enqueued(NamedTuple):
     `answer` is ok, gone, sealed, moved, full, unknown, at or plan. With `moved` and `sealed`,
     `cursor` and `digest` are the batch's; with `at`, `cursor` is the position in the plan. `text`
     is the reason of `full`, or the batch's plan with `plan`; with `unknown` it has the ids of the
-    requests whose known answers are gone.
+    requests whose known answers are gone; with `ok` it is `stopped` if too many requests of the
+    batch failed before, so that these ones end as cancelled.
     """
 
     answer: str

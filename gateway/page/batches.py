@@ -48,7 +48,7 @@ FIGURES = (
 def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
     """Return a batch as a row of the list; None if Anthropic's API made it.
 
-    The rate of a batch that has ended is its mean; `live.py` measures the rate of one that runs.
+    The rate is the mean so far; `live.py` measures the rate of the last seconds.
     The row's `works` has the batch's open requests by queue, for `estimates`. `submitted` is the
     batch; None if it was made over HTTP: then `parts` has the ids of its queue batches.
     """
@@ -87,7 +87,7 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "ended_at": ended_at,
         "seconds": seconds,
         "expires_at": batch.expires_at,
-        "rate": done / seconds if done and ended else None,
+        "rate": done / seconds if done else None,
         **_answer_fields(batch),
         **_queue_fields(batch_view, counts.total),
         "failures": [*codes.items()],

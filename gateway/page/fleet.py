@@ -58,9 +58,9 @@ class Fleet:
         return sum(worker["slots"] for worker in self.alive)
 
     @property
-    def in_flight(self) -> int:
-        """Requests in flight of all living workers."""
-        return sum(worker["in_flight"] for worker in self.alive)
+    def running(self) -> int:
+        """Slots in use of all living workers; requests in flight beyond the slots wait."""
+        return sum(worker["running"] for worker in self.alive)
 
     def model_of(self, queue: str) -> str:
         """Return the model of a queue, from the queue's name or else from its workers."""
@@ -214,7 +214,7 @@ def overview(view: View) -> Response:
         stalls=stalls,
         summary=summary(rows, stalls, time.time()),
         watched=watched(latest),
-        rates=rates_of(minutes),
+        rates=rates_of(minutes if fleet.alive else []),
         tokens=rate_chart(minutes),
         fill=fill_chart(minutes[-60:]),
         day=any(minute.slots_s for minute in minutes),

@@ -213,10 +213,10 @@ class LiveFeed:
     def _read_fleet(self) -> State:
         fleet = read_fleet(self._services, Caller(), self._queues)
         shown = ("id", "model", "state", "slots", "in_flight", "running")
-        state = {
+        state: dict[str, Any] = {
             "waiting": fleet.waiting,
             "slots": fleet.slots,
-            "running": sum(worker["running"] for worker in fleet.alive),
+            "running": fleet.running,
             "workers": len(fleet.alive),
             **self._fleet_rates({worker["id"]: worker["done"] for worker in fleet.alive}),
         }

@@ -279,8 +279,17 @@ def print_end(batch: Batch) -> Exit:
         tell(f"{batch.id}: {text}")
     if batch.stopped:
         tell(f"{batch.id}: {batch.fields['reason']}")
+        tell_way_on(batch)
     all_completed = batch.number("completed") == batch.number("total")
     return Exit.ALL_WELL if all_completed else Exit.SOME_FAILED
+
+
+def tell_way_on(batch: Batch) -> None:
+    """Print how a batch that was stopped goes on."""
+    tell(
+        f"{batch.id}: `producer retry {batch.id} --include cancelled` goes on, and stops at the "
+        "same limit; the same submit goes on with another --stop-after-failures, or without it"
+    )
 
 
 def tell_cut(batch: Batch) -> None:

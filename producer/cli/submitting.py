@@ -89,6 +89,11 @@ def queued_text(summary: Summary, took_s: float) -> str:
     if reason or summary.first_error:
         label = batch.status if reason else "first bad line"
         problem = f"{label}: {reason or summary.first_error}"
+    if summary.too_late:
+        problem += (
+            f"; {counted(summary.too_late, 'request')} had not been submitted by then, and "
+            f"{'is' if summary.too_late == 1 else 'are'} cancelled, too"
+        )
     notes = [
         order_text(summary.choice) if summary.choice else "",
         ignored_text(summary.ignored) if summary.ignored else "",

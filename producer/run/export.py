@@ -21,6 +21,7 @@ from producer.collect.outputs import ResultFile, exists, table_ending
 from producer.input.bucket import is_url, place_of
 from producer.input.files import unwritable
 from producer.input.source import Source
+from producer.run.again import OUTCOMES, failed_lines
 from producer.run.journal import Journal, RunProgress
 
 
@@ -53,10 +54,11 @@ class Export:
         """The run's journal."""
         return Journal(self.line_files[0])
 
-    def already_written(self, source: Source, seed: str) -> RunProgress | None:
+    def already_written(self, source: Source, seed: str, retry: str = "") -> RunProgress | None:
         """Return the progress of an earlier, complete run of this input; None without one.
 
-        Raises BatchConflict if the output is of another run, or of no run.
+        With `retry`, None also if lines can run again. Raises BatchConflict if the output is of
+        another run, or of no run.
         """
         done = self.journal.read()
         if done is None:
@@ -67,6 +69,7 @@ class Export:
         if not done.delivered:
             return None  # the export was interrupted
         if not exists(self.output):  # the output was removed, so this is a new run
+            self._remove_line_files()
             if self.errors and exists(self.errors):
                 raise BatchConflict(f"{self.errors} exists; remove it, or name another error file")
             return None
@@ -82,7 +85,9 @@ class Export:
                 f"{self.output} is not what this run has written: it was changed since; name "
                 f"another output, or remove both it and {self.journal.path} to start again"
             )
-        self._remove_line_files()  # the earlier run may have been stopped before it did this
+        self._remove_unneeded(done)  # the earlier run may have been stopped before it did this
+        if retry and all(path.exists() for path in self.line_files):
+            return None
         return done
 
     def write(self, seed: str, columns: OutputColumns | None = None) -> None:
@@ -101,22 +106,33 @@ class Export:
                 lines = merge(
                     lines, _lines(bad, failed=True), key=lambda one: line_number(one.json)
                 )
+            # After a retry, the output of the run before it is replaced.
+            known = bool(done.place) and exists(self.output)
+            replaces = known and place_of(self.output).fingerprint() == done.place
+            owner = "" if replaces else done.name
             output = files.enter_context(
-                ResultFile(self.output, size, columns=columns, owner=done.name)
+                ResultFile(self.output, size, columns=columns, owner=owner)
             )
             for line in lines:
                 output.add(line)
-            if done.errors and self.errors:
+            if self.errors and (done.errors or (replaces and exists(self.errors))):
                 errors = files.enter_context(
-                    ResultFile(self.errors, done.errors, columns=columns, owner=done.name)
+                    ResultFile(self.errors, done.errors, columns=columns, owner=owner)
                 )
-                for line in _lines(bad, failed=True):
+                for line in _lines(bad, failed=True) if done.errors else ():
                     errors.add(line)
                 errors.sync()
             output.sync()  # both files are on disk before either gets its final name
         place = output.fingerprint or place_of(self.output).fingerprint()
-        self.journal.write(replace(done, delivered=seed, place=place))
-        self._remove_line_files()
+        done = replace(done, delivered=seed, place=place)
+        self.journal.write(done)
+        self._remove_unneeded(done)
+
+    def _remove_unneeded(self, done: RunProgress) -> None:
+        """Remove the line files, unless lines can run again, which needs these files."""
+        bad = self.line_files[1]
+        if not (bad.exists() and failed_lines(bad, done.errors, OUTCOMES)):
+            self._remove_line_files()
 
     def _remove_line_files(self) -> None:
         for path in self.line_files:

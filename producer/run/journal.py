@@ -1,6 +1,7 @@
 """Reads and writes the files of a run: output, error file, and the journal of its progress."""
 
 import os
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,10 +15,12 @@ from contract.errors import BatchConflict
 from contract.failures import unanswered_text
 from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
+from producer.run.again import OUTCOMES, failed_lines, write_without
 from producer.run.append_file import AppendFile, check_regular, sort_by_line
 
-#: Number of the journal's format. A journal with another format is refused.
-FORMAT = 2
+#: Numbers of the formats of a journal, and of one in which lines run again. A journal with another
+#: format is refused.
+FORMAT, RETRY_FORMAT = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class RunProgress:
         name, `line` counts in that order, and the files have it until the run is complete.
     delivered: digest of the options, after Export has written the results to their final place.
     place: fingerprint of the output at its final place.
+    retry: outcomes of the lines of a complete run that run again, joined by commas; '' for none.
+        All fields are then those of the retry, and `before` is the progress before it.
     """
 
     name: str
@@ -58,6 +63,8 @@ class RunProgress:
     plan: str = ""
     delivered: str = ""
     place: str = ""
+    retry: str = ""
+    before: "RunProgress | None" = None
     format: int = FORMAT
 
     @property
@@ -107,7 +114,7 @@ class Journal:
             raise unwritable(self.path, error) from None
         try:
             found = msgspec.json.decode(raw, type=_Format)
-            if found.format == FORMAT:
+            if found.format in (FORMAT, RETRY_FORMAT):
                 return msgspec.json.decode(raw, type=RunProgress)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BatchConflict(
@@ -130,11 +137,12 @@ class Journal:
 class RunFiles:
     """Opens the files of a run, and appends windows to them.
 
-    `begin` is the content of a new run's journal. Raises BatchConflict if the files are not of this
-    run, or another process is writing them.
+    `begin` is the content of a new run's journal. With `retry`, outcomes joined by commas, lines of
+    a complete run run again; `again` has their outcomes. Raises BatchConflict if the files are not
+    of this run, or another process is writing them.
     """
 
-    def __init__(self, output: Path, errors: Path, begin: RunProgress) -> None:
+    def __init__(self, output: Path, errors: Path, begin: RunProgress, retry: str = "") -> None:
         check_regular(output)
         check_regular(errors)
         self._output, self._errors = (Path(os.path.realpath(path)) for path in (output, errors))
@@ -143,6 +151,9 @@ class RunFiles:
         self._stack = ExitStack()
         self.journal = Journal(self._output)
         self.done = self._begin
+        self.again = dict[int, str]()
+        self._retry = retry
+        self._merged = self._errors.with_name(f"{self._errors.name}.retry")
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -159,6 +170,10 @@ class RunFiles:
         found = earlier = self.journal.read()
         if earlier is not None and earlier.complete and not self._output.exists():
             earlier = None  # the output was removed, so this is a new run
+        if earlier is None and self._retry:
+            raise BatchConflict(
+                f"no run has written {self._output} yet, so there are no lines to run again"
+            )
         if earlier is None:
             _refuse_existing(self._output, "", may_be_empty=True)
             _refuse_existing(self._errors, " error file", may_be_empty=False)
@@ -171,13 +186,37 @@ class RunFiles:
             raise BatchConflict(f"another run has just written {self._output}")
         if earlier is None:
             self.journal.write(self._begin, new=found is None)
-        self.done = done = earlier or self._begin
+        self.done = done = self._with_retry(earlier, self._retry) if earlier else self._begin
         self._bad = stack.enter_context(AppendFile(self._errors))
         try:
             for file, size in ((self._out, done.output), (self._bad, done.errors)):
                 file.continue_at(size, self._is_next)
         except BatchConflict as error:
             raise self._conflict(f"{error.message}; put it back as it was") from None
+
+    def _with_retry(self, earlier: RunProgress, retry: str) -> RunProgress:
+        """Return the progress of a retry that begins or goes on; without one, `earlier`."""
+        if earlier.complete and self._merged.exists():  # stopped before the last step of a retry
+            self._merged.replace(self._errors)
+        if retry and not (earlier.complete or earlier.retry):
+            raise BatchConflict(
+                f"the run that writes {self._output} is not complete: let it end first, then run "
+                "its failed lines again"
+            )
+        before, retry = earlier.before or earlier, earlier.retry or retry
+        if not retry:
+            return earlier
+        self.again = failed_lines(self._errors, before.errors, retry.split(","))
+        if earlier.retry or not self.again:
+            return earlier
+        counts = Counter(self.again.values())
+        left = {name: getattr(before, name) - counts[name] for name in OUTCOMES}
+        done = replace(
+            self._begin, output=before.output, errors=before.errors, completed=before.completed,
+            retry=retry, before=before, format=RETRY_FORMAT, **left,
+        )  # fmt: skip
+        self.journal.write(done)
+        return done
 
     def _check_same(self, earlier: RunProgress) -> None:
         """Raise BatchConflict if input or error file differ, or results are missing."""
@@ -225,6 +264,9 @@ class RunFiles:
 
     def finish(self) -> None:
         """Write to the journal that the run is complete; sort the files, remove an empty one."""
+        if self.done.before is not None:
+            self._finish_retry(self.done, self.done.before)
+            return
         if self.done.plan and not self.done.complete:
             # An interrupted sort is repeated by the next run: the files' sizes do not change.
             for path in (self._output, self._errors):
@@ -233,6 +275,20 @@ class RunFiles:
             self._errors.unlink(missing_ok=True)
         if not self.done.complete:
             self.journal.write(replace(self.done, complete=True))
+
+    def _finish_retry(self, done: RunProgress, before: RunProgress) -> None:
+        """Put the new results in the places of the old ones; write that the run is complete."""
+        size = write_without(self._errors, before.errors, self.again, self._merged)
+        for path in (self._output, self._merged):
+            sort_by_line(path)
+        counts = {name: getattr(done, name) for name in ("output", "completed", *OUTCOMES)}
+        # `place` stays, so that Export knows the output that it replaces.
+        end = replace(before, errors=size, delivered="", complete=True, **counts)
+        self.journal.write(end)
+        self._merged.replace(self._errors)
+        if not size:
+            self._errors.unlink()
+        self.done = replace(end, complete=False)
 
 
 def _refuse_existing(path: Path, what: str, *, may_be_empty: bool) -> None:

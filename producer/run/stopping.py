@@ -6,6 +6,7 @@ from contract.batch import Batch
 from contract.errors import WarmqError
 from contract.redis.batches import BatchStore
 from producer.run.journal import RunProgress
+from producer.submit.submission import change_limit
 
 #: A limit in percent is checked only when this many requests have ended.
 FEWEST_JUDGED = 100
@@ -41,9 +42,13 @@ class FailureLimit:
         ended, failed = self._since(done)
         return {"judged_from": f"-{ended} 0 -{ended} -{failed}"} if ended else {}
 
-    def reopen(self, batch: Batch) -> None:
-        """Run again what failed or was cancelled in a window that was stopped."""
-        self.store.retry(batch, ("failed", "cancelled"))
+    def reopen(self, batch: Batch) -> Batch:
+        """Give a window this limit; run again what failed or was cancelled if it was stopped."""
+        batch, _ = change_limit(self.store, batch, self.stop_after)
+        if batch.stopped:
+            self.store.retry(batch, ("failed", "cancelled"))
+            batch = self.store.batch(batch.id) or batch
+        return batch
 
     def check_window(self, batch_id: str) -> None:
         """Raise RunStopped if a window was stopped, once its requests have ended."""

@@ -30,6 +30,7 @@ from producer.input.reader import RawChunk
 from producer.input.seen import SeenIds
 from producer.input.source import Source
 from producer.queue_workers import BatchWorkers, clock_text
+from producer.run.again import selected
 from producer.run.cancelled import cancelled_lines, custom_id_of
 from producer.run.journal import RunFiles, RunProgress, window_id
 from producer.run.parts import Chunks, Window
@@ -74,6 +75,8 @@ class Run:
     local: bool = False
     #: Whether the run was cancelled.
     cancelled: bool = False
+    #: Outcomes of the lines of a complete run that run again (journal.py), '' for none.
+    retry: str = ""
     _report_at: float = 0.0
     _time_left: RunTimeLeft = field(init=False)
     _seen: SeenIds = field(default_factory=SeenIds)
@@ -96,12 +99,14 @@ class Run:
         self._time_left = RunTimeLeft(self.store, self.submission.queue)
         name, seed = f"run_{secrets.token_hex(8)}", self.submission.seed
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
-        with closing(self._seen), RunFiles(output, errors, begin) as files:
+        with closing(self._seen), RunFiles(output, errors, begin, self.retry) as files:
             self._delete_done(files.done)  # an earlier run may have been stopped before it did this
             if not files.done.complete:
                 self._record = RunRecord(self.store, self.submission, source, files.done)
             limit = FailureLimit(self.store, self.submission.stop_after, files.done)
             read = source.chunks(seed, self.settings.max_line_bytes)
+            if files.done.retry:
+                read = selected(read, files.again)
             with closing(self._in_order(read, files)) as ordered:
                 raws = Chunks(ordered)
                 self._skip(raws, files)
@@ -289,9 +294,8 @@ class Run:
     ) -> Window | None:
         """Return a new window, or one that an earlier run began; None if Redis is full."""
         batch = self.store.batch(submission.batch_id)
-        if batch is not None and batch.stopped:
-            limit.reopen(batch)
-            batch = self.store.batch(submission.batch_id)
+        if batch is not None:
+            batch = limit.reopen(batch)
         stored = batch.number("cursor") if batch is not None else 0
         sealed = batch is not None and batch.sealed
         if not stored and self._why_full():

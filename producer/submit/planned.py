@@ -72,13 +72,14 @@ class PlannedMessages:
         self._records.close()
         self._spool.close()
 
-    def push(self, end: tuple[int, str], report: Report) -> tuple[OrderChoice, int]:
+    def push(self, end: tuple[int, str], report: Report) -> tuple[OrderChoice, int, int]:
         """Queue the messages that are not queued yet.
 
         `end` is the cursor (last line number) and digest of the file's last chunk.
 
         Returns:
-            The order, and the number of messages that this call has queued.
+            The order, the number of messages that this call has queued, and how many of them after
+            the batch had been stopped.
 
         Raises:
             BatchConflict: the batch is closed, or its messages are queued in another order.
@@ -89,13 +90,14 @@ class PlannedMessages:
         state = self.store.batch(batch.id) or batch
         cache = cache_tokens(self.store, batch.fields.get("queue", ""))
         choice = choose_order(self.option, self._records, cache, state.fields.get("plan", ""))
-        position = confirmed = pushed = 0
+        position = confirmed = pushed = too_late = 0
         while position < len(self._spool):
             numbers, messages = self._next_messages(choice, position)
             answer = self._send(choice, end, position, messages, self._queues_of(numbers), report)
             if answer.answer == "ok":
                 position += len(messages)
                 pushed += len(messages)
+                too_late += len(messages) * (answer.text == "stopped")
             elif answer.answer == "at" and answer.cursor >= confirmed:
                 position = answer.cursor
             elif answer.answer == "plan" and not confirmed:
@@ -108,7 +110,7 @@ class PlannedMessages:
                 raise self._refused(answer, end)
             confirmed = position
             report(position, "")
-        return choice, pushed
+        return choice, pushed, too_late
 
     def _queues_of(self, numbers: Sequence[int]) -> list[str]:
         """Return the queues of messages by their numbers; none without routes."""

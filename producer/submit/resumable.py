@@ -1,4 +1,4 @@
-"""Submits a source again from its beginning if Redis has lost writes."""
+"""Submits a source again after Redis has lost writes, and lets a stopped batch go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.batch_watch import WritesLost
-from producer.submit.submission import Submission
+from producer.submit.submission import Submission, change_limit
 from producer.submit.submit import Submitter, Summary
 
 if TYPE_CHECKING:  # this loads the readers of tables
@@ -72,6 +72,13 @@ class ResumableSubmit:
     def _report(self, summary: Summary) -> None:
         """Show progress; user interfaces override this."""
 
+    def _with_limit(self, batch: Batch) -> Batch:
+        """Give the batch this submit's `stop_after`; let a stopped batch with another one go on."""
+        batch, again = change_limit(self.store, batch, self.submission.stop_after)
+        if again:
+            self._notify(f"{batch.id}: goes on after the stop, {again:,} requests run again")
+        return batch
+
     def _submit_once(self) -> Summary:
         source, submission = self.source, self.submission
         try:
@@ -84,6 +91,7 @@ class ResumableSubmit:
                 delimiter=getattr(source, "delimiter", ""),
                 kept_columns=source.output_columns,
             )
+            batch = self._with_limit(batch)
             self._submitter = Submitter(self.store, self.settings, submission, batch, self._report)
             return self._submitter.run(source.chunks(submission.seed, self.settings.max_line_bytes))
         finally:

@@ -29,6 +29,8 @@ _FORMAT = 2
 OrderOption = Literal["input", "prefix", "auto"]
 #: Most characters that an error shows of an option's value.
 _SHOWN = 60
+#: Options whose name in a batch differs from that of the command and the client.
+_OPTION_NAMES = {"once": "dedupe"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _COUNT, _SHARE = re.compile(r"[0-9]{1,12}"), re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
 
@@ -53,6 +55,18 @@ def stop_after_text(value: object, name: str) -> str:
     )
 
 
+def change_limit(store: BatchStore, batch: Batch, stop_after: str) -> tuple[Batch, int]:
+    """Give a batch another `stop_after`; a batch that the former one has stopped goes on.
+
+    Returns its state, and the number of failed and cancelled requests that run again.
+    """
+    if batch.fields.get("stop_after", "") == stop_after:
+        return batch, 0
+    store.limit_failures(batch, stop_after)
+    again = store.retry(batch, ("failed", "cancelled")) if batch.stopped else 0
+    return store.batch(batch.id) or batch, again
+
+
 def seed_of(options: str) -> str:
     """Return the digest (hex) before a file's first chunk, for a submission's `options`."""
     return hashlib.sha256(b"warmq %d\n" % _FORMAT + options.encode()).hexdigest()
@@ -75,7 +89,7 @@ def _other_options(batch: Batch, now: str) -> BatchConflict:
 
 def _option_texts(options: str) -> dict[str, str]:
     """Return the JSON of each option, and of each field that is set for all lines."""
-    given = orjson.loads(options or "{}")
+    given = {_OPTION_NAMES.get(name, name): v for name, v in orjson.loads(options or "{}").items()}
     fields = {f"set {name}": value for name, value in given.pop("set", {}).items()}
     return {
         name: orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
@@ -160,7 +174,10 @@ class Submission:
 
     @property
     def options(self) -> str:
-        """The options as JSON. Submits with equal JSON write equal messages."""
+        """The options as JSON. Submits with equal JSON write equal messages.
+
+        `stop_after` is not one of them: the same submit may change it (ResumableSubmit).
+        """
         options = {"queue": self.queue, "priority": self.priority, "set": self.overrides}
         # Defaults are left out, so that digests of earlier versions stay valid.
         if self.deadline:
@@ -173,8 +190,6 @@ class Submission:
             options["once"] = True
         if self.order != "input":
             options["order"] = self.order
-        if self.stop_after:
-            options["stop_after"] = self.stop_after
         if self.notify:
             options["notify"] = self.notify
         if self.keep:

@@ -59,7 +59,8 @@ class Summary:
     `lines` is the number of lines read. `found` requests were in the batch before this submit,
     `queued` were added by it, `without_limit` of the added ones have no max_tokens. `ignored`
     counts the lines with each ignored field. `waiting` is the reason of a wait for a full Redis. If
-    the batch is planned, `pushed` messages are in the queue, in the order `choice`.
+    the batch is planned, `pushed` messages are in the queue, in the order `choice`. `too_late`
+    requests were added after the batch had been stopped, and are cancelled.
     """
 
     batch: Batch
@@ -72,6 +73,7 @@ class Summary:
     first_error: str = ""
     waiting: str = ""
     pushed: int = 0
+    too_late: int = 0
     choice: OrderChoice | None = None
 
 
@@ -98,8 +100,8 @@ class Submitter:
         self._summary, self._sample = Summary(batch), Sample()
         self._submitted = Submitted(self.store, batch)
         self._end = (0, self.submission.start)
-        #: Chunks in flight: the future of (queued, rejected, found), and the reasons of waits.
-        self._sending: deque[tuple[Future[tuple[int, int, int]], SimpleQueue[str]]] = deque()
+        #: Chunks in flight: the future of `_send`'s numbers, and the reasons of waits.
+        self._sending: deque[tuple[Future[tuple[int, int, int, int]], SimpleQueue[str]]] = deque()
         self._stop = threading.Event()
         self._planned: PlannedMessages | None = None
         self._reuse = Reuse.of(self.store, self.settings, self.submission)
@@ -107,7 +109,8 @@ class Submitter:
     def run(self, raw_chunks: Iterator[RawChunk]) -> Summary:
         """Queue the requests that are not queued yet, and seal the batch (mark it as complete).
 
-        If so many requests fail meanwhile that the batch is stopped, end its open requests instead.
+        If so many requests fail meanwhile that the batch is stopped, all its open requests end,
+        also those of the lines that are read after that.
 
         Raises:
             BatchConflict: a chunk differs from the one that was submitted before.
@@ -131,7 +134,7 @@ class Submitter:
                         self._push(self._planned)
             self.report(summary)
             self.seal()
-        except BatchConflict:  # warmq may have stopped the batch, because too many requests fail
+        except BatchConflict:  # an older worker seals a batch that it stops
             state = self.store.batch(self._id)
             if state is None or not state.stopped or state.life != summary.batch.life:
                 raise
@@ -187,7 +190,7 @@ class Submitter:
             summary.pushed, summary.waiting = pushed, waiting
             self.report(summary)
 
-        summary.choice, summary.queued = planned.push(self._end, report)
+        summary.choice, summary.queued, summary.too_late = planned.push(self._end, report)
 
     def _queue(self, sender: ThreadPoolExecutor, lines: LinesToMessages, raw: RawChunk) -> None:
         """Pass a chunk to the sender, when fewer than CHUNKS_IN_FLIGHT are in flight."""
@@ -215,10 +218,11 @@ class Submitter:
                     summary.waiting = waits.get()
                     self.report(summary)
             self._sending.popleft()
-            queued, rejected, found = future.result()
+            queued, rejected, found, too_late = future.result()
             summary.queued += queued
             summary.rejected += rejected
             summary.found += found
+            summary.too_late += too_late
             summary.waiting = ""
 
     def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
@@ -231,8 +235,11 @@ class Submitter:
         else:
             lines.take_stored(raw, kept)
 
-    def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> tuple[int, int, int]:
-        """Enqueue one chunk, in the sender's thread; return requests queued, rejected and found."""
+    def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> tuple[int, int, int, int]:
+        """Enqueue one chunk, in the sender's thread.
+
+        Returns the numbers of requests queued, rejected, found, and too late.
+        """
 
         def enqueue() -> Enqueued:
             messages, queues, known = chunk.parts()
@@ -256,10 +263,12 @@ class Submitter:
 
         answer = send() if self._reuse is None else self._reuse.send(chunk, send)
         if answer.answer == "full":
-            return 0, 0, 0
+            return 0, 0, 0, 0
         if answer.answer == "ok":
-            return len(chunk.messages) + chunk.identical, len(chunk.rejects), 0
-        return 0, 0, self._stored_before(answer, chunk)
+            count = len(chunk.messages) + chunk.identical
+            too_late = 0 if self._planned or answer.text != "stopped" else count
+            return count, len(chunk.rejects), 0, too_late
+        return 0, 0, self._stored_before(answer, chunk), 0
 
     def _stored_before(self, answer: Enqueued, chunk: PreparedChunk) -> int:
         """Return the number of a chunk's requests that are stored already.
@@ -290,7 +299,7 @@ class Submitter:
         summary = self._summary
         batch = self.store.batch(self._id)
         reason = ""
-        if batch is not None and batch.number("valid") == 0:
+        if batch is not None and batch.number("valid") == 0 and not batch.stopped:
             reason = self._why_nothing_runs(batch)
         answer = self._submitted.send(
             lambda: self.store.seal(summary.batch, self._end, reason, self._expected(batch))

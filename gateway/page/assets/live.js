@@ -49,6 +49,7 @@ function showFleet(state) {
     putFields(document, "in_s", number(state.in_s));
     putFields(document, "requests_s", number(state.requests_s));
     putFields(document, "cached", percent(state.cached));
+    for (const note of document.querySelectorAll('[data-f="rates_over"]')) put(note, /** @type {HTMLElement} */ (note).dataset.live ?? "");
   }
   putFields(document, "slots", `${number(state.running)} / ${number(state.slots)}`);
   putFields(document, "waiting", number(state.waiting));
@@ -71,7 +72,7 @@ function showBatch(row) {
     putAll("done", number(row.done));
     putAll("total", number(row.total));
     putAll("failed", number(row.failed));
-    putAll("rate", number(row.rate));
+    if (row.rate !== null) putAll("rate", number(row.rate)); // null in the first seconds: the page keeps the mean
     putAll("left", row.ended ? duration(row.seconds) : duration(row.left_s));
     putAll("tokens_in", number(row.tokens_in));
     putAll("tokens_out", number(row.tokens_out));

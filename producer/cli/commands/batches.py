@@ -24,8 +24,12 @@ _request = click.option(
     "--request", "custom_id", metavar="CUSTOM_ID", help="Take only this request."
 )
 
+
 #: What to do instead of a retry of a run.
-_RUN_AGAIN = "submit the lines that failed as a batch of their own"
+_RUN_AGAIN = (
+    "when it is complete, the same `producer run` with --retry failed,cancelled runs these lines "
+    "again"
+)
 
 
 @click.command("list")

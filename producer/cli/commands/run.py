@@ -1,7 +1,8 @@
 """Implements `producer run`, which answers a file of any size window by window."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from producer.collect.outputs import error_file_of
 from producer.input.bucket import is_url
 from producer.input.files import check_writable
 from producer.input.source import Source
+from producer.run.again import OUTCOMES
 from producer.run.export import Export, needs_export
 from producer.run.journal import Journal, RunProgress
 from producer.run.local import local_model, local_services
@@ -37,9 +39,20 @@ from producer.submit.submission import Submission
 
 #: Text after the reason why a run has ended early.
 _AFTER = {
-    RunStopped: "the same command goes on where it stopped",
+    RunStopped: "the same command goes on where it stopped, also without --stop-after-failures or "
+    "with another limit",
     RunCancelled: "the input cannot be read again, so that OUT lacks the rows that had not run",
 }
+
+
+def _retried(_: click.Context, __: click.Parameter, text: str | None) -> str:
+    """Return the outcomes of --retry in their order, joined by commas; '' without the option."""
+    if text is None:
+        return ""
+    given = {word.strip() for word in text.split(",")}
+    if not given <= set(OUTCOMES):
+        raise click.UsageError("--retry takes failed, cancelled and expired, with commas")
+    return ",".join(name for name in OUTCOMES if name in given)
 
 
 @click.command("run", cls=options.TakesReuse)
@@ -59,6 +72,13 @@ _AFTER = {
     help="Start a private Redis and a worker, and end them with the run; --model is then the "
     "model's folder or hub name.",
 )
+@click.option(
+    "--retry",
+    metavar="LIST",
+    callback=_retried,
+    help="Run lines of a complete run again that ended so: failed,cancelled,expired. Wrong lines "
+    "stay.",
+)
 @options.mapped
 @submission_options
 @options.wait_redis
@@ -73,6 +93,7 @@ def command(
     errors: str | None,
     window: int,
     local: bool,
+    retry: str,
     mapped: tuple[str, ...],
     wait_redis: float,
     as_json: bool,
@@ -89,7 +110,7 @@ def command(
     With --local, nothing else needs to run; WARMQ_ENGINE_ARGS and the like are read as usual. FILE
     may be a table; see `producer submit`. OUT and ERR may be in a bucket, or end with .parquet or
     .csv: then a file OUT.lines grows instead (for a bucket, in this folder), and OUT appears at the
-    end. A table has all rows, with their status.
+    end. A table has all rows, with their status. OUT.lines stays if --retry can use it.
     """
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run continues where they end")
@@ -102,17 +123,25 @@ def command(
     context.wait_for_redis(wait_redis)
     submission = _submission(context, values, local=local)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
-    done, cut = (export.already_written(source, submission.seed) if exported else None), 0
+    done, cut = (export.already_written(source, submission.seed, retry) if exported else None), 0
     if done is None:
         try:
             with _local(context, values["model"]) if local else nullcontext():
-                done, cut = _run(context, submission, source, output, files, window, local=local)
+                make = partial(Run, window=window, local=local, retry=retry)
+                done, cut = _run(context, submission, source, output, files, make)
         except (RunStopped, RunCancelled) as stop:
-            tell(f"{output}: {stop.message}; {_AFTER[type(stop)]}")
-            return Exit.SOME_FAILED
-        if exported:
+            return _print_stop(output, stop, exported)
+        if exported and not (done.complete and done.delivered):
             _export(export, submission, source)
-    return _print_result(output, export.errors, done, cut, as_json)
+    return _print_result(output, export.errors, done, cut, as_json, retry)
+
+
+def _print_stop(output: str, stop: RunStopped | RunCancelled, exported: bool) -> Exit:
+    """Print why a run has ended early, and how it goes on; return the exit status."""
+    tell(f"{output}: {stop.message}; {_AFTER[type(stop)]}")
+    if exported and isinstance(stop, RunStopped):
+        tell(f"{output} appears when the run is complete")
+    return Exit.SOME_FAILED
 
 
 def _submission(context: Context, values: dict[str, Any], *, local: bool) -> Submission:
@@ -144,9 +173,7 @@ def _run(
     source: Source,
     output: str,
     files: tuple[Path, Path],
-    window: int,
-    *,
-    local: bool,
+    make: Callable[..., Run],
 ) -> tuple[RunProgress, int]:
     """Run the input with a progress line; return its progress, and the number of cut answers."""
     submission = check_workers(context.store, context.settings, submission)
@@ -166,7 +193,7 @@ def _run(
 
         cut = 0
         while True:
-            run = Run(context.store, context.settings, submission, window, report, local=local)
+            run = make(context.store, context.settings, submission, report=report)
             try:
                 done = run.run(source, *files)
                 break
@@ -205,11 +232,13 @@ def _export(export: Export, submission: Submission, source: Source) -> None:
 
 
 def _print_result(
-    output: str, errors: str | None, done: RunProgress, cut: int, as_json: bool
+    output: str, errors: str | None, done: RunProgress, cut: int, as_json: bool, retry: str
 ) -> Exit:
     """Print the numbers of results; return the exit status."""
     already = "was complete already, " if done.complete else ""
     tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.unanswered}")
+    if done.complete and retry:
+        tell(f"{output}: nothing runs again: no line ended as {retry}, except wrong lines")
     if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):
         tell(f"{output}: {text}")
     if as_json:

@@ -95,7 +95,7 @@ def command(
         submission.check_deadline(context.store)
     _print_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = MeteredSubmit(context.store, context.settings, submission, source)
-    status, batch = _submit(submitting)
+    status, batch = _submit(submitting, follows=follows)
     if follows:
         status, batch = _follow(submitting, batch, output, errors, force)
     if as_json:
@@ -146,7 +146,7 @@ def _print_id(text: str, *, err: bool) -> None:
         ) from None
 
 
-def _submit(submitting: "MeteredSubmit") -> tuple[Exit, Batch]:
+def _submit(submitting: "MeteredSubmit", *, follows: bool) -> tuple[Exit, Batch]:
     """Queue the file; print a summary, and a notice if no worker serves the queue."""
     store, began = submitting.store, time.monotonic()
     name = submitting.submission.batch_id
@@ -157,6 +157,8 @@ def _submit(submitting: "MeteredSubmit") -> tuple[Exit, Batch]:
     with hint(goes_on, fix_input=fix_input):
         summary = submitting.submit()
     tell(queued_text(summary, time.monotonic() - began))
+    if summary.batch.stopped and not follows:
+        show.tell_way_on(summary.batch)
     if url := submitting.submission.notify:
         signed = "signed with the secret that `producer webhooks secret` prints"
         tell(f"{name}: a worker posts to {url} at the batch's end, {signed}")

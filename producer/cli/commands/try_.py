@@ -179,9 +179,16 @@ def _answer(row: TriedRow) -> Text:
     """Return the answer with its tokens, or the error."""
     if not row.ok:
         return _cell(f"{row.error_code}: {row.error_message}", _ANSWER_CHARACTERS, "red")
-    text = _cell(row.text or "(no text)", _ANSWER_CHARACTERS)
+    text = _cell(_shown(row.text or ""), _ANSWER_CHARACTERS)
     tokens = f"{row.prompt_tokens} + {row.completion_tokens} tokens, {row.finish_reason}"
     return text.append(f"\n{tokens}", "dim")
+
+
+def _shown(answer: str) -> str:
+    """Return an answer without blank lines at its ends; name an answer that has no other text."""
+    if not answer:
+        return "(no text)"
+    return answer.strip("\r\n") if answer.strip() else f"(only blanks: {len(answer)} characters)"
 
 
 def _cell(text: str, most: int, style: str = "") -> Text:

@@ -184,6 +184,12 @@ def _notified(store: BatchStore, worker: Lessee, _: str) -> Act:
     return answers(1, lambda: worker.run("notified", batch_id, token, ended, 1000, "no answer"))
 
 
+@of("limit_failures")
+def _limit_failures(store: BatchStore, worker: Lessee, _: str) -> Act:
+    batch = submit_batch(store, 1).batch
+    return answers(1, lambda: worker.run("limit_failures", batch.id, batch.life, "5"))
+
+
 @of("collected")
 def _collected(store: BatchStore, worker: Lessee, _: str) -> Act:
     batch = _failed(store, worker).batch

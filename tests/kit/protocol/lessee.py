@@ -93,6 +93,14 @@ def submit_batch(
     return Submitted(batch, ids, list_key, end)
 
 
+def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:
+    """Return a chunk of one line that follows what was submitted."""
+    chunk = IndexChunk(line, f"{line:040x}", [(line, f"c{line}", False)])
+    (rid,) = chunk.request_ids(submitted.id)
+    message = writer(submitted.batch).write(rid, f"c{line}", line, CHAT_URL, orjson.dumps(chat()))
+    return chunk, [message]
+
+
 def celery_message(request_id: str, body: object = None, **headers: Any) -> bytes:
     """Return a protocol-2 message as a plain Celery client writes it; headers may be hostile."""
     args = orjson.dumps([[chat() if body is None else body], {}, {}]).decode()

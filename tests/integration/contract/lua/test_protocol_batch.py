@@ -9,31 +9,19 @@ from kit.protocol.lessee import (
     QUEUE,
     SEED,
     Lessee,
-    Submitted,
-    chat,
     counts,
     now,
+    one_more,
     queued_ids,
     stored,
     submit_batch,
-    writer,
 )
 
 from contract.errors import RequestRejected
 from contract.index import IndexChunk
-from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.results import failure_meta
-
-
-def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:
-    """Return a chunk of one line that follows what was submitted."""
-    chunk = IndexChunk(line, f"{line:040x}", [(line, f"c{line}", False)])
-    (rid,) = chunk.request_ids(submitted.id)
-    message = writer(submitted.batch).write(rid, f"c{line}", line, CHAT_URL, orjson.dumps(chat()))
-    return chunk, [message]
-
 
 # -- CREATE, ENQUEUE, SEAL -------------------------------------------------------------------
 

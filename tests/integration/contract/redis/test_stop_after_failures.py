@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import redis
 from kit.commands.support import finish
-from kit.protocol.lessee import Lessee, counts, now, result_of, submit_batch
+from kit.protocol.lessee import (
+    LIMITS,
+    Lessee,
+    counts,
+    now,
+    one_more,
+    result_of,
+    submit_batch,
+)
 
 from contract.errors import RequestFailed, RequestRejected
 from contract.redis import keys
@@ -128,7 +136,59 @@ def test_a_batch_stopped_before_its_submit_ended_can_be_submitted_to_its_end_aft
 ) -> None:
     stopping(store, redis_client, 4, "2", seal=False)
     finish(worker, worker.pop(2), ERROR)
-    assert now(store).sealed
     store.cancel(now(store))
+    assert now(store).status == "cancelled"
     assert store.retry(now(store), ["cancelled", "failed"]) == 4
     assert now(store).status == "validating"
+
+
+def test_a_batch_stopped_before_its_submit_ended_takes_the_other_lines_and_cancels_them(
+    worker: Lessee, redis_client: redis.Redis, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, 4, seal=False)
+    redis_client.hset(keys.batch_key("b1"), "stop_after", "2")
+    finish(worker, worker.pop(2), ERROR)
+    assert worker.pop() == []
+    assert (now(store).status, now(store).finished) == ("cancelling", False)
+    chunk, messages = one_more(submitted, 5)
+    send = (submitted.batch, submitted.list_key, submitted.end, chunk, messages, [])
+    answer = store.enqueue(*send, **LIMITS)
+    assert (answer.answer, answer.text) == ("ok", "stopped")
+    assert store.seal(submitted.batch, (chunk.cursor, chunk.digest)).answer == "ok"
+    assert worker.pop() == []
+    ended = now(store)
+    assert (ended.status, counts(ended)) == ("cancelled", {"failed": 2, "cancelled": 3})
+    (request_id,) = chunk.request_ids("b1")
+    error = result_of(redis_client, request_id)["warmq"]["error"]
+    assert (error["code"], error["message"]) == ("cancelled", ended.fields["reason"])
+    assert store.retry(now(store), ["cancelled"]) == 3
+    assert now(store).status == "in_progress"  # it has all its lines
+
+
+def test_a_user_who_cancels_a_stopped_batch_ends_it_without_the_other_lines(
+    worker: Lessee, redis_client: redis.Redis, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, 4, seal=False)
+    redis_client.hset(keys.batch_key("b1"), "stop_after", "2")
+    finish(worker, worker.pop(2), ERROR)
+    store.cancel(now(store))
+    assert now(store).finished
+    chunk, messages = one_more(submitted, 5)
+    send = (submitted.batch, submitted.list_key, submitted.end, chunk, messages, [])
+    assert store.enqueue(*send, **LIMITS).answer == "sealed"
+
+
+def test_the_limit_of_a_batch_can_be_changed_and_removed(
+    worker: Lessee, redis_client: redis.Redis, store: BatchStore
+) -> None:
+    stopping(store, redis_client, 10, "1")
+    store.limit_failures(now(store), "3")
+    finish(worker, worker.pop(2), ERROR)
+    assert now(store).status == "in_progress"
+    store.limit_failures(now(store), "")
+    finish(worker, worker.pop(3), ERROR)
+    assert now(store).status == "in_progress"
+    gone = now(store)
+    assert store.delete("b1", force=True)
+    store.limit_failures(gone, "3")
+    assert store.batch("b1") is None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kit.commands.support import (
     batch_file,
@@ -111,14 +114,79 @@ def test_a_stopped_batch_goes_on_after_a_retry_and_the_same_submit(
     path = wrong_lines(tmp_path / "in", 2000, 10)
     command = ("submit", path, "--batch-id", "b1", "--stop-after-failures", "10")
     assert run_producer(*command, redis_url=redis_url).returncode == 1
-    queued = now(store).number("total")
-    assert queued < 2000
-    assert (
-        run_producer("retry", "b1", "--include", "cancelled", redis_url=redis_url).returncode == 0
-    )
+    assert counts(now(store)) == {"cancelled": 1990, "failed": 10}
+    again = run_producer(*command, redis_url=redis_url)
+    assert again.returncode == 1
+    assert "--include cancelled" in again.stderr  # the way on
+    retried = run_producer("retry", "b1", "--include", "cancelled", redis_url=redis_url)
+    assert "1990 requests queued again" in retried.stderr
     assert run_producer(*command, redis_url=redis_url).returncode == 0
     run_all(store)
     assert counts(now(store)) == {"completed": 1990, "failed": 10}
+
+
+@pytest.mark.parametrize("more", [(), ("--order", "prefix")])
+def test_a_table_of_a_stopped_submit_has_all_rows(
+    redis_url: str, tmp_path: Path, store: BatchStore, more: tuple[str, ...]
+) -> None:
+    rows = [{"id": n, "prompt": None if n < 10 else f"question {n}"} for n in range(1300)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    out = tmp_path / "out.parquet"
+    command = ("submit", tmp_path / "in.parquet", "--batch-id", "b1", "--map", "prompt={prompt}",
+               "--map", "custom_id=id", "--keep", "id", *more)  # fmt: skip
+    done = run_producer(*command, "--stop-after-failures", "10", "-o", out, redis_url=redis_url)
+    assert done.returncode == 1, done.stderr
+    found = pq.read_table(out)
+    assert found["id"].to_pylist() == list(range(1300))
+    assert Counter(found["status"].to_pylist()) == {"failed": 10, "cancelled": 1290}
+    last = found.to_pylist()[-1]
+    assert (last["error_code"], last["error_message"]) == ("cancelled", now(store).fields["reason"])
+    # The chunk with the first failures has 500 lines; with an order, nothing is queued before.
+    assert f"{1290 if more else 800} requests had not been submitted by then" in done.stderr
+    assert "the same submit goes on with another --stop-after-failures" in done.stderr
+    later = tmp_path / "later.parquet"
+    run_producer("results", "b1", "-o", later, redis_url=redis_url)
+    assert pq.read_table(later).equals(found)
+
+
+@pytest.mark.parametrize("limit", [(), ("--stop-after-failures", "50%")])
+def test_a_stopped_submit_goes_on_with_another_limit(
+    redis_url: str, tmp_path: Path, store: BatchStore, limit: tuple[str, ...]
+) -> None:
+    path = batch_file(tmp_path / "in", 700)
+    command = ("submit", path, "--batch-id", "b1")
+    run_producer(*command, "--stop-after-failures", "3", redis_url=redis_url)
+    lessee = Lessee(client_of(store))
+    finish(lessee, lessee.pop(5)[:3], ERROR)
+    assert now(store).stopped
+    done = run_producer(*command, *limit, redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert "requests run again" in done.stderr
+    state = orjson.loads(run_producer("status", "b1", "--json", redis_url=redis_url).stdout)
+    assert (state["status"], state["reason"]) == ("in_progress", None)
+    assert state["stop_after_failures"] == (limit[1] if limit else None)
+
+
+def test_the_limit_of_a_running_batch_is_changed_by_the_same_submit(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    path = batch_file(tmp_path / "in", 20)
+    command = ("submit", path, "--batch-id", "b1")
+    for limit in ((), ("--stop-after-failures", "2")):
+        assert run_producer(*command, *limit, redis_url=redis_url).returncode == 0
+    lessee = Lessee(client_of(store))
+    finish(lessee, lessee.pop(2), ERROR)
+    assert now(store).stopped
+
+
+def test_an_option_that_differs_is_named_as_the_command_names_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    command = ("submit", batch_file(tmp_path / "in", 2), "--batch-id", "b1")
+    run_producer(*command, "--dedupe", redis_url=redis_url)
+    done = run_producer(*command, redis_url=redis_url)
+    assert done.returncode == 2
+    assert "dedupe was true, now not given" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "101%", "0%", "1.5", "many", "5%%", "", "%"])
@@ -141,6 +209,12 @@ def test_the_client_stops_too_and_has_the_failures(redis_url: str, store: BatchS
         status = batch.status()
         assert (status.status, status.failures) == ("cancelled", {"unknown_field": 20})
         assert status.reason.startswith("stopped: 20 of 20")
+        requests = [{"prompt": "x", "colour": 1}] * 3 + [{"prompt": "x"}] * 1000
+        batch = client.submit(requests, batch_id="b1", stop_after_failures=3)
+        codes = Counter(result.error and result.error.code for result in batch.results("input"))
+        assert codes == {"unknown_field": 3, "cancelled": 1000}
+        again = client.submit(requests, batch_id="b1")
+        assert (again.status().status, again.status().pending) == ("in_progress", 1000)
         for wrong in (0, True, 5.5, "x"):
             with pytest.raises(BadOption, match="stop_after_failures"):
                 client.submit([], stop_after_failures=wrong)  # type: ignore[arg-type]

@@ -54,6 +54,29 @@ def test_failures_of_all_windows_count_together(
     assert len(custom_ids(out)) < 1500
 
 
+@pytest.mark.parametrize("limit", [(), ("--stop-after-failures", "90%")])
+def test_a_stopped_run_goes_on_with_another_limit(
+    redis_url: str, store: BatchStore, tmp_path: Path, limit: tuple[str, ...]
+) -> None:
+    path, out = batch_file(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
+    command = (path, out, "--window", "500")
+    lessee = Lessee(client_of(store))
+    with running(redis_url, *command, "--stop-after-failures", "2") as process:
+        leases = eventually(lambda: lessee.pop(100), 30)
+        finish(lessee, leases[:2], ERROR)
+        finish(lessee, leases[2:])
+        assert process.wait(30) == 1
+        assert process.stderr is not None
+        assert "with another limit" in process.stderr.read()
+    with running(redis_url, *command, *limit) as process:
+        leases = eventually(lambda: lessee.pop(100), 30)
+        finish(lessee, leases[:2], ERROR)
+        finish(lessee, leases[2:])
+        eventually(lambda: (run_all(store), process.poll())[1] is not None, 60)
+        assert process.returncode == 1
+    assert len(custom_ids(out)) == 598
+
+
 def test_a_run_without_failures_does_not_stop(
     redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:

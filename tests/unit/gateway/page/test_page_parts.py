@@ -14,7 +14,7 @@ from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.page import rendering
 from gateway.page.batches import FIGURES
-from gateway.page.fleet import fill_chart, rate_chart, rates_of
+from gateway.page.fleet import Fleet, _worker, fill_chart, rate_chart, rates_of
 from gateway.page.live import MAX_OF_SESSION, MAX_OF_TENANT, MAX_VIEWERS, LiveFeed, Viewer
 from gateway.page.rendering import LANGUAGES, language_of, translate
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
@@ -141,3 +141,10 @@ def test_all_together_have_a_bound_and_without_keys_only_that() -> None:
     assert refused(some, "default", "", key_id="") is None
     feed = watched(*((f"t{n % 9}", f"s{n}") for n in range(MAX_VIEWERS)))
     assert "this gateway" in str(refused(feed, "other", "new"))
+
+
+def test_slots_in_use_are_no_more_than_there_are():
+    announced = {"queue": "q", "state": "ready", "silent_s": 0.1, "slots": 64}
+    workers = [_worker({"id": n, **announced, "in_flight": n}, True, "q") for n in (75, 10)]
+    fleet = Fleet(workers, "q", 0)
+    assert (fleet.running, fleet.slots) == (74, 128)

@@ -28,6 +28,13 @@ def test_lines_that_known_answers_answered_are_counted():
         assert row is not None and row["reused"] == count
 
 
+def test_a_running_batch_has_its_mean_rate_so_far():
+    fields = {name: FIELDS[name] for name in FIELDS if name not in ("finished_at", "cancelling")}
+    row = row_of(BatchView("b1", Batch("b1", fields), []), 17.0)
+    assert row is not None
+    assert (row["ended"], row["rate"]) == (False, 4 / 16)
+
+
 def test_a_batch_that_waits_for_its_first_worker_does_not_run():
     row = {"ended": False, "queues": [], "id": "b1", "failures": [], "ended_at": None}
     (part,) = summary([row | {"left_s": None, "done": 0, "total": 0}], [no_worker_stall(1)], 0.0)

@@ -74,7 +74,7 @@ def export_of(folder: Path, ending: str) -> Export:
     """Return a run's export, with its lines and journal."""
     export = Export(str(folder / f"out.{ending}"), str(folder / f"out.errors.{ending}"))
     raw = b'{"id":"a","custom_id":"a","error":null,"response":{"body":{}},"warmq":{"line":1}}\n'
-    bad = b'{"id":"b","custom_id":"b","error":{"line":2},"response":null}\n'
+    bad = b'{"id":"b","custom_id":"b","error":{"code":"invalid_json","line":2},"response":null}\n'
     for path, lines in zip(export.line_files, (raw, bad), strict=True):
         path.write_bytes(lines)
     (folder / "in").write_text("x")
