@@ -166,9 +166,3 @@ def test_a_submitted_batch_tells_where_it_comes_from() -> None:
     assert batch.metadata == {"submitted_by": "producer submit", "input": "in.jsonl"}
     assert (batch.completion_window, batch.expires_at, batch.created_at) == ("2h", 7_300, 100)
     assert seen(queued()).completion_window == "none"
-
-
-def test_a_window_of_a_run_tells_that_a_run_has_submitted_it() -> None:
-    state = {"created_at": "100500", "total": "4", "valid": "4"}
-    window = BatchView("x", QueueBatch("run_0123456789abcdef.3", state), [])
-    assert (seen(window).metadata or {})["submitted_by"] == "producer run"

@@ -80,7 +80,9 @@ def export_of(folder: Path, ending: str) -> Export:
     (folder / "in").write_text("x")
     with closing(Input(str(folder / "in"))) as source:
         fingerprint = source.fingerprint()
-    export.journal.write(RunProgress("r", "", "in", fingerprint, "e", failed=1, complete=True))
+    export.journal.write(
+        RunProgress("r", "", "in", fingerprint, "e", errors=len(bad), failed=1, complete=True)
+    )
     return export
 
 
