@@ -200,11 +200,6 @@ class Run:
             elif raws.peek() is not None:
                 self._make_room(files.done)
 
-    def _drop(self, batch: Batch) -> None:
-        """Delete a window whose results are in the output, unless it stays for later runs."""
-        if self.submission.reuse_s is None:
-            self.store.delete(batch.id)
-
     def _make_room(self, done: RunProgress) -> None:
         """Delete the oldest window that is kept for later runs; without one, wait for memory."""
         windows = [window_id(done.name, number) for number in range(done.windows)]
@@ -378,7 +373,8 @@ class Run:
         limit.check_window(batch.id)
         self.cut += collector.batch.number("cut")
         self._commit(end, outcomes, files, collector.batch)
-        self._drop(batch)
+        if self.submission.reuse_s is None:  # else the window stays for later runs
+            self.store.delete(batch.id)
 
     def _commit(
         self,
