@@ -109,6 +109,11 @@ DISTRUST_S = 60
 FROZEN_S = 3
 #: Seconds by which the server's count of finished requests may be ahead of the worker's.
 AHEAD_S = 5
+#: Seconds for which a rise of other clients' finished requests counts.
+RISE_S = 60
+#: Seconds of our finished requests by which the server's count may vary: their answers are on the
+#: way. A busy worker reads them up to so much later.
+IN_TRANSIT_S = 0.1
 #: Seconds of our finished requests that are compared with the server's count, and the fewest
 #: requests for a comparison.
 COMPARED_S, COMPARED = 10, 8
@@ -138,7 +143,7 @@ class Seconds:
         self._distrusted = self._frozen = self._unseen = 0
         #: The latest counts of other clients' finished requests; a count may be a little too high.
         self._counts: deque[float] = deque(maxlen=AHEAD_S)
-        self._fewest: float | None = None
+        self._fewest: deque[float] = deque(maxlen=RISE_S)
         #: The server's latest counts of finished requests, each with that of ours.
         self._pairs: deque[tuple[float, int]] = deque(maxlen=AHEAD_S + COMPARED_S + 1)
 
@@ -157,7 +162,7 @@ class Seconds:
             self._distrusted = DISTRUST_S
             self._counts.clear()
             self._pairs.clear()
-            self._fewest = None
+            self._fewest.clear()
         unchanged = before is not None and before.tokens == metrics.tokens
         self._frozen = (self._frozen + answered) if unchanged else 0
         if before is None or self._distrusted or self._frozen >= FROZEN_S:
@@ -186,9 +191,9 @@ class Seconds:
         self._pairs.append((metrics.finished, finished))
         if len(self._counts) < AHEAD_S:
             return False
-        fewest, before = min(self._counts), self._fewest
-        self._fewest = fewest
-        return before is not None and fewest > before
+        self._fewest.append(min(self._counts))
+        rate = (finished - self._pairs[-AHEAD_S][1]) / (AHEAD_S - 1)
+        return self._fewest[-1] - min(self._fewest) > IN_TRANSIT_S * rate
 
 
 def _goes_back(before: Metrics, now: Metrics) -> bool:

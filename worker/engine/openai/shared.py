@@ -75,8 +75,19 @@ class Sharing:
             self.share.renew_soon()
             if self.guard.paused:
                 self._abort()
+        self._upstream.pace_s = self._pace_s()
         self._given = self._own_limit()
         return self._given
+
+    def _pace_s(self) -> float:
+        """Return the least seconds between two starts: all workers start one request a step.
+
+        A step that reads several prompts takes longer, and gives people's answers their next token
+        later. Each step gives a token, so the time between tokens is that of a step.
+        """
+        shown, lease = self.shown(), self.share.lease
+        workers = lease.peers + 1 if lease is not None else 1
+        return 0.0 if shown.get("nobody_else") else workers * (shown.get("itl_ms") or 0.0) / 1000
 
     def shown(self) -> dict[str, Any]:
         """Return what people feel, and how much of the server is ours, for `inspect stats`."""
@@ -133,6 +144,7 @@ class Sharing:
                 self._learn(lease)
         self._note_rest()
         limit, upstream = self._own_limit(), self._upstream
+        upstream.pace_s = self._pace_s()
         rests = upstream.breaker.resting or time.monotonic() < upstream.rest_until
         if limit < upstream.limit or not rests:
             self._given = upstream.limit = limit
