@@ -4,6 +4,7 @@ guard.py decides how many requests may be in flight.
 """
 
 import asyncio
+import math
 import time
 from statistics import median
 from typing import Any
@@ -21,6 +22,10 @@ from worker.engine.remote.servers import Servers
 PRIORITY = 10
 #: Seconds between two probes while no request of ours is in flight.
 QUIET_PROBE_S = 10
+#: Multiple of a late probe's time limit after which it is ended.
+LATEST_PROBE = 10
+#: Seconds after a probe's end in which the server may still show it.
+STILL_SHOWN_S = 0.1
 #: The X-Request-Id header of a probe.
 PROBE_ID = "warmq-probe"
 
@@ -52,6 +57,9 @@ class Sharing:
         self._renewing: asyncio.Task[None] | None = None
         self._seconds = Seconds()
         self._probe: asyncio.Task[None] | None = None
+        #: The probes at the server, and the time at which the latest one ended.
+        self._sent: set[asyncio.Task[bool]] = set()
+        self._ended_at = -math.inf
         self._ttft_s: float | None = None
         #: Requests of all clients in the server, as far as it shows them.
         self._present: int | None = None
@@ -105,7 +113,8 @@ class Sharing:
 
     async def close(self) -> None:
         """End the probe and the renewals, and give the share back."""
-        tasks = [task for task in (self._probe, self._renewing) if task is not None]
+        tasks: list[asyncio.Task[Any]] = [*self._sent]
+        tasks += [task for task in (self._probe, self._renewing) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -181,7 +190,9 @@ class Sharing:
             self._take_over(lease)
         total = own + (lease.peers_in_flight if lease is not None else 0)
         probing = self._probe is not None and not self._probe.done()
-        shown = self._seconds.next(metrics, total + probing, self.share.finished)
+        ended = time.monotonic() - self._ended_at < STILL_SHOWN_S
+        probes = len(self._sent) + ended
+        shown = self._seconds.next(metrics, total + probes, self.share.finished)
         self._present = shown.present
         ttft_s, self._ttft_s = self._ttft_s, None
         self._note_rest()
@@ -227,14 +238,30 @@ class Sharing:
         url = next((url for url in urls if url not in self._refused), None)
         if url is None:
             return None
-        began = time.monotonic()
+        began, patience_s = time.monotonic(), self.guard.patience_s
+        sent = asyncio.create_task(self._ask(url, tokens, LATEST_PROBE * patience_s))
+        self._sent.add(sent)
+        sent.add_done_callback(self._note_end)
+        # A late probe goes on, and the time limit counts as its time. If it were ended here, the
+        # server might have counted it as answered, which looks like a request of another client.
+        await asyncio.wait([sent], timeout=patience_s)
+        if sent.done() and not sent.result():
+            return None
+        return time.monotonic() - began
+
+    def _note_end(self, sent: asyncio.Task[bool]) -> None:
+        self._sent.discard(sent)
+        self._ended_at = time.monotonic()
+
+    async def _ask(self, url: str, tokens: int, timeout_s: float) -> bool:
+        """Send a probe to this url; return whether it shows something."""
         try:
-            async with asyncio.timeout(self.guard.patience_s):
+            async with asyncio.timeout(timeout_s):
                 await smallest(self._upstream, url, PROBE_ID, tokens)
         except TimeoutError:
-            pass  # the time limit then counts as the probe's time
+            return True
         except Unanswered as fault:
             if fault.refuses or fault.lacks_url:
                 self._refused.add(url)
-            return None
-        return time.monotonic() - began
+            return False
+        return True

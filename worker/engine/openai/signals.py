@@ -86,6 +86,11 @@ class Signal:
         """The latest value as a multiple of the target."""
         return self._ratio(self.latest_s)
 
+    @property
+    def last_two_ratio(self) -> float:
+        """The lower one of the latest two values as a multiple of the target."""
+        return self._ratio(min(list(self._recent)[-2:])) if len(self._recent) > 1 else 0.0
+
     def _ratio(self, seconds: float | None) -> float:
         target_s = self.target_s
         return seconds / target_s if seconds is not None and target_s else 0.0

@@ -194,6 +194,7 @@ def test_metrics_that_praise_themselves_do_not_outweigh_the_probe() -> None:
 def test_people_who_wait_stop_everything_and_our_own_that_wait_are_taken_back() -> None:
     busy = Guard(ttft_s=1, itl_s=1)
     assert busy.step(Observed(0, 0.1, 0.01, 0, True)) == FIRST
+    assert busy.step(Observed(8, 0.1, 0.01, 3, True)) == FIRST  # one look
     assert busy.step(Observed(8, 0.1, 0.01, 3, True)) == 5
     assert busy.step(Observed(5, 0.1, 0.01, 30, True)) == 0
     assert busy.step(Observed(5, 0.1, 0.01, 2, True)) == 0
