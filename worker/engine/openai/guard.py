@@ -35,7 +35,7 @@ BADLY, BADLY_TWICE = 3.0, 2.0
 HEADROOM = 0.9
 #: Part of a target below which the limit may be doubled: what our requests add to the quiet value
 #: (a third of the target) then doubles, and the target is met still.
-FAR = 0.7
+FAR = 0.6
 #: Steps at a limit that all its requests use before it may be doubled. The first of them was
 #: measured partly below that limit.
 HELD = 2
@@ -44,7 +44,7 @@ HELD = 2
 WAITS, WAITS_ALONE = 2, 3
 #: Smallest and largest factor of a cut.
 DEEPEST_CUT, SMALLEST_CUT = 0.5, 0.95
-#: Near the limit of the latest cut (from this factor to its inverse) the limit grows by one.
+#: Near the limit of the latest cut or pause (from this factor to its inverse) the limit grows by one.
 NEAR = 0.75
 #: Limit at the start and after an idle time, until the requests' effect is known.
 FIRST = 8
@@ -108,7 +108,7 @@ class Guard:
         self._blind = self._unused = self._alone = 0
         #: Steps in a row that did not show whether there are other clients.
         self._unknown = 0
-        #: The limit that was cut the last time.
+        #: The limit that people felt the last time.
         self._felt_at = 0
         #: Whether nobody else was there at the last step.
         self._was_alone = False
@@ -263,6 +263,7 @@ class Guard:
         if not self._paused:
             # What people feel of a limit that was reached without them is not known.
             felt = min(self.limit, self._own)
+            self._felt_at = 0 if self._was_alone else felt
             self._fast_to = FIRST if self._was_alone else max(1, felt * 3 // 4)
         self._paused, self.limit = True, 0
         self.why = f"paused: {why}"
@@ -301,11 +302,11 @@ class Guard:
             return False
         if self.ttft.went_silent:
             return False
-        return ratio < HEADROOM and not self._settle
+        return ratio < HEADROOM and not self._settle and not observed.waiting
 
     def _far_below(self) -> bool:
-        """Whether the latest values, and their medians, are far below the targets."""
-        return all(max(s.felt_ratio, s.latest_ratio) < FAR for s in (self.ttft, self.itl))
+        """Whether both times are far below their targets."""
+        return self.ttft.is_below(FAR) and self.itl.is_below(FAR)
 
     def _grow(self, *, nobody: bool) -> None:
         if self.limit >= self._roof:
@@ -316,9 +317,12 @@ class Guard:
             self._roof += max(1, self._roof // 32)
         near = not nobody and NEAR * self._felt_at < self.limit < self._felt_at / NEAR
         more = 1 if near else min(8, max(1, self.limit // 16))
-        fast_to = self.ceiling if nobody or (self._far_below() and not near) else self._fast_to
+        fast_to = self._fast_to
+        if nobody or (self._far_below() and not near):
+            below = self.limit < self._felt_at and not nobody
+            fast_to = max(fast_to, int(NEAR * self._felt_at)) if below else self.ceiling
         if self.limit < fast_to:
-            if self._held < HELD:
+            if self._held < HELD and self.limit >= FIRST:
                 return  # the effect of the present limit is not known yet
             more = max(1, min(self.limit, fast_to - self.limit))
         self.limit = min(self.ceiling, self._roof, self.limit + more)

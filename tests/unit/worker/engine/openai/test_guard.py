@@ -90,7 +90,7 @@ def test_nobody_is_there_and_all_that_the_server_can_start_runs() -> None:
     night = server.run(300)
     assert min(night) >= 98
     assert max(server.waited[-300:]) <= 3
-    assert fmean(server.waited[-300:]) < 0.5
+    assert fmean(server.waited[-300:]) < 1.0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,7 +158,7 @@ LOST = {"itl_s": None, "waiting": None, "other_clients": None}
 
 def test_without_metrics_the_limit_does_not_grow_and_the_probe_still_cuts() -> None:
     server = Server(Guard(ttft_s=0.1, itl_s=1.0))
-    server.run(20)
+    server.run(60)
     before = server.guard.limit
     assert max(server.run(60, **LOST)) <= before
     server.people = 150

@@ -53,15 +53,15 @@ def gaps(run: Coroutine[Any, Any, list[float]], patch: pytest.MonkeyPatch) -> li
 
 def test_many_requests_start_at_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     between = gaps(start(10, PACE_S), monkeypatch)
-    # The timer is a little late, and one late start does not delay the next one.
-    assert sum(between) == pytest.approx(9 * PACE_S, abs=0.002)
-    assert min(between) > 0.9 * PACE_S
+    # One late start does not delay the next one: the first was possible long before.
+    assert sum(between) == pytest.approx(8 * PACE_S, abs=0.01)
+    assert min(a + b for a, b in zip(between, between[1:], strict=False)) > 0.9 * PACE_S
 
 
 def test_a_pause_does_not_let_many_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     between = gaps(start(1, PACE_S, 5 * PACE_S, 5), monkeypatch)  # five starts' time
     assert between[0] == pytest.approx(5 * PACE_S)
-    assert sum(between[1:]) >= 3 * PACE_S - 0.002  # one late start is made up for
+    assert sum(between[1:]) == pytest.approx(3 * PACE_S, abs=0.01)  # the first is made up for
 
 
 def test_without_a_pace_all_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
