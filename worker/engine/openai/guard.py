@@ -44,7 +44,8 @@ HELD = 2
 WAITS, WAITS_ALONE = 2, 3
 #: Smallest and largest factor of a cut.
 DEEPEST_CUT, SMALLEST_CUT = 0.5, 0.95
-#: Near the limit of the latest cut or pause (from this factor to its inverse) the limit grows by one.
+#: Near the limit that people felt the last time (from this factor to its inverse) the limit grows
+#: by one.
 NEAR = 0.75
 #: Limit at the start and after an idle time, until the requests' effect is known.
 FIRST = 8

@@ -191,8 +191,10 @@ class Sharing:
         total = own + (lease.peers_in_flight if lease is not None else 0)
         probing = self._probe is not None and not self._probe.done()
         ended = time.monotonic() - self._ended_at < STILL_SHOWN_S
-        probes = len(self._sent) + ended
-        shown = self._seconds.next(metrics, total + probes, self.share.finished)
+        most = total + len(self._sent) + ended
+        if lease is not None and lease.peers:  # they may use their shares since they reported
+            most = max(most, self.guard.limit + len(self._sent) + ended)
+        shown = self._seconds.next(metrics, most, self.share.finished)
         self._present = shown.present
         ttft_s, self._ttft_s = self._ttft_s, None
         self._note_rest()

@@ -17,6 +17,7 @@ from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.server_share import LEASE_S
+from worker.engine.openai.shared import Sharing
 
 KEY, KEPT = "warmq:server:host:8000", "warmq:server:host:8000:kept"
 #: A port at which nobody listens.
@@ -214,6 +215,13 @@ def in_flight(running: OpenAIEngine) -> int:
     return running._servers.servers[0].in_flight
 
 
+@pytest.fixture
+def _without_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One start for each step would keep three of the stub's short answers in flight."""
+    monkeypatch.setattr(Sharing, "_pace_s", lambda _self: 0.0)
+
+
+@pytest.mark.usefixtures("_without_pace")
 async def test_two_engines_share_one_limit_and_one_takes_all_when_the_other_is_gone(
     redis_url: str,
 ) -> None:
@@ -244,13 +252,14 @@ async def test_two_engines_share_one_limit_and_one_takes_all_when_the_other_is_g
         sharing.share.latest = None
 
 
+@pytest.mark.usefixtures("_without_pace")
 async def test_an_engine_that_stops_leaves_its_share_at_once(
     redis_url: str, redis_client: redis.Redis
 ) -> None:
     async with StubServer(latency_s=0.2) as server, engine(server, redis_url) as first:
         tasks = start(first, 2000)
         async with engine(server, redis_url) as second:
-            tasks += start(second, 100)
+            tasks += start(second, 2000)
             await until(lambda: in_flight(first) == in_flight(second) == 6)
             for task in tasks[2000:]:
                 task.cancel()

@@ -247,6 +247,35 @@ def test_answers_on_the_way_are_not_those_of_others() -> None:
     assert [shown.other_clients for shown in slow[60:]] == [True] * 40
 
 
+def busy_night(others_s: float, seed: int) -> list[bool | None]:
+    """Return what 200 seconds show of others, as on an H100: 163 in flight, 5 to 28 hidden.
+
+    The worker reads its answers late, and later under load than at the start.
+    """
+    seconds, random, seen = Seconds(), Random(seed), []
+    for n in range(1, 200):
+        own = 163 if n > 12 else 13 * n
+        hidden = random.randint(5, 28) if n > 12 else 0
+        ended = sum(60 if k > 12 else 5 * k for k in range(1, n + 1))
+        finished = max(0, ended - random.randint(hidden // 3, hidden * 3 // 4))
+        server = page(n, running=own - hidden, finished=float(ended + int(others_s * n)))
+        seen.append(seconds.next(server, own, finished).other_clients)
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_night_nobody_is_seen_although_our_answers_are_read_late(seed: int) -> None:
+    assert True not in busy_night(0, seed)
+    assert busy_night(1, seed)[90:] == [True] * 109
+
+
+def test_what_ended_during_the_latest_step_is_not_anothers() -> None:
+    seconds = Seconds()
+    seconds.next(page(1, running=8), 8, 5)
+    assert seconds.next(page(2, running=8), 6, 10).other_clients is False
+    assert seconds.next(page(3, running=8), 6, 15).other_clients is True
+
+
 def test_counters_that_go_back_or_stand_still_are_not_believed() -> None:
     seconds = Seconds()
     for n in range(1, 5):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -48,14 +49,14 @@ async def start(count: int, pace_s: float, pause_s: float = 0.0, more: int = 0) 
 def gaps(run: Coroutine[Any, Any, list[float]], patch: pytest.MonkeyPatch) -> list[float]:
     """Return the simulated seconds between the starts."""
     times = run_simulated(run, patch)
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [after - before for before, after in pairwise(times)]
 
 
 def test_many_requests_start_at_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     between = gaps(start(10, PACE_S), monkeypatch)
     # One late start does not delay the next one: the first was possible long before.
     assert sum(between) == pytest.approx(8 * PACE_S, abs=0.01)
-    assert min(a + b for a, b in zip(between, between[1:], strict=False)) > 0.9 * PACE_S
+    assert min(a + b for a, b in pairwise(between)) > 0.9 * PACE_S
 
 
 def test_a_pause_does_not_let_many_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
