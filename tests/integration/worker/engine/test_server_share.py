@@ -235,9 +235,13 @@ async def test_two_engines_share_one_limit_and_one_takes_all_when_the_other_is_g
         assert server.most <= 12 + 2  # a probe, and one with which an idle worker begins
         leads = [one._sharing[0]._leads for one in (first, second)]
         assert sorted(leads) == [False, True]
-        shown = [one._sharing[0].shown() for one in (first, second)]
-        assert [(row["limit"], row["workers"]) for row in shown] == [(12, 2)] * 2
-        assert shown[0]["why"] == shown[1]["why"]
+
+        def shown() -> list[dict[str, Any]]:
+            return [one._sharing[0].shown() for one in (first, second)]
+
+        await until(lambda: [row["limit"] for row in shown()] == [12, 12])
+        assert [row["workers"] for row in shown()] == [2, 2]
+        await until(lambda: len({row["why"] for row in shown()}) == 1)
         leader, other = (first, second) if leads[0] else (second, first)
         sharing = leader._sharing[0]
         assert sharing._renewing is not None
