@@ -85,7 +85,7 @@ ROWS = {
     "today": Row("priority", 5, "nobody", 10),
     "alone": Row("priority", 5, None, 3),
     "no-policy": Row("fcfs", 5, "people", 30),
-    "night": Row("priority", 0, "people", 30, 0.5, returns=True),
+    "night": Row("priority", 0, "people", 45, 0.5, returns=True),
     "night-today": Row("priority", 0, "nobody", 10, 0.5),
     "alone-20": Row("priority", 20, None, 3, 0.5),
 }

@@ -2,7 +2,9 @@
 
 `step` is called once a second with what the last second showed. The limit grows by a little, is
 cut by a factor when people feel our requests (a target is missed), and is 0 when they feel them
-badly (a target is missed by the factor BADLY). Running requests are not ended.
+badly (one value is above BADLY times the target, or two in a row are above BADLY_TWICE times).
+Running requests are not ended. The limit is doubled only if the values measured at the present
+limit are far below their targets, or if a limit as high was good before.
 
 What people feel is measured as two times:
 
@@ -17,6 +19,7 @@ other client has used the server for NOBODY seconds, our limit is the number of 
 start.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +28,24 @@ from worker.engine.openai.signals import FEWEST, Signal
 
 #: Default targets, as factors of the quiet values.
 TTFT_FACTOR, ITL_FACTOR = 3.0, 2.5
-#: Multiple of a target from which it is missed badly.
-BADLY = 2.0
+#: Multiple of a target from which one value, or each of two in a row, misses it badly. The p99 of a
+#: first token is two to three times its median even if nothing is wrong.
+BADLY, BADLY_TWICE = 3.0, 2.0
 #: Part of a target below which the limit may grow.
 HEADROOM = 0.9
+#: Part of a target below which the limit may be doubled: what our requests add to the quiet value
+#: (a third of the target) then doubles, and the target is met still.
+FAR = 0.6
+#: Steps at a limit that all its requests use before it may be doubled. The first of them was
+#: measured partly below that limit.
+HELD = 2
+#: Looks in a row at which requests must wait in the server before the limit is lowered for them:
+#: with people, and without. Requests that come during a step wait until it ends.
+WAITS, WAITS_ALONE = 2, 3
 #: Smallest and largest factor of a cut.
 DEEPEST_CUT, SMALLEST_CUT = 0.5, 0.95
-#: Near the limit of the latest cut (from this factor to its inverse) the limit grows by one.
+#: Near the limit that people felt the last time (from this factor to its inverse) the limit grows
+#: by one.
 NEAR = 0.75
 #: Limit at the start and after an idle time, until the requests' effect is known.
 FIRST = 8
@@ -81,8 +95,12 @@ class Guard:
         self.ttft = Signal("first token", ttft_s, TTFT_FACTOR, 3)
         self.itl = Signal("next token", itl_s, ITL_FACTOR, 1)
         self.ceiling = ceiling
-        #: Limit up to which the limit doubles each second; above it the limit grows slowly.
-        self._fast_to = ceiling
+        #: Limit that was good before: up to it the limit is doubled.
+        self._fast_to = min(FIRST, ceiling)
+        #: Our requests at the latest step, and the steps in which they used the present limit.
+        self._own = self._held = 0
+        #: The requests that waited in the server at the latest steps.
+        self._waited: deque[int] = deque(maxlen=WAITS_ALONE)
         #: Most requests that the server could start, and the steps in which the limit was as high.
         self._roof, self._at_roof = ceiling, 0
         #: Steps until the limit may change after a cut; steps that have learned quiet values.
@@ -91,10 +109,10 @@ class Guard:
         self._blind = self._unused = self._alone = 0
         #: Steps in a row that did not show whether there are other clients.
         self._unknown = 0
-        #: The limit that was cut the last time.
+        #: The limit that people felt the last time.
         self._felt_at = 0
-        #: The highest limit while nobody else was there, and whether nobody was at the last step.
-        self._alone_at, self._was_alone = 0, False
+        #: Whether nobody else was there at the last step.
+        self._was_alone = False
         self._paused = False
         self._had_waiting = False
 
@@ -157,9 +175,12 @@ class Guard:
                 return self.limit
         self._steps = LEARN
         self._settle = max(0, self._settle - 1)
+        before = self.limit
         self._decide(observed)
         self._was_alone = self._alone >= NOBODY
         self.limit = max(0, min(self.limit, self.ceiling))
+        if self.limit != before:
+            self._held = 0
         return self.limit
 
     def alarm(self, ttft_s: float) -> int:
@@ -191,17 +212,20 @@ class Guard:
         self._had_waiting |= observed.waiting is not None
         measured = observed.ttft_s is not None or observed.waiting is not None
         self._blind = 0 if measured or not observed.in_flight else self._blind + 1
+        self._own = observed.in_flight
+        self._waited.append(observed.waiting or 0)
+        if not self._blind and self._own >= FILLED * self.limit:
+            self._held += 1
 
     def _decide(self, observed: Observed) -> None:
-        own, waiting = observed.in_flight, observed.waiting or 0
-        nobody = self._alone >= NOBODY
+        own, nobody = observed.in_flight, self._alone >= NOBODY
+        waiting = self._waiting(nobody=nobody)
         worst = max((self.ttft, self.itl), key=lambda signal: signal.felt_ratio)
         ratio = 0.0 if nobody else worst.felt_ratio
-        sudden = max((self.ttft, self.itl), key=lambda signal: signal.latest_ratio)
-        if not nobody and sudden.latest_ratio > BADLY:
-            self._pause(sudden.shown(sudden.latest_s))
+        if not nobody and (missed := self._missed_badly()):
+            self._pause(missed.shown(missed.latest_s))
         elif self._paused:
-            if ratio <= 1 and not waiting:
+            if ratio <= 1 and not observed.waiting:
                 self._resume(own)
         elif ratio > 1:
             if not self._settle:
@@ -215,6 +239,21 @@ class Guard:
         elif self._may_grow(observed, ratio):
             self._grow(nobody=nobody)
 
+    def _missed_badly(self) -> Signal | None:
+        """Return a signal that misses its target badly now."""
+        for signal in (self.ttft, self.itl):
+            if signal.latest_ratio > BADLY or signal.last_two_ratio > BADLY_TWICE:
+                return signal
+        return None
+
+    def _waiting(self, *, nobody: bool) -> int:
+        """Return how many requests wait in the server for longer than one step of it."""
+        latest = self._waited[-1]
+        if not nobody and latest > self._own / 2:
+            return latest  # more than can have come during a step
+        looks = WAITS_ALONE if nobody else WAITS
+        return min(list(self._waited)[-looks:]) if len(self._waited) >= looks else 0
+
     def _begin(self) -> None:
         """Allow few requests after an idle time, because people would feel many at once."""
         if not self.limit or self.limit > FIRST:
@@ -224,7 +263,9 @@ class Guard:
     def _pause(self, why: str) -> None:
         if not self._paused:
             # What people feel of a limit that was reached without them is not known.
-            self._fast_to = FIRST if self._was_alone else max(1, self.limit * 3 // 4)
+            felt = min(self.limit, self._own)
+            self._felt_at = 0 if self._was_alone else felt
+            self._fast_to = FIRST if self._was_alone else max(1, felt * 3 // 4)
         self._paused, self.limit = True, 0
         self.why = f"paused: {why}"
 
@@ -250,8 +291,8 @@ class Guard:
             return
         self.limit = max(1, left)
         self._fast_to = self._roof = self.limit
-        self._alone_at = min(self._alone_at, self.limit)
         self._at_roof = 0
+        self._waited.clear()  # those above the new limit end first
         self.why = "as many as the server can start"
 
     def _may_grow(self, observed: Observed, ratio: float) -> bool:
@@ -262,7 +303,11 @@ class Guard:
             return False
         if self.ttft.went_silent:
             return False
-        return ratio < HEADROOM and not self._settle
+        return ratio < HEADROOM and not self._settle and not observed.waiting
+
+    def _far_below(self) -> bool:
+        """Whether both times are far below their targets."""
+        return self.ttft.is_below(FAR) and self.itl.is_below(FAR)
 
     def _grow(self, *, nobody: bool) -> None:
         if self.limit >= self._roof:
@@ -271,12 +316,15 @@ class Guard:
                 return
             self._at_roof = 0
             self._roof += max(1, self._roof // 32)
-        near = NEAR * self._felt_at < self.limit < self._felt_at / NEAR
+        near = not nobody and NEAR * self._felt_at < self.limit < self._felt_at / NEAR
         more = 1 if near else min(8, max(1, self.limit // 16))
-        fast_to = max(self._fast_to, self._alone_at) if nobody else self._fast_to
+        fast_to = self._fast_to
+        if nobody or (self._far_below() and not near):
+            below = self.limit < self._felt_at and not nobody
+            fast_to = max(fast_to, int(NEAR * self._felt_at)) if below else self.ceiling
         if self.limit < fast_to:
+            if self._held < HELD and self.limit >= FIRST:
+                return  # the effect of the present limit is not known yet
             more = max(1, min(self.limit, fast_to - self.limit))
         self.limit = min(self.ceiling, self._roof, self.limit + more)
-        if nobody:
-            self._alone_at = max(self._alone_at, self.limit)
         self.why = "nobody else is there" if nobody else "all values are well below their targets"

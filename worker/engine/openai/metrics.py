@@ -109,6 +109,12 @@ DISTRUST_S = 60
 FROZEN_S = 3
 #: Seconds by which the server's count of finished requests may be ahead of the worker's.
 AHEAD_S = 5
+#: Seconds for which a rise of other clients' finished requests counts.
+RISE_S = 60
+#: Seconds of our finished requests by which the server's count may vary: it is read a little before
+#: ours. Answers of ours that are on the way are among those in flight that the server does not
+#: show; they count for at most so many seconds.
+IN_TRANSIT_S, MOST_IN_TRANSIT_S = 0.1, 0.5
 #: Seconds of our finished requests that are compared with the server's count, and the fewest
 #: requests for a comparison.
 COMPARED_S, COMPARED = 10, 8
@@ -138,7 +144,11 @@ class Seconds:
         self._distrusted = self._frozen = self._unseen = 0
         #: The latest counts of other clients' finished requests; a count may be a little too high.
         self._counts: deque[float] = deque(maxlen=AHEAD_S)
-        self._fewest: float | None = None
+        self._fewest: deque[float] = deque(maxlen=RISE_S)
+        #: Our requests in flight that the server did not show at the latest looks, and the most of
+        #: ours at the look before.
+        self._hidden: deque[int] = deque(maxlen=AHEAD_S)
+        self._own = 0
         #: The server's latest counts of finished requests, each with that of ours.
         self._pairs: deque[tuple[float, int]] = deque(maxlen=AHEAD_S + COMPARED_S + 1)
 
@@ -149,6 +159,8 @@ class Seconds:
         server has answered.
         """
         answered, self._finished = finished > self._finished, finished
+        # The server shows what ran during its latest step: some of it has ended since.
+        most, self._own = max(own, self._own), own
         if metrics is None:
             return Second()
         before, self._before = self._before, metrics
@@ -156,8 +168,9 @@ class Seconds:
         if before is not None and _goes_back(before, metrics):
             self._distrusted = DISTRUST_S
             self._counts.clear()
+            self._hidden.clear()
             self._pairs.clear()
-            self._fewest = None
+            self._fewest.clear()
         unchanged = before is not None and before.tokens == metrics.tokens
         self._frozen = (self._frozen + answered) if unchanged else 0
         if before is None or self._distrusted or self._frozen >= FROZEN_S:
@@ -167,10 +180,11 @@ class Seconds:
         present = int(metrics.running + metrics.waiting)
         unseen = own >= SEEN and present < own / 2
         self._unseen = self._unseen + 1 if unseen else 0
+        self._hidden.append(max(0, own - present))
         more_finished = self._more_finished(metrics, finished)
         if self._unseen >= FROZEN_S or self._misses_ours():
             return Second(itl_s)  # it may not show other clients' requests, either
-        return Second(itl_s, int(metrics.waiting), present > own or more_finished, present)
+        return Second(itl_s, int(metrics.waiting), present > most or more_finished, present)
 
     def _misses_ours(self) -> bool:
         """Whether the server's count of finished requests leaves most of ours out."""
@@ -186,9 +200,10 @@ class Seconds:
         self._pairs.append((metrics.finished, finished))
         if len(self._counts) < AHEAD_S:
             return False
-        fewest, before = min(self._counts), self._fewest
-        self._fewest = fewest
-        return before is not None and fewest > before
+        self._fewest.append(min(self._counts))
+        rate = (finished - self._pairs[-AHEAD_S][1]) / (AHEAD_S - 1)
+        on_the_way = min(*self._hidden, MOST_IN_TRANSIT_S * rate)
+        return self._fewest[-1] - on_the_way - min(self._fewest) > IN_TRANSIT_S * rate
 
 
 def _goes_back(before: Metrics, now: Metrics) -> bool:

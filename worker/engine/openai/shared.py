@@ -4,6 +4,7 @@ guard.py decides how many requests may be in flight.
 """
 
 import asyncio
+import math
 import time
 from statistics import median
 from typing import Any
@@ -21,6 +22,10 @@ from worker.engine.remote.servers import Servers
 PRIORITY = 10
 #: Seconds between two probes while no request of ours is in flight.
 QUIET_PROBE_S = 10
+#: Multiple of a late probe's time limit after which it is ended.
+LATEST_PROBE = 10
+#: Seconds after a probe's end in which the server may still show it.
+STILL_SHOWN_S = 0.1
 #: The X-Request-Id header of a probe.
 PROBE_ID = "warmq-probe"
 
@@ -52,6 +57,9 @@ class Sharing:
         self._renewing: asyncio.Task[None] | None = None
         self._seconds = Seconds()
         self._probe: asyncio.Task[None] | None = None
+        #: The probes at the server, and the time at which the latest one ended.
+        self._sent: set[asyncio.Task[bool]] = set()
+        self._ended_at = -math.inf
         self._ttft_s: float | None = None
         #: Requests of all clients in the server, as far as it shows them.
         self._present: int | None = None
@@ -75,8 +83,19 @@ class Sharing:
             self.share.renew_soon()
             if self.guard.paused:
                 self._abort()
+        self._upstream.pace_s = self._pace_s()
         self._given = self._own_limit()
         return self._given
+
+    def _pace_s(self) -> float:
+        """Return the least seconds between two starts: all workers start one request a step.
+
+        A step that reads several prompts takes longer, and gives people's answers their next token
+        later. Each step gives a token, so the time between tokens is that of a step.
+        """
+        shown, lease = self.shown(), self.share.lease
+        workers = lease.peers + 1 if lease is not None else 1
+        return 0.0 if shown.get("nobody_else") else workers * (shown.get("itl_ms") or 0.0) / 1000
 
     def shown(self) -> dict[str, Any]:
         """Return what people feel, and how much of the server is ours, for `inspect stats`."""
@@ -94,7 +113,8 @@ class Sharing:
 
     async def close(self) -> None:
         """End the probe and the renewals, and give the share back."""
-        tasks = [task for task in (self._probe, self._renewing) if task is not None]
+        tasks: list[asyncio.Task[Any]] = [*self._sent]
+        tasks += [task for task in (self._probe, self._renewing) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -133,6 +153,7 @@ class Sharing:
                 self._learn(lease)
         self._note_rest()
         limit, upstream = self._own_limit(), self._upstream
+        upstream.pace_s = self._pace_s()
         rests = upstream.breaker.resting or time.monotonic() < upstream.rest_until
         if limit < upstream.limit or not rests:
             self._given = upstream.limit = limit
@@ -169,7 +190,11 @@ class Sharing:
             self._take_over(lease)
         total = own + (lease.peers_in_flight if lease is not None else 0)
         probing = self._probe is not None and not self._probe.done()
-        shown = self._seconds.next(metrics, total + probing, self.share.finished)
+        ended = time.monotonic() - self._ended_at < STILL_SHOWN_S
+        most = total + len(self._sent) + ended
+        if lease is not None and lease.peers:  # they may use their shares since they reported
+            most = max(most, self.guard.limit + len(self._sent) + ended)
+        shown = self._seconds.next(metrics, most, self.share.finished)
         self._present = shown.present
         ttft_s, self._ttft_s = self._ttft_s, None
         self._note_rest()
@@ -215,14 +240,30 @@ class Sharing:
         url = next((url for url in urls if url not in self._refused), None)
         if url is None:
             return None
-        began = time.monotonic()
+        began, patience_s = time.monotonic(), self.guard.patience_s
+        sent = asyncio.create_task(self._ask(url, tokens, LATEST_PROBE * patience_s))
+        self._sent.add(sent)
+        sent.add_done_callback(self._note_end)
+        # A late probe goes on, and the time limit counts as its time. If it were ended here, the
+        # server might have counted it as answered, which looks like a request of another client.
+        await asyncio.wait([sent], timeout=patience_s)
+        if sent.done() and not sent.result():
+            return None
+        return time.monotonic() - began
+
+    def _note_end(self, sent: asyncio.Task[bool]) -> None:
+        self._sent.discard(sent)
+        self._ended_at = time.monotonic()
+
+    async def _ask(self, url: str, tokens: int, timeout_s: float) -> bool:
+        """Send a probe to this url; return whether it shows something."""
         try:
-            async with asyncio.timeout(self.guard.patience_s):
+            async with asyncio.timeout(timeout_s):
                 await smallest(self._upstream, url, PROBE_ID, tokens)
         except TimeoutError:
-            pass  # the time limit then counts as the probe's time
+            return True
         except Unanswered as fault:
             if fault.refuses or fault.lacks_url:
                 self._refused.add(url)
-            return None
-        return time.monotonic() - began
+            return False
+        return True

@@ -86,6 +86,20 @@ class Signal:
         """The latest value as a multiple of the target."""
         return self._ratio(self.latest_s)
 
+    def is_below(self, part: float) -> bool:
+        """Whether the latest value and the median are below this part of the target.
+
+        A time that was never measured is. A median of too few values is not known yet.
+        """
+        if not self._had_values:
+            return True
+        return self.felt_s is not None and max(self.felt_ratio, self.latest_ratio) < part
+
+    @property
+    def last_two_ratio(self) -> float:
+        """The lower one of the latest two values as a multiple of the target."""
+        return self._ratio(min(list(self._recent)[-2:])) if len(self._recent) > 1 else 0.0
+
     def _ratio(self, seconds: float | None) -> float:
         target_s = self.target_s
         return seconds / target_s if seconds is not None and target_s else 0.0

@@ -112,6 +112,9 @@ class Upstream(Server):
         self.finished = self.written = 0
         #: At a server that people use: returns the limit for the next second (shared.py).
         self.adapt: Callable[[Metrics | None, int], int] | None = None
+        #: There: the least seconds between the starts of two requests.
+        self.pace_s = 0.0
+        self._next_at = 0.0
         #: Returns what people feel there, for `inspect stats`.
         self.sharing: Callable[[], dict[str, Any]] | None = None
         #: The requests that `return_requests` ends.
@@ -143,16 +146,19 @@ class Upstream(Server):
 
     @property
     def opens_at(self) -> float:
-        """The time at which the present rest ends."""
-        return max(self.rest_until, self.breaker.rest_until)
+        """The time from which the server may get one more request, unless it is full."""
+        return max(self.rest_until, self.breaker.rest_until, self._next_at)
 
     def free(self, now: float) -> bool:
         """Whether the server may get one more request."""
-        return super().free(now) and self.breaker.admits(now)
+        return super().free(now) and now >= self._next_at and self.breaker.admits(now)
 
     def gets_request(self) -> None:
         """Note that the server gets a request."""
         super().gets_request()
+        # One late start does not delay the next one.
+        now = time.monotonic()
+        self._next_at = max(self._next_at, now - self.pace_s) + self.pace_s
         self.breaker.sent()
 
     def note_unsent(self) -> None:

@@ -131,7 +131,7 @@ async def test_everything_pauses_while_the_first_token_is_much_too_late_then_goe
         at = upstream(running)
         tasks = start(running, [chat(str(n)) for n in range(400)])
         await until(lambda: len(server.came) > 60)
-        server.first_s = 0.6
+        server.first_s = 0.9
         await until(lambda: at.limit == 0, 5)
         await until(lambda: at.in_flight == 0)
         came = len(set(server.came))
@@ -156,7 +156,7 @@ async def test_a_pause_ends_running_requests_only_if_people_abort_is_set() -> No
         tasks = start(running, [chat(str(n), user="stub:seconds=600") for n in range(5)])
         at = upstream(running)
         await until(lambda: at.in_flight == 5)
-        server.first_s = 0.6
+        server.first_s = 0.9
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(end) for end in ends] == [RequestReturned] * 5
         assert (at.in_flight, at.limit) == (0, 0)

@@ -17,6 +17,7 @@ from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.server_share import LEASE_S
+from worker.engine.openai.shared import Sharing
 
 KEY, KEPT = "warmq:server:host:8000", "warmq:server:host:8000:kept"
 #: A port at which nobody listens.
@@ -214,6 +215,13 @@ def in_flight(running: OpenAIEngine) -> int:
     return running._servers.servers[0].in_flight
 
 
+@pytest.fixture
+def _without_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One start for each step would keep three of the stub's short answers in flight."""
+    monkeypatch.setattr(Sharing, "_pace_s", lambda _self: 0.0)
+
+
+@pytest.mark.usefixtures("_without_pace")
 async def test_two_engines_share_one_limit_and_one_takes_all_when_the_other_is_gone(
     redis_url: str,
 ) -> None:
@@ -227,9 +235,13 @@ async def test_two_engines_share_one_limit_and_one_takes_all_when_the_other_is_g
         assert server.most <= 12 + 2  # a probe, and one with which an idle worker begins
         leads = [one._sharing[0]._leads for one in (first, second)]
         assert sorted(leads) == [False, True]
-        shown = [one._sharing[0].shown() for one in (first, second)]
-        assert [(row["limit"], row["workers"]) for row in shown] == [(12, 2)] * 2
-        assert shown[0]["why"] == shown[1]["why"]
+
+        def shown() -> list[dict[str, Any]]:
+            return [one._sharing[0].shown() for one in (first, second)]
+
+        await until(lambda: [row["limit"] for row in shown()] == [12, 12])
+        assert [row["workers"] for row in shown()] == [2, 2]
+        await until(lambda: len({row["why"] for row in shown()}) == 1)
         leader, other = (first, second) if leads[0] else (second, first)
         sharing = leader._sharing[0]
         assert sharing._renewing is not None
@@ -244,13 +256,14 @@ async def test_two_engines_share_one_limit_and_one_takes_all_when_the_other_is_g
         sharing.share.latest = None
 
 
+@pytest.mark.usefixtures("_without_pace")
 async def test_an_engine_that_stops_leaves_its_share_at_once(
     redis_url: str, redis_client: redis.Redis
 ) -> None:
     async with StubServer(latency_s=0.2) as server, engine(server, redis_url) as first:
         tasks = start(first, 2000)
         async with engine(server, redis_url) as second:
-            tasks += start(second, 100)
+            tasks += start(second, 2000)
             await until(lambda: in_flight(first) == in_flight(second) == 6)
             for task in tasks[2000:]:
                 task.cancel()

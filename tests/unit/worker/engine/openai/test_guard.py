@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from random import Random
 from statistics import fmean, median
 
 import pytest
@@ -89,7 +90,7 @@ def test_nobody_is_there_and_all_that_the_server_can_start_runs() -> None:
     night = server.run(300)
     assert min(night) >= 98
     assert max(server.waited[-300:]) <= 3
-    assert fmean(server.waited[-300:]) < 0.5
+    assert fmean(server.waited[-300:]) < 1.0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -157,7 +158,7 @@ LOST = {"itl_s": None, "waiting": None, "other_clients": None}
 
 def test_without_metrics_the_limit_does_not_grow_and_the_probe_still_cuts() -> None:
     server = Server(Guard(ttft_s=0.1, itl_s=1.0))
-    server.run(20)
+    server.run(60)
     before = server.guard.limit
     assert max(server.run(60, **LOST)) <= before
     server.people = 150
@@ -193,6 +194,7 @@ def test_metrics_that_praise_themselves_do_not_outweigh_the_probe() -> None:
 def test_people_who_wait_stop_everything_and_our_own_that_wait_are_taken_back() -> None:
     busy = Guard(ttft_s=1, itl_s=1)
     assert busy.step(Observed(0, 0.1, 0.01, 0, True)) == FIRST
+    assert busy.step(Observed(8, 0.1, 0.01, 3, True)) == FIRST  # one look
     assert busy.step(Observed(8, 0.1, 0.01, 3, True)) == 5
     assert busy.step(Observed(5, 0.1, 0.01, 30, True)) == 0
     assert busy.step(Observed(5, 0.1, 0.01, 2, True)) == 0
@@ -225,11 +227,53 @@ def test_others_are_seen_while_they_run_and_when_they_have_finished() -> None:
         ours = 5 * n - (n % 3)  # the server counts ours a little before we do
         seen.append(seconds.next(page(n, finished=5 * n + theirs), 4, ours).other_clients)
     assert seen[1:12] == [False] * 11
-    assert seen.count(True) == 2
+    assert seen[-5:] == [True] * 5  # for a minute: they come rarely
     assert Seconds().next(page(1), 3, 0).other_clients is None
     running = Seconds()
     running.next(page(1), 3, 5)
     assert running.next(page(2), 3, 10).other_clients is True
+
+
+def test_answers_on_the_way_are_not_those_of_others() -> None:
+    seconds, random, seen = Seconds(), Random(5), []
+    for n in range(1, 200):
+        on_the_way = random.randint(0, 6)
+        seen.append(seconds.next(page(n, finished=60.0 * n), 4, 60 * n - on_the_way).other_clients)
+    assert True not in seen
+    slow = [
+        seconds.next(page(n, finished=60.0 * n + n // 4 - 50), 4, 60 * n - random.randint(0, 6))
+        for n in range(200, 300)
+    ]
+    assert [shown.other_clients for shown in slow[60:]] == [True] * 40
+
+
+def busy_night(others_s: float, seed: int) -> list[bool | None]:
+    """Return what 200 seconds show of others, as on an H100: 163 in flight, 5 to 28 hidden.
+
+    The worker reads its answers late, and later under load than at the start.
+    """
+    seconds, random, seen = Seconds(), Random(seed), []
+    for n in range(1, 200):
+        own = 163 if n > 12 else 13 * n
+        hidden = random.randint(5, 28) if n > 12 else 0
+        ended = sum(60 if k > 12 else 5 * k for k in range(1, n + 1))
+        finished = max(0, ended - random.randint(hidden // 3, hidden * 3 // 4))
+        server = page(n, running=own - hidden, finished=float(ended + int(others_s * n)))
+        seen.append(seconds.next(server, own, finished).other_clients)
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_night_nobody_is_seen_although_our_answers_are_read_late(seed: int) -> None:
+    assert True not in busy_night(0, seed)
+    assert busy_night(1, seed)[90:] == [True] * 109
+
+
+def test_what_ended_during_the_latest_step_is_not_anothers() -> None:
+    seconds = Seconds()
+    seconds.next(page(1, running=8), 8, 5)
+    assert seconds.next(page(2, running=8), 6, 10).other_clients is False
+    assert seconds.next(page(3, running=8), 6, 15).other_clients is True
 
 
 def test_counters_that_go_back_or_stand_still_are_not_believed() -> None:

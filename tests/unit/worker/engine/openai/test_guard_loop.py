@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from statistics import fmean
 
 import pytest
@@ -134,6 +135,88 @@ def test_two_workers_get_even_shares_and_never_more_than_the_limit() -> None:
         assert abs(first - second) <= 2 + 0.1 * loop.guard.limit
 
 
+# -- what was recorded at an H100 ---------------------------------------------------------
+
+#: Requests that waited in the server at looks of one night: they came during a step.
+CAME = (0, 5, 27, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 6, 10, 0, 0, 7, 12, 0, 11)
+
+
+def came_during_a_step() -> Page:
+    """Return pages on which some of the running requests wait, as in CAME."""
+    counts = cycle(CAME)
+
+    def change(page: bytes) -> bytes:
+        lines = dict(line.rsplit(b" ", 1) for line in page.splitlines())
+        running, waiting = b"vllm:num_requests_running", b"vllm:num_requests_waiting"
+        more = min(next(counts), int(lines[running]) // 8)
+        lines[running] = b"%d" % (int(lines[running]) - more)
+        lines[waiting] = b"%d" % (int(lines[waiting]) + more)
+        return b"\n".join(b" ".join(line) for line in lines.items())
+
+    return change
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_night_reaches_the_ceiling_within_a_minute_and_stays_there(seed: int) -> None:
+    loop, page = Loop(HistogramServer(0, seed=seed)), came_during_a_step()
+    loop.run(60, page)
+    assert loop.limits[-1] >= 0.95 * loop.guard.ceiling
+    loop.run(600, page)
+    assert min(loop.limits[-600:]) >= 0.95 * loop.guard.ceiling
+    assert loop.guard.shown()["nobody_else"]
+
+
+def test_what_waits_at_three_looks_at_night_lowers_the_limit_once() -> None:
+    loop = Loop(HistogramServer(0, slots=100))
+    loop.run(200)
+    assert min(loop.limits[-100:]) >= 97
+    assert max(loop.limits[-100:]) <= 104
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_late_probe_does_not_pause_and_two_do(seed: int) -> None:
+    loop = Loop(HistogramServer(5, seed=seed))
+    loop.run(200)
+    before, target_s = loop.limits[-1], loop.guard.ttft.target_s
+    assert target_s
+    loop.run(1, probe_s=2.9 * target_s)
+    assert loop.limits[-1] > 0.7 * before
+    loop.run(10)
+    assert min(loop.limits[-10:]) > 0.7 * before
+    loop.run(3, probe_s=2.1 * target_s)  # a cut in between forgets the first of them
+    assert loop.limits[-1] == 0
+    loop.run(20)
+    loop.run(1, probe_s=3.1 * target_s)
+    assert loop.limits[-1] == 0
+
+
+@pytest.mark.parametrize("people_s", [1, 5, 20])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_start_does_not_pause_because_each_doubling_is_felt_first(
+    people_s: float, seed: int
+) -> None:
+    loop = Loop(HistogramServer(people_s, seed=seed))
+    loop.run(120)
+    limits = loop.limits[loop.limits.index(FIRST) :]
+    assert 0 not in limits
+    assert max(limits[:40]) >= 56
+    for n in range(2, len(limits)):
+        if limits[n] > 1.25 * limits[n - 1] and limits[n - 1] > 1.25 * FIRST:
+            assert limits[n - 2] == limits[n - 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_pause_small_limits_double_while_all_is_far_below_the_targets(seed: int) -> None:
+    loop = Loop(HistogramServer(0, seed=seed))
+    loop.run(200)
+    loop.server.people_s = 20
+    loop.run(2)
+    assert loop.limits[-1] == 0
+    loop.server.people_s = 0.5
+    loop.run(40)
+    assert loop.limits[-1] >= 48
+
+
 # -- metrics that show nothing, or something wrong ---------------------------------------
 
 
@@ -166,10 +249,10 @@ BAD = {
 def test_bad_metrics_are_not_taken_for_a_server_without_people(bad: str) -> None:
     loop = Loop(HistogramServer(5))
     loop.run(200)
-    before = loop.guard.limit
+    before = fmean(loop.limits[-100:])
     loop.run(300, BAD[bad])
     late = loop.limits[-250:]
-    assert max(late) <= 1.3 * before
+    assert max(late) <= 1.4 * before
     assert fmean(loop.felt_ms[-250:]) < 3 * 60
 
 
