@@ -236,8 +236,8 @@ def test_every_error_of_the_client_is_a_name_of_the_library() -> None:
         if not module.name.startswith(("producer.cli", "producer.__main__")):
             importlib.import_module(module.name)
     # These are kinds of results, or of the commands `plan` and `run` alone.
-    others = {"RequestRejected", "RequestFailed", "EngineDead", "NoTokenizer", "RunStopped", "RunCancelled",
-              "LocalPartEnded"}  # fmt: skip
+    others = {"RequestRejected", "RequestFailed", "EngineDead", "NoTokenizer", "RunStopped",
+              "RunCancelled", "LocalPartEnded"}  # fmt: skip
     every = set(_below(WarmqError))
     names = {e.__name__ for e in every if e.__module__.startswith(("producer", "contract"))}
     assert {"BatchNotFound", "InputUnreadable", "BadOption", "WritesLost"} <= names
