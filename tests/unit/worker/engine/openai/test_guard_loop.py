@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from kit.servers.histogram_server import HistogramServer
@@ -205,16 +205,19 @@ def test_the_start_does_not_pause_because_each_doubling_is_felt_first(
             assert limits[n - 2] == limits[n - 1]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_after_a_pause_small_limits_double_while_all_is_far_below_the_targets(seed: int) -> None:
-    loop = Loop(HistogramServer(0, seed=seed))
-    loop.run(200)
-    loop.server.people_s = 20
-    loop.run(2)
-    assert loop.limits[-1] == 0
-    loop.server.people_s = 0.5
-    loop.run(40)
-    assert loop.limits[-1] >= 48
+def test_after_a_pause_small_limits_double_while_all_is_far_below_the_targets() -> None:
+    reached = []
+    for seed in range(5):
+        loop = Loop(HistogramServer(0, seed=seed))
+        loop.run(200)
+        loop.server.people_s = 20
+        loop.run(2)
+        assert loop.limits[-1] == 0
+        loop.server.people_s = 0.5
+        loop.run(28)
+        reached.append(loop.limits[-1])
+    assert median(reached) >= 64  # by one a second it would be 30
+    assert min(reached) >= 30
 
 
 # -- metrics that show nothing, or something wrong ---------------------------------------
