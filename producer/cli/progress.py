@@ -45,6 +45,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+#: Text about a run whose requests have not ended.
+RUN_GOES_ON = "If its `producer run` has ended, the same command goes on."
+
+
+def waits_for_run(batch: Batch) -> str:
+    """Return a text if all requests that a run has queued have ended; '' otherwise."""
+    total = batch.number("total")
+    waits = batch.is_run and not batch.finished and total and batch.terminal == total
+    return f"What it has queued is done. {RUN_GOES_ON}" if waits else ""
+
+
 class Meter:
     """A line of progress. `total` has the same unit as `done` of `update`; None if unknown."""
 
@@ -269,7 +280,7 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
             text = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch))
             waits = batch.terminal < batch.number("total") or batch.sealed
             if waits and not (any(speed) or batch.finished):
-                text += f", {workers.text(batch)}"
+                text += f", {waits_for_run(batch) or workers.text(batch)}"
             if not batch.finished and (lost := leases.text(batch)):
                 text += f"; {lost}"
             meter.update(batch.done, text, batch.number("total"), force=first)

@@ -18,7 +18,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.failures import FailedCode
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
-from producer.cli.progress import tell
+from producer.cli.progress import RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, server_text
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
@@ -76,7 +76,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "reason": batch.fields.get("reason") or None,
         "failures": [{"code": one.code, "count": one.count} for one in failures_of([batch])],
         "cut": batch.number("cut"),
-        "stop_after_failures": batch.fields.get("stop_after"),
+        "stop_after_failures": batch.fields.get("stop_after") or None,
     }
 
 
@@ -107,7 +107,7 @@ def print_batch(
         "requests": _counts(state) or "none yet",
         "failures": failures_text(batch) or None,
         "cut": _cut_text(batch) or None,
-        "stops at": batch.fields.get("stop_after") and f"{batch.fields['stop_after']} failures",
+        "stops at": state["stop_after_failures"] and f"{state['stop_after_failures']} failures",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion"
         f"{retries}",
         "left": None if left_s is None else f"about {clock_text(left_s)}",
@@ -132,17 +132,6 @@ def print_batch(
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
-
-
-#: Text about a run whose requests have not ended.
-RUN_GOES_ON = "If its `producer run` has ended, the same command goes on."
-
-
-def waits_for_run(batch: Batch) -> str:
-    """Return a text if all requests that a run has queued have ended; '' otherwise."""
-    total = batch.number("total")
-    waits = batch.is_run and not batch.finished and total and batch.terminal == total
-    return f"What it has queued is done. {RUN_GOES_ON}" if waits else ""
 
 
 def webhook_json(webhook: WebhookState | None) -> dict[str, Any] | None:

@@ -43,7 +43,8 @@ class RunProgress:
     delivered: digest of the options, after Export has written the results to their final place.
     place: fingerprint of the output at its final place.
     retry: outcomes of the lines of a complete run that run again, joined by commas; '' for none.
-        All fields are then those of the retry, and `before` is the progress before it.
+        All other fields are then those of the retry, whose windows are numbered on, and `before`
+        is the progress before it.
     """
 
     name: str
@@ -134,12 +135,17 @@ class Journal:
             raise BatchConflict(f"another run has just written {self._output}") from None
 
 
+#: Fields that a complete retry leaves in the journal.
+_OF_RETRY = ("windows", "output", "completed", *OUTCOMES)
+
+
 class RunFiles:
     """Opens the files of a run, and appends windows to them.
 
     `begin` is the content of a new run's journal. With `retry`, outcomes joined by commas, lines of
-    a complete run run again; `again` has their outcomes. Raises BatchConflict if the files are not
-    of this run, or another process is writing them.
+    a complete run run again; `again` has their outcomes. If `begins_retry`, the journal does
+    not have the retry yet. Raises BatchConflict if the files are not of this run, or another
+    process is writing them.
     """
 
     def __init__(self, output: Path, errors: Path, begin: RunProgress, retry: str = "") -> None:
@@ -151,7 +157,7 @@ class RunFiles:
         self._stack = ExitStack()
         self.journal = Journal(self._output)
         self.done = self._begin
-        self.again = dict[int, str]()
+        self.again, self.begins_retry = dict[int, str](), False
         self._retry = retry
         self._merged = self._errors.with_name(f"{self._errors.name}.retry")
 
@@ -211,12 +217,16 @@ class RunFiles:
             return earlier
         counts = Counter(self.again.values())
         left = {name: getattr(before, name) - counts[name] for name in OUTCOMES}
-        done = replace(
-            self._begin, output=before.output, errors=before.errors, completed=before.completed,
-            retry=retry, before=before, format=RETRY_FORMAT, **left,
+        self.begins_retry = True
+        return replace(
+            self._begin, name=before.name, windows=before.windows, output=before.output,
+            errors=before.errors, completed=before.completed, retry=retry, before=before,
+            format=RETRY_FORMAT, **left,
         )  # fmt: skip
-        self.journal.write(done)
-        return done
+
+    def begin_retry(self) -> None:
+        """Write to the journal that lines run again."""
+        self.journal.write(self.done)
 
     def _check_same(self, earlier: RunProgress) -> None:
         """Raise BatchConflict if input or error file differ, or results are missing."""
@@ -281,7 +291,7 @@ class RunFiles:
         size = write_without(self._errors, before.errors, self.again, self._merged)
         for path in (self._output, self._merged):
             sort_by_line(path)
-        counts = {name: getattr(done, name) for name in ("output", "completed", *OUTCOMES)}
+        counts = {name: getattr(done, name) for name in _OF_RETRY}
         # `place` stays, so that Export knows the output that it replaces.
         end = replace(before, errors=size, delivered="", complete=True, **counts)
         self.journal.write(end)

@@ -8,9 +8,11 @@ from contract.redis.batches import BatchStore
 from contract.redis.runs import Runs
 from contract.runs import COUNTS, joined
 from producer.input.source import Source
-from producer.run.journal import RunProgress
+from producer.run.journal import RunFiles, RunProgress
 from producer.submit.submission import Submission
 
+#: Fields that the record takes from the run's record before a retry.
+_KEPT = ("prompt_tokens", "completion_tokens", "cut", "retried", "cached", "queues")
 #: Fields that the record takes from a collected window.
 _OF_WINDOWS = (*COUNTS, "cursor", "failures", "queues")
 
@@ -22,20 +24,33 @@ class RunCancelled(WarmqError):
 
 
 class RunRecord:
-    """The record of a run. Its numbers of results are those of the journal."""
+    """The record of a run. Its numbers of results are those of the journal.
+
+    `earlier` is the record of a complete run before some of its lines run again.
+    """
 
     def __init__(
-        self, store: BatchStore, submission: Submission, source: Source, done: RunProgress
+        self,
+        store: BatchStore,
+        submission: Submission,
+        source: Source,
+        done: RunProgress,
+        earlier: Batch | None = None,
     ) -> None:
         self._runs, self._name = Runs.using(store), done.name
+        kept = earlier.fields if earlier is not None else {}
         fields = {
+            **{name: kept[name] for name in _KEPT if name in kept},
             **submission.run_fields(done.name, source.name),
             **_counts(done),
             "valid": done.ended,
         }
         self._record = self._runs.begin(done.name, submission.seed, fields)
         # An earlier call may have ended before it noted its last window, or was stopped.
-        self._note(_counts(done) | {"reason": ""})
+        now = _counts(done) | {"reason": ""}
+        if self._record.fields.get("stop_after", "") != submission.stop_after:
+            now["stop_after"] = submission.stop_after
+        self._note(now)
 
     @property
     def cancelled(self) -> bool:
@@ -67,6 +82,14 @@ class RunRecord:
         self._runs.note(self._record, fields, ends=ends)
         texts = {name: str(value) for name, value in fields.items()}
         self._record = replace(self._record, fields=self._record.fields | texts)
+
+
+def begin_retry(store: BatchStore, files: RunFiles) -> Batch | None:
+    """Begin a retry; delete and return the record of the complete run, None if it is gone."""
+    earlier = store.batch(files.done.name)
+    store.delete(files.done.name, force=True)
+    files.begin_retry()  # until then the same call begins the retry anew
+    return earlier
 
 
 def _counts(done: RunProgress) -> dict[str, str | int]:

@@ -34,7 +34,7 @@ from producer.run.again import selected
 from producer.run.cancelled import cancelled_lines, custom_id_of
 from producer.run.journal import RunFiles, RunProgress, window_id
 from producer.run.parts import Chunks, Window
-from producer.run.record import RunRecord
+from producer.run.record import RunRecord, begin_retry
 from producer.run.run_time_left import RunTimeLeft, unread_lines
 from producer.run.stopping import FailureLimit, RunStopped
 from producer.submit.submission import Submission, WindowContext
@@ -101,8 +101,9 @@ class Run:
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin, self.retry) as files:
             self._delete_done(files.done)  # an earlier run may have been stopped before it did this
+            earlier = begin_retry(self.store, files) if files.begins_retry else None
             if not files.done.complete:
-                self._record = RunRecord(self.store, self.submission, source, files.done)
+                self._record = RunRecord(self.store, self.submission, source, files.done, earlier)
             limit = FailureLimit(self.store, self.submission.stop_after, files.done)
             read = source.chunks(seed, self.settings.max_line_bytes)
             if files.done.retry:

@@ -9,7 +9,7 @@ from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
 from producer.cli import options, show
 from producer.cli.context import Context, hint, pass_context
-from producer.cli.progress import counted, tell
+from producer.cli.progress import counted, tell, waits_for_run
 from producer.cli.unchanged import unchanged_texts
 from producer.model_states import model_states
 from producer.over_http import HttpBatches, with_http_batches
@@ -56,7 +56,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
         rows.append((one.id, one.status, done, str(one.number("failed")), created, *model))
     show.print_columns(rows)
     for one in batches:
-        if text := show.waits_for_run(one):
+        if text := waits_for_run(one):
             tell(f"{one.id}: {text}")
 
 

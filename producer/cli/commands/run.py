@@ -216,7 +216,7 @@ def _tell_end(output: str, run: Run, done: RunProgress) -> None:
     """Print what a user should know about a run that has ended."""
     if run.cancelled:
         tell(f"{output}: {done.name} was cancelled: the rows that had not run are in it as "
-             "cancelled")  # fmt: skip
+             "cancelled; the same command with --retry cancelled runs them")  # fmt: skip
     if run.choice:
         tell(f"{output}: {order_text(run.choice)}")
     if run.ignored:

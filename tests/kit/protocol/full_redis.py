@@ -13,6 +13,7 @@ from kit.protocol.lessee import QUEUE, Lessee, Submitted, bury_alive, celery_mes
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.runs import Runs
 from contract.redis.tenants import Tenant, Tenants
 from gateway.redis.api_keys import ApiKeys
 
@@ -188,6 +189,22 @@ def _notified(store: BatchStore, worker: Lessee, _: str) -> Act:
 def _limit_failures(store: BatchStore, worker: Lessee, _: str) -> Act:
     batch = submit_batch(store, 1).batch
     return answers(1, lambda: worker.run("limit_failures", batch.id, batch.life, "5"))
+
+
+@of("run_note", "run_state")
+def _run(store: BatchStore, _worker: Lessee, _: str) -> Act:
+    runs = Runs.using(store)
+    record = runs.begin("run_1", "seed", {"windows": 0})
+
+    def act() -> None:
+        found = store.batch("run_1")
+        assert found is not None
+        runs.note(record, {"windows": 1}, ends=True)
+        ended = store.batch("run_1")
+        assert ended is not None
+        assert (found.is_run, found.finished, ended.finished) == (True, False, True)
+
+    return act
 
 
 @of("collected")

@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kit.commands.runs import custom_ids, running, served, windows
+from kit.commands.runs import custom_ids, run_of, running, served, windows
 from kit.commands.support import chat_line, finish, run_producer, write_lines
 from kit.protocol.lessee import Lessee, client_of
 
@@ -92,8 +92,9 @@ def test_only_the_named_outcomes_run_again(
     command = (source, out, "--window", "500")
     ended(redis_url, store, *command, cancelled=["r5"])
     assert set(custom_ids(errors)) == FAILED | {"r5", "wrong"}
-    _, _, ran = ended(redis_url, store, *command, "--retry", "cancelled")
+    _, told, ran = ended(redis_url, store, *command, "--retry", "cancelled")
     assert ran == {"r5": 1}
+    assert "1197 results, 4 failed" in told
     assert set(custom_ids(errors)) == FAILED | {"wrong"}
 
 
@@ -135,6 +136,7 @@ def test_an_interrupted_retry_goes_on(
     assert custom_ids(out) == [f"r{n}" for n in range(LINES - 1)]
     assert custom_ids(errors) == ["wrong"]
     assert windows(store) == []
+    assert [one.id for one in store.batches()] == [run_of(store)]
 
 
 @pytest.mark.parametrize("moment", ["write", "replace"])
@@ -151,7 +153,7 @@ def test_a_retry_that_was_killed_at_its_end_is_completed(
     if moment == "write":  # as it was with all windows collected
         progress = orjson.loads(journal.read_bytes())
         now = {"retry": "failed", "before": orjson.loads(complete), "format": 3, "complete": False}
-        progress |= now | {"errors": len(before), "name": "run_" + 16 * "0", "windows": 1}
+        progress |= now | {"errors": len(before)}
         progress["digest"] = orjson.loads(complete)["digest"]
         journal.write_bytes(orjson.dumps(progress))
     errors.rename(errors.with_name("out.errors.jsonl.retry"))
@@ -182,3 +184,65 @@ def test_only_a_complete_run_runs_lines_again(
     wrong = run_producer("run", source, out, "--retry", "cut", redis_url=redis_url)
     assert wrong.returncode == 2
     assert "--retry takes" in wrong.stderr
+
+
+def record(redis_url: str) -> tuple[str, str, Counter[str], dict[str, int]]:
+    """Return id, status, counts and usage of the only batch that `producer list` shows."""
+    (shown,) = orjson.loads(run_producer("list", "--json", redis_url=redis_url).stdout)
+    return shown["id"], shown["status"], Counter(shown["request_counts"]), shown["usage"]
+
+
+def test_a_run_keeps_one_record_when_lines_run_again(
+    redis_url: str, store: BatchStore, tmp_path: Path, source: Path
+) -> None:
+    command = (source, tmp_path / "out.jsonl", "--window", "500")
+    ended(redis_url, store, *command)
+    run, _, counts, usage = record(redis_url)
+    assert counts == Counter(total=LINES, completed=1197, failed=4)
+    with running(redis_url, *command, "--retry", "failed") as process:
+        eventually(lambda: [one.sealed for one in windows(store)] == [True], 30, "it is queued")
+        counts = Counter(total=LINES, completed=1197, failed=1, in_progress=3)
+        assert record(redis_url) == (run, "in_progress", counts, usage)
+        process.send_signal(signal.SIGKILL)
+    ended(redis_url, store, *command, "--retry", "failed", failed=())
+    assert record(redis_url)[:3] == (
+        run, "completed", Counter(total=LINES, completed=1200, failed=1)
+    )  # fmt: skip
+    assert record(redis_url)[3]["completion_tokens"] > usage["completion_tokens"]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_cancelled_run_runs_again_also_twice(
+    redis_url: str, store: BatchStore, tmp_path: Path, source: Path, name: str
+) -> None:
+    out = tmp_path / name
+    command = (source, out, "--window", "500")
+
+    def cancel(*more: str) -> str:
+        """Answer a few requests of the command, then cancel the run; return its stderr."""
+        lessee = Lessee(client_of(store))
+        with running(redis_url, *command, *more) as process:
+            leases = eventually(lambda: lessee.pop(5), 30)
+            finish(lessee, leases)
+            cancelled = run_producer("cancel", run_of(store), redis_url=redis_url)
+            assert cancelled.returncode == 0, cancelled.stderr
+            assert process.wait(30) == 1
+            assert process.stderr is not None
+            return process.stderr.read()
+
+    assert "--retry cancelled" in cancel()
+    run = record(redis_url)[0]
+    told = cancel("--retry", "cancelled")
+    _, status, counts, _ = record(redis_url)
+    assert (status, counts["total"], counts["completed"]) == ("cancelled", LINES, 10), told
+    code, told, _ = ended(redis_url, store, *command, "--retry", "failed,cancelled", failed=())
+    assert (code, "1200 results, 1 failed" in told) == (1, True), told
+    assert record(redis_url)[:3] == (
+        run, "completed", Counter(total=LINES, completed=1200, failed=1)
+    )  # fmt: skip
+    if name == "out.jsonl":
+        assert custom_ids(out) == [f"r{n}" for n in range(LINES - 1)]
+        assert custom_ids(out.with_suffix(".errors.jsonl")) == ["wrong"]
+    else:
+        found = Counter(pq.read_table(out)["status"].to_pylist())
+        assert found == {"completed": 1200, "failed": 1}

@@ -152,12 +152,25 @@ def test_a_run_whose_windows_have_ended_is_not_completed(
     assert row(redis_url, run)[1:4] == ["in_progress", "1000/1000+", "0"]
     assert f"{run}: " in run_producer("list", redis_url=redis_url).stderr
     assert "`producer run`" in run_producer("status", run, redis_url=redis_url).stdout
+    with subprocess.Popen(
+        producer_command("watch", run), env=producer_env(redis_url), text=True,
+        stderr=subprocess.PIPE,
+    ) as watch:  # fmt: skip
+        assert watch.stderr is not None
+        assert "the same command goes on" in watch.stderr.readline()
+        watch.kill()
 
 
 def test_commands_take_the_name_of_a_run_that_list_shows(
     run: str, redis_url: str, store: BatchStore
 ) -> None:
     assert status(redis_url, run)["request_counts"]["total"] == 2 * WINDOW
+    found = run_producer("status", run, "--request", "r7", "--json", redis_url=redis_url)
+    assert orjson.loads(found.stdout)["batch_id"] == f"{run}.0"
+    none = run_producer("status", run, "--request", "r9999", redis_url=redis_url)
+    assert "no request 'r9999'" in none.stderr
+    refused = run_producer("retry", run, redis_url=redis_url)
+    assert (refused.returncode, "--retry failed,cancelled" in refused.stderr) == (2, True)
     assert run_producer("delete", run, redis_url=redis_url).returncode == 2
     cancelled = run_producer("cancel", run, "--json", redis_url=redis_url)
     assert orjson.loads(cancelled.stdout)["requests"] == 2 * WINDOW

@@ -166,3 +166,9 @@ def test_a_submitted_batch_tells_where_it_comes_from() -> None:
     assert batch.metadata == {"submitted_by": "producer submit", "input": "in.jsonl"}
     assert (batch.completion_window, batch.expires_at, batch.created_at) == ("2h", 7_300, 100)
     assert seen(queued()).completion_window == "none"
+
+
+def test_a_run_is_submitted_by_producer_run() -> None:
+    state = {"created_at": "100500", "total": "4", "valid": "4", "windows": "1"}
+    run = BatchView("x", QueueBatch("run_0123456789abcdef", state), [])
+    assert (seen(run).metadata or {})["submitted_by"] == "producer run"
