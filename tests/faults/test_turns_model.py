@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from kit.campaigns.mutations import TURNS, Mutation
 from kit.protocol.turns_model import TurnsModel
-from kit.protocol.turns_seen import Seen
+from kit.protocol.turns_seen import Seen, place_of
 from kit.protocol.turns_world import BODIES, OUTCOMES, SLOTS, TurnsWorld, estimate, lists_held
 
 from contract.redis.scripts import source
@@ -98,10 +98,17 @@ class Turns(RuleBasedStateMachine):
         self.judge()
 
     @precondition(lambda self: self.model.seen.waiting)
-    @rule(worker=WORKER, k=st.sampled_from([1, 2, 4, 9, 20]), context=CONTEXT, first=URGENT)
-    def pop(self, worker: int, k: int, context: int, first: list[int]) -> None:
+    @rule(worker=WORKER, k=st.sampled_from([1, 2, 4, 9, 20]), context=CONTEXT, first=URGENT,
+          rivals=st.booleans())  # fmt: skip
+    def pop(
+        self, worker: int, k: int, context: int, first: list[int], rivals: bool = False
+    ) -> None:
+        """Lease; `rivals`: the other lists of the tenant whose turn goes on are urgent."""
         going_on, lists = self.world.going_on(worker), sorted(self.model.seen.length)
         urgent = [lists[n % len(lists)] for n in first] if lists else []
+        if rivals and going_on[1]:
+            place = place_of(going_on[0])
+            urgent += [one for one in lists if place_of(one) == place and one != going_on[0]]
         urgent = list(dict.fromkeys(urgent))
         leases, seen = self.world.pop(worker, k, context, urgent), self.look()
         charges = [seen.leases[lease.id] for lease in leases]

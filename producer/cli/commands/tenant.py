@@ -94,12 +94,15 @@ def delete(context: Context, *, name: str, as_json: bool) -> None:
 
 @command.command("forget-answers")
 @_name
+@options.as_json
 @pass_context
-def forget_answers(context: Context, *, name: str) -> None:
+def forget_answers(context: Context, *, name: str, as_json: bool) -> None:
     """Forget the known answers of a tenant, so that --reuse finds none. The results stay."""
     check_name("tenant", name)
     count = KnownAnswers.using(context.store).forget(name)
     tell(f"{name}: {counted(count, 'known answer')} forgotten")
+    if as_json:
+        _print(context, context.store.tenant(name), as_json)
 
 
 def _print(context: Context, tenant: Tenant, as_json: bool) -> None:

@@ -35,6 +35,7 @@ DOCUMENTS = {
     "status --request": "request",
     "submit": "batch",
     "tenant delete": "tenant",
+    "tenant forget-answers": "tenant",
     "tenant list": "tenants",
     "tenant set": "tenant",
     "tenant show": "tenant",

@@ -111,6 +111,10 @@ class TurnsModel:
         list_key, left = going_on
         if list_key not in urgent and _of_place(urgent, list_key):
             left = 0
+        if left and any(
+            n and place_of(key)[0] < place_of(list_key)[0] for key, n in unused.items()
+        ):
+            left = 0  # a list above had a turn since, although none of its messages could run
         for lease in leases:
             if lease.list != list_key or left <= 0:
                 list_key, left = lease.list, self.turn

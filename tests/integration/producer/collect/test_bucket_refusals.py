@@ -76,7 +76,7 @@ def test_a_submit_is_refused_before_anything_is_queued(
     args = ("submit", source, "-o", "s3://warmq/out.jsonl")
     in_words(run_producer(*args, redis_url=redis_url), "out.jsonl")
     in_words(run_producer(*args, "--force", redis_url=redis_url), "out.errors.jsonl")
-    assert not store.batches()
+    assert all(batch.is_run for batch in store.batches())
 
 
 @pytest.mark.parametrize("status", [403, 503])
@@ -100,7 +100,7 @@ def test_a_run_that_is_complete_stays_so_where_its_object_cannot_be_asked_for(
     in_words(run(), "out.jsonl")
     assert journal.read_bytes() == before
     assert not list(tmp_path.glob("*.lines"))
-    assert not store.batches()
+    assert all(batch.is_run for batch in store.batches())
     assert read(gate, "out.jsonl") == answers
     assert "was complete already, 700 results" in run().stderr
 
@@ -122,4 +122,4 @@ def test_an_error_file_that_no_run_has_left_is_not_replaced(
     assert done.returncode == 2
     stem, dot, ending = out.rpartition(".")
     assert f"{stem}.errors{dot}{ending} exists; remove it, or name another" in done.stderr
-    assert not store.batches()
+    assert all(batch.is_run for batch in store.batches())
