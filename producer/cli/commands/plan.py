@@ -122,7 +122,10 @@ def estimated(
             if meter.due():
                 meter.update(source.position, f"{content.lines} lines read")
 
-        reuse = Reuse.of(context.store, settings, submission, thorough=True)
+        reuse = None
+        if submission.reuse_s is not None:
+            with suppress(StoreUnavailable):
+                reuse = Reuse.of(context.store, settings, submission, thorough=True)
         planned = plan(settings, submission, source, counter, workers, outlook, report, reuse=reuse)
     queues = queues_of(submission, planned.content)
     if queues != [submission.queue]:

@@ -41,7 +41,7 @@ class PricedEngine(SimulatedEngine):
         """Answer with as many tokens as the body allows."""
         tokens = int(request.body["max_tokens"])
         took = self._latency() * tokens
-        async with self._free:
+        async with self._free.hold(request.priority):
             self.running += 1
             begun = time.monotonic()
             await asyncio.sleep(took)

@@ -1,6 +1,8 @@
 """Gives the simulated engine's slots to waiting requests by priority, as vLLM's scheduler does."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from itertools import count
 
@@ -12,6 +14,15 @@ class Slots:
         self._free = free
         self._arrivals = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def hold(self, priority: int) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it in this context."""
+        await self.take(priority)
+        try:
+            yield
+        finally:
+            self.give()
 
     async def take(self, priority: int) -> None:
         """Wait for a slot."""

@@ -40,7 +40,7 @@ class RatedEngine(SimulatedEngine):
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         text = request.body["messages"][0]["content"]
         prompt, written = len(text) // 4 + 5, int(request.body["max_tokens"])
-        async with self._free:
+        async with self._free.hold(request.priority):
             await asyncio.sleep(SLOTS * (prompt * PROMPT_S + written * TOKEN_S))
         return Completion(_answer(request, request_id).body, prompt, written)
 
