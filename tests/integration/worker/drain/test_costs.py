@@ -107,6 +107,6 @@ def test_a_line_is_checked_and_written_with_few_calls() -> None:
     writer = MessageWriter("b1", 1, "life", "warmq", 6)
     message = writer.write("rid", "c1", 1, request.url, request.body)
     assert calls_per(100, lambda: parse_line(line, {})) < 29
-    assert calls_per(100, lambda: writer.write("rid", "c1", 1, request.url, request.body)) < 9
+    assert calls_per(100, lambda: writer.write("rid", "c1", 1, request.url, request.body)) < 10
     # Three calls look for what online requests have: a listener, and how long a result is kept
     assert calls_per(100, lambda: read_delivery("w/1", message)) < 50
