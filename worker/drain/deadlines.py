@@ -23,6 +23,8 @@ EVERY_S = 3.0
 PAUSE_FOR_READ = 100
 #: Most lists that POP takes first, and so most bytes of their names in each call.
 MOST_URGENT = 50
+#: Pauses after which the next read has been made at the latest: on a busy machine it is late.
+LATE_READ = 3
 
 #: Returns the keys of the urgent lists of a queue.
 Read = Callable[[str], tuple[str, ...]]
@@ -70,4 +72,4 @@ class DeadlineOrder:
             settings, name = self._drain.settings, f"warmq-{self._drain.leases.worker_id}-deadlines"
             url = settings.redis_url.get_secret_value()
             self._reads = DeadlineReads(connect(url, name, 0, settings.redis_timeout_s))
-        return self._reads.deadline_order(queue, self.pause_s).order.urgent
+        return self._reads.deadline_order(queue, LATE_READ * self.pause_s).order.urgent

@@ -1,4 +1,4 @@
-"""Three batches in a real drain: what can be met is met, what cannot is named at its submit."""
+"""Batches in a real drain: what can be met is met, what cannot is named at its submit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.drain import deadlines, progress
 SLOTS, LATENCY_S = 4, 0.04
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_the_deadlines_that_can_be_met_are_met_and_the_hopeless_one_is_named(
     redis_url: str, store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,9 +28,15 @@ async def test_the_deadlines_that_can_be_met_are_met_and_the_hopeless_one_is_nam
     file, ring = batch_file(tmp_path / "in", 5000), HistoryReads.using(store)
     settings = {"simulated_slots": SLOTS, "simulated_latency_s": LATENCY_S}
     async with draining(redis_url, **settings) as running:
+        began = time.monotonic()
         submit_batch(store, 200, batch_id="warm")
-        await soon(lambda: sum(m.completed for m in ring.day([QUEUE], 5)) == 200, 30)
-        submit_batch(store, 3000, batch_id="any")
+        await soon(lambda: sum(m.completed for m in ring.day([QUEUE], 5)) == 200, 60)
+        # 600 requests need this time, if all slots are theirs; a busy machine may be twice as slow.
+        needed_s = 600 * (time.monotonic() - began) / 200
+        left_s = max(20.0, 2.2 * needed_s)
+        # By turns alone the batch with a deadline would get a quarter.
+        for name in ("any", "more"):
+            submit_batch(store, 3000, batch_id=name)
         began = time.monotonic()
         done = await asyncio.to_thread(
             run_producer, "submit", file, "--batch-id", "hopeless", "--deadline", "20s",
@@ -39,7 +45,7 @@ async def test_the_deadlines_that_can_be_met_are_met_and_the_hopeless_one_is_nam
         assert time.monotonic() - began < 10
         assert done.returncode == 0, done.stderr
         assert "batch hopeless will miss its deadline by about" in done.stderr
-        due = submit_batch(store, 600, batch_id="due", deadline="+14000").batch
+        due = submit_batch(store, 600, batch_id="due", deadline=f"+{round(left_s * 1000)}").batch
         shown = as_json(await asyncio.to_thread(
             run_producer, "status", "hopeless", "--json", redis_url=redis_url
         ))  # fmt: skip
@@ -49,8 +55,8 @@ async def test_the_deadlines_that_can_be_met_are_met_and_the_hopeless_one_is_nam
             batch = store.batch("due")
             return batch is not None and batch.finished
 
-        await soon(lambda: running.drain.urgent, 14, "it must begin")
-        await soon(ended, 30)
+        await soon(lambda: running.drain.urgent, left_s, "it must begin")
+        await soon(ended, left_s)
     batch, rest = store.batch("due"), store.batch("any")
     assert batch is not None and rest is not None
     assert (batch.status, batch.number("completed")) == ("completed", 600)
