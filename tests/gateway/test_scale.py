@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,17 +12,9 @@ from kit.protocol.lessee import QUEUE, Lessee, celery_message, submit_batch
 
 from contract import naming
 from contract.redis.batches import BatchStore
-from demo.stack import RedisServer, eventually
+from demo.stack import eventually
 from gateway.redis.api_keys import ApiKeys
 from gateway.redis.fleet import UNKNOWN_TOKENS
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with GatewayProcess(redis_server.url, tmp_path_factory.mktemp("gateway")) as made:
-        yield made
 
 
 def scale(gateway: GatewayProcess, model: str = "", key: str = "") -> dict[str, Any]:

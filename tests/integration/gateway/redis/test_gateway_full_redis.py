@@ -137,6 +137,7 @@ NOT_FIRST = {
     "object_put": "what is new waits, but for files of batches that end",
     "reserve": "makes a batch",
     "response_create": "makes a response",
+    "know": "an answer that is not noted is computed again",
     "list": "writes nothing",
     "run_state": "writes nothing",
     "permissions": "tries what Redis refuses",
