@@ -9,6 +9,11 @@ from contract.batch import Batch
 _CODES_IN_TEXT, _FIRST = 3, 5
 #: Fewest ended requests of which the share of failed ones is shown.
 FEWEST = 10
+#: Codes of lines that no retry can run, because the line is wrong.
+LINE_ERRORS = frozenset((
+    "invalid_json", "invalid_request", "unknown_field", "unknown_url", "duplicate_custom_id",
+    "line_too_long",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

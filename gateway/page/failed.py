@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.batch import Batch as QueueBatch
+from contract.failures import LINE_ERRORS
 from contract.redis.failures import FailedCode, FailedRequest
 from gateway.batches.api.failures import failures_of_view
 from gateway.http.services import Services
@@ -14,11 +15,6 @@ from gateway.page.requests import OTHER_REMEDY, REMEDIES
 from gateway.redis.batch_views import BatchView
 from gateway.redis.request_reads import RequestReads
 
-#: Codes of lines that no retry can run, because the line is wrong.
-LINE_ERRORS = frozenset((
-    "invalid_json", "invalid_request", "unknown_field", "unknown_url", "duplicate_custom_id",
-    "line_too_long",
-))  # fmt: skip
 #: Outcomes that a retry may run again, by the name of their button.
 OUTCOMES = {"failed": ("failed",), "stopped": ("cancelled", "expired")}
 

@@ -9,6 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
+from contract.failures import LINE_ERRORS
 from gateway.batches.api import batches as api
 from gateway.batches.api.record import ENDED, BatchRecord, decode
 from gateway.files.files import FileRecord, Files, new_record, save_file
@@ -16,7 +17,7 @@ from gateway.files.multipart import ReceivedForm
 from gateway.http.errors import ApiError
 from gateway.http.json_api import new_id
 from gateway.http.services import Services
-from gateway.page.failed import LINE_ERRORS, OUTCOMES
+from gateway.page.failed import OUTCOMES
 from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file
 from gateway.page.view import View
 

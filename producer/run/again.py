@@ -11,17 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from contract.results import line_number
+from contract.failures import LINE_ERRORS
+from contract.results import OUTCOMES, line_number
 from producer.input.files import AtomicFile, unwritable
 from producer.input.reader import RawChunk
 
-#: The outcomes of lines that can run again.
-OUTCOMES = ("failed", "cancelled", "expired")
-#: Error codes of lines that are wrong themselves, and would fail again.
-_WRONG = frozenset((
-    "invalid_json", "invalid_request", "unknown_field", "unknown_url", "duplicate_custom_id",
-    "line_too_long",
-))  # fmt: skip
+#: The outcomes of lines that can run again: `failed`, and those of stopped lines.
+STOPPED = OUTCOMES[2:]
+UNANSWERED = ("failed", *STOPPED)
 
 
 class _Error(msgspec.Struct):
@@ -51,8 +48,8 @@ def failed_lines(errors: Path, size: int, outcomes: Collection[str]) -> dict[int
                 if size < 0:
                     break
                 error = _decode(raw).error
-                outcome = error.code if error.code in OUTCOMES[1:] else "failed"
-                if outcome in outcomes and error.code not in _WRONG:
+                outcome = error.code if error.code in STOPPED else "failed"
+                if outcome in outcomes and error.code not in LINE_ERRORS:
                     found[error.line] = outcome
     except OSError as error:
         raise unwritable(errors, error) from None

@@ -21,7 +21,7 @@ from producer.collect.outputs import ResultFile, exists, table_ending
 from producer.input.bucket import is_url, place_of
 from producer.input.files import unwritable
 from producer.input.source import Source
-from producer.run.again import OUTCOMES, failed_lines
+from producer.run.again import UNANSWERED, failed_lines
 from producer.run.journal import Journal, RunProgress
 
 
@@ -131,7 +131,7 @@ class Export:
     def _remove_unneeded(self, done: RunProgress) -> None:
         """Remove the line files, unless lines can run again, which needs these files."""
         bad = self.line_files[1]
-        if not (bad.exists() and failed_lines(bad, done.errors, OUTCOMES)):
+        if not (bad.exists() and failed_lines(bad, done.errors, UNANSWERED)):
             self._remove_line_files()
 
     def _remove_line_files(self) -> None:

@@ -15,7 +15,7 @@ from contract.errors import BatchConflict
 from contract.failures import unanswered_text
 from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
-from producer.run.again import OUTCOMES, failed_lines, write_without
+from producer.run.again import UNANSWERED, failed_lines, write_without
 from producer.run.append_file import AppendFile, check_regular, sort_by_line
 
 #: Numbers of the formats of a journal, and of one in which lines run again. A journal with another
@@ -136,7 +136,7 @@ class Journal:
 
 
 #: Fields that a complete retry leaves in the journal.
-_OF_RETRY = ("windows", "output", "completed", *OUTCOMES)
+_OF_RETRY = ("windows", "output", "completed", *UNANSWERED)
 
 
 class RunFiles:
@@ -216,7 +216,7 @@ class RunFiles:
         if earlier.retry or not self.again:
             return earlier
         counts = Counter(self.again.values())
-        left = {name: getattr(before, name) - counts[name] for name in OUTCOMES}
+        left = {name: getattr(before, name) - counts[name] for name in UNANSWERED}
         self.begins_retry = True
         return replace(
             self._begin, name=before.name, windows=before.windows, output=before.output,

@@ -27,7 +27,7 @@ from producer.collect.outputs import error_file_of
 from producer.input.bucket import is_url
 from producer.input.files import check_writable
 from producer.input.source import Source
-from producer.run.again import OUTCOMES
+from producer.run.again import UNANSWERED
 from producer.run.export import Export, needs_export
 from producer.run.journal import Journal, RunProgress
 from producer.run.local import local_model, local_services
@@ -50,9 +50,9 @@ def _retried(_: click.Context, __: click.Parameter, text: str | None) -> str:
     if text is None:
         return ""
     given = {word.strip() for word in text.split(",")}
-    if not given <= set(OUTCOMES):
+    if not given <= set(UNANSWERED):
         raise click.UsageError("--retry takes failed, cancelled and expired, with commas")
-    return ",".join(name for name in OUTCOMES if name in given)
+    return ",".join(name for name in UNANSWERED if name in given)
 
 
 @click.command("run", cls=options.TakesReuse)
