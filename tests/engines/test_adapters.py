@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,9 @@ def test_a_dead_engine_is_rebuilt_and_each_line_still_gets_its_adapter(
     stack.producer("submit", source, "--model", "base", "--batch-id", "slow")
     eventually(lambda: stack.in_flight("warmq.base") > len(NAMES), 30, "in flight")
     for process in psutil.Process(worker.pid).children(recursive=True):
-        if process.cmdline() and "EngineCore" in process.cmdline()[0]:
-            process.kill()
+        with suppress(psutil.NoSuchProcess):
+            if "EngineCore" in (process.cmdline() or [""])[0]:
+                process.kill()
     results = run(stack, "after-death", mixed(NAMES))
     assert {name: answers(results, name) for name in NAMES} == expected
     assert deaths(stack) == before + 1

@@ -129,7 +129,7 @@ def test_a_worker_whose_loop_hangs_ends_soon_after_sigterm(kind: str, tmp_path: 
         on.running(1)
         os.kill(worker.pid, signal.SIGTERM)
         assert worker.process is not None
-        assert worker.process.wait(20) == 1
+        assert worker.process.wait(STOP_S + 10) == 1
         assert " by request " in worker.log_path.read_text()
 
 

@@ -28,7 +28,7 @@ def engine_part(worker: Worker, title: str) -> psutil.Process:
     def look() -> psutil.Process | None:
         for process in psutil.Process(worker.pid).children(recursive=True):
             try:
-                if process.cmdline() and title in process.cmdline()[0]:
+                if title in (process.cmdline() or [""])[0]:
                     return process
             except psutil.Error:
                 continue

@@ -13,7 +13,7 @@ from kit.commands.pages import blocks
 from kit.gateways.gateway_process import GatewayProcess
 from kit.stacks.celery_side import simulated
 
-from demo.stack import ROOT, RedisServer
+from demo.stack import ROOT, RedisServer, eventually
 
 PAGE, REFERENCE = "docs/how-to/openai-batch-file.md", "docs/reference/gateway.md"
 
@@ -27,9 +27,13 @@ def answers_of(page: str, gateway: GatewayProcess, redis_url: str, folder: Path)
             [sys.executable, "-c", program.replace("http://127.0.0.1:8000", gateway.url)],
             cwd=folder, capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip
-        served = httpx.get(f"{gateway.url}/v1/models").json()["data"]
-    assert done.returncode == 0, done.stderr
-    assert [model["id"] for model in served] == ["tiny"]
+        assert done.returncode == 0, done.stderr
+
+        def served() -> bool:
+            models = httpx.get(f"{gateway.url}/v1/models").json()["data"]
+            return [model["id"] for model in models] == ["tiny"]
+
+        eventually(served, 30, "the worker is ready, and its model has one name")
     return done.stdout.splitlines()
 
 

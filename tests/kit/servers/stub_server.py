@@ -183,10 +183,13 @@ class StubServer:
             response = await self._answer(request, rid, body, fate)
             self.finished += 1
             self._note("end", rid)
-            return response
         finally:
             self.running -= 1
             self._free.release()
+        # As in vLLM, the slot is free before a client can know that its answer is whole.
+        if response.prepared:
+            await response.write(b"data: [DONE]\n\n")
+        return response
 
     def _fate(self, rid: str, body: dict[str, Any]) -> dict[str, str]:
         words = str(body.get("user") or "")
@@ -232,7 +235,6 @@ class StubServer:
                 self.gaps, self.gaps_s = self.gaps + 1, self.gaps_s + seconds / (CHUNKS - 1)
                 await asyncio.sleep(seconds / (CHUNKS - 1))
         await _send(response, self._frame(rid, chat, body) | {"choices": [], "usage": _USAGE})
-        await response.write(b"data: [DONE]\n\n")
         return response
 
     async def _befall(

@@ -40,7 +40,7 @@ ANY_TEXT = {("File", "purpose")}
 #: Fields of the SDK's models that the gateway never sends.
 LEFT_OUT = {"File": {"status_details"}, "Model": {"shutdown_date"}}
 #: Fields that only the gateway has.
-ADDED = {"Batch": {"failures", "cut"}}
+ADDED = {"Batch": {"failures", "cut", "cached"}}
 
 
 def struct_of(module: str, name: str) -> type[msgspec.Struct]:
