@@ -46,6 +46,7 @@ PARTS = {
     "short": "beside_vllm.short",
     "pooling_short": "beside_vllm.pooling_short",
     "streaming": "beside_vllm.streaming",
+    "structured": "beside_vllm.structured",
     "policy": "beside_vllm.policy",
     "gateway_online": "gateway.online",
     "gateway_streamed": "gateway.streamed",
