@@ -29,6 +29,14 @@ def text(prompt: Any, **fields: Any) -> Line:
     return COMPLETION_URL, GREEDY | {"prompt": prompt} | fields
 
 
+def as_schema(*names: str) -> dict[str, Any]:
+    """Return a response_format: an object of these fields, each a short text or a number."""
+    kinds = [{"type": "string", "maxLength": 4}, {"type": "integer"}]
+    properties = {name: kinds[at % 2] for at, name in enumerate(names)}
+    schema = {"type": "object", "properties": properties, "required": list(names)}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 #: What a plan has to fill in, or leave alone: ends, limits, odd texts, and what is wrong.
 ODD: dict[str, Line] = {
     "stop text": text("1 2 3 4", stop=["5", " "]),
@@ -70,6 +78,17 @@ ODD: dict[str, Line] = {
     "template options": chat("a", chat_template_kwargs={"x": 1}),
     "continued": chat("a", "b", add_generation_prompt=False),
     "json": chat("2 + 3 =", response_format={"type": "json_object"}),
+    "schema": chat("2 + 3 =", response_format=as_schema("sum")),
+    "schema again": chat("3 + 3 =", response_format=as_schema("sum")),
+    "another schema": text("2 + 3 =", response_format=as_schema("total"), max_tokens=40),
+    "large schema": text("2 + 3 =", response_format=as_schema(*map(str, range(80)))),
+    "no schema": text("2 + 3 =", response_format={"type": "json_schema"}),
+    "wrong schema": text("2 + 3 =", structured_outputs={"json": {"type": "nothing"}}),
+    "two kinds": text("2 + 3 =", structured_outputs={"choice": ["a"], "regex": "b"}),
+    "choice": chat("2 + 3 =", structured_outputs={"choice": ["good", "bad", "mixed"]}),
+    "choice again": chat("a", structured_outputs={"choice": ["good", "bad", "mixed"]}),
+    "regex": text("2 + 3 =", structured_outputs={"regex": "[ab]{3}"}),
+    "grammar": text("2 + 3 =", structured_outputs={"grammar": 'root ::= "a" | "b"'}),
     "cut prompt": text("2 " * 900, truncate_prompt_tokens=9),
     "a tool role": (
         CHAT_URL,
@@ -95,6 +114,15 @@ LEAN = {
     "three turns",
     "empty turn",
     "fits",
+    "json",
+    "schema",
+    "schema again",
+    "another schema",
+    "large schema",
+    "choice",
+    "choice again",
+    "regex",
+    "grammar",
     "no limit",
     "no limit again",
 }

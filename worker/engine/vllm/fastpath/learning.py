@@ -31,10 +31,13 @@ log = logging.getLogger(__name__)
 
 #: Most forms that are kept. A file has one form, or one for each value of max_tokens.
 FORMS = 4096
+#: Most bytes of the keys of all forms that are kept.
+FORMS_BYTES = 16 * 2**20
 #: Most forms that are remembered as seen once. Requests with different seeds never repeat a form.
 SEEN = 65_536
-#: Most bytes of a form's key; requests with longer keys do not use the fast path.
-LONGEST_KEY = 4096
+#: Most bytes of a form's key, for example with a JSON schema of 200 fields; requests with longer
+#: keys do not use the fast path.
+LONGEST_KEY = 16_384
 #: Fields of an answer that have the same value for all requests of a form.
 FIXED = ("object", "model", "system_fingerprint")
 #: The token ids of a prompt, and additional pooling parameters.
@@ -282,6 +285,7 @@ class FastPath:
         self._engine, self.key_of, self._replay_of = engine, key_of, replay_of
         self._batcher = TokenBatcher(engine.renderer)
         self._forms: OrderedDict[bytes, Replay | None] = OrderedDict()
+        self._forms_bytes = 0
         self._learning: set[bytes] = set()
         self._seen: set[int] = set()
         # Random, because several processes may use one engine, which identifies requests by name.
@@ -345,21 +349,26 @@ class FastPath:
             try:
                 replay = self._replay_of(observed, body, request_id, answer)
                 replay.check([await future for future in self._tokens(replay, body)])
-                self._forms[key] = replay
+                self._keep(key, replay)
             except Inconclusive:
                 return
             except Exception as error:  # vLLM's classes answer this form from now on
                 reason = f"{type(error).__name__}: {error}"
                 log.debug("vLLM's serving classes answer a form of requests: %s", reason)
-                self._forms[key] = None
-            if len(self._forms) > FORMS:
-                self._forms.popitem(last=False)
+                self._keep(key, None)
 
         try:
             yield learn
         finally:
             self._learning.discard(key)
             OBSERVED.reset(token)
+
+    def _keep(self, key: bytes, replay: Replay | None) -> None:
+        self._forms[key] = replay
+        self._forms_bytes += len(key)
+        while len(self._forms) > FORMS or self._forms_bytes > FORMS_BYTES:
+            oldest, _ = self._forms.popitem(last=False)
+            self._forms_bytes -= len(oldest)
 
     def _seen_before(self, key: bytes) -> bool:
         form = hash(key)

@@ -27,11 +27,12 @@ from worker.engine.vllm.fastpath.learning import (
 from worker.engine.vllm.turns import SHORT_PROMPT
 
 #: Fields that set sampling parameters, and have the same effect on all prompts. A request with any
-#: other field runs through vLLM's classes.
+#: other field runs through vLLM's classes. A constraint of the first two requests of a form has been
+#: compiled in time (grammars.py), so that those of later requests need no check.
 SAMPLING = frozenset((
     "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
     "min_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "user",
+    "frequency_penalty", "repetition_penalty", "user", "response_format", "structured_outputs",
 ))  # fmt: skip
 #: The field with the prompt, by url.
 PROMPTS = {COMPLETION_URL: "prompt", CHAT_URL: "messages"}

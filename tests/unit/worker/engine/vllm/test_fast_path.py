@@ -41,6 +41,17 @@ def test_bodies_with_other_options_are_of_other_forms(rest: dict[str, Any]) -> N
     )
 
 
+@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
+def test_bodies_with_other_constraints_are_of_other_forms(name: str) -> None:
+    forms = {
+        key_of(COMPLETION_URL, {"prompt": "a"} | given)
+        for given in ({}, {name: {"type": "json_object"}}, {name: {"choice": ["a" * 9000]}})
+    }
+    assert len(forms) == 3
+    assert None not in forms
+    assert key_of(COMPLETION_URL, {"prompt": "a", name: {"choice": ["a" * 20_000]}}) is None
+
+
 def test_chats_and_completions_are_of_two_forms() -> None:
     chat = key_of(CHAT_URL, {"messages": [USER]})
     assert None is not chat != key_of(COMPLETION_URL, {"prompt": "a"})
@@ -52,9 +63,9 @@ def test_chats_and_completions_are_of_two_forms() -> None:
         {"prompt": ""}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {},
         {"prompt": "a" * (SHORT_PROMPT + 1)},
         {"prompt": "a", "n": 2}, {"prompt": "a", "logprobs": 1}, {"prompt": "a", "echo": True},
-        {"prompt": "a", "structured_outputs": {"regex": "a"}}, {"prompt": "a", "stream": True},
+        {"prompt": "a", "stream": True},
         {"prompt": "a", "of an unknown name": None}, {"prompt": "a", "seed": 2**70},
-        {"prompt": "a", "stop": "\ud800"}, {"prompt": "a", "stop_token_ids": [1] * 4096},
+        {"prompt": "a", "stop": "\ud800"}, {"prompt": "a", "stop_token_ids": [1] * 16_384},
     ],
 )  # fmt: skip
 def test_a_completion_that_is_not_plain_has_no_form(body: dict[str, Any]) -> None:
@@ -136,7 +147,7 @@ def test_each_url_and_spelling_has_its_own_forms() -> None:
         {"messages": [{"role": "user", "content": "a"}]}, {"input": "a", "priority": 1},
         {"input": "a", "embed_dtype": "float16"}, {"input": "a", "cache_salt": "b"},
         {"input": "a", "of an unknown name": None}, {"input": "a", "text_1": "b"},
-        {"input": "a", "user": "\ud800"}, {"input": "a", "user": "b" * 5000},
+        {"input": "a", "user": "\ud800"}, {"input": "a", "user": "b" * 20_000},
     ],
 )  # fmt: skip
 def test_an_embedding_that_is_not_plain_has_no_form(body: dict[str, Any]) -> None:
