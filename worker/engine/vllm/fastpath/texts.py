@@ -27,8 +27,8 @@ from worker.engine.vllm.fastpath.learning import (
 from worker.engine.vllm.turns import SHORT_PROMPT
 
 #: Fields that set sampling parameters, and have the same effect on all prompts. A request with any
-#: other field runs through vLLM's classes. A constraint of the first two requests of a form has been
-#: compiled in time (grammars.py), so that those of later requests need no check.
+#: other field runs through vLLM's classes. The constraint of a form was compiled in time for its
+#: first requests (grammars.py), so that later ones need no check.
 SAMPLING = frozenset((
     "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
     "min_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
