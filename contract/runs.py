@@ -34,4 +34,20 @@ def joined(record: Batch, windows: Sequence[Batch]) -> Batch:
             fields.pop("finished_at", None)
         if window.stopped:
             fields["reason"] = window.fields["reason"]
+    fields |= _stop_of(record, windows)
     return Batch(record.id, fields, record.reconnects, tuple(windows))
+
+
+def _stop_of(record: Batch, windows: Sequence[Batch]) -> dict[str, str]:
+    """Return the fields that a stopped batch has, if failures stopped the run; else {}.
+
+    They are not in the record itself: a `run` that goes on would be one that a user has cancelled.
+    """
+    stopped_at = record.fields.get("stopped_at", "")
+    if not (stopped_at and record.fields.get("reason")) or "cancelling" in record.fields:
+        return {}
+    stop = {"cancelling": "1", "stopped": "sealed", "reason": record.fields["reason"]}
+    if all(window.finished for window in windows):
+        ends = (int(stopped_at), *(window.number("finished_at") for window in windows))
+        stop["finished_at"] = str(max(ends))
+    return stop

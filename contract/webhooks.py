@@ -63,6 +63,29 @@ def check_url(text: str) -> str:
     return text
 
 
+def is_private(url: str) -> bool:
+    """Return whether a URL's host is an address that is not public, or localhost.
+
+    Other names are not resolved, so that a command does not wait for DNS.
+    """
+    host = (urlsplit(url).hostname or "").removesuffix(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        infos = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):  # a name
+        return False
+    return not any(is_public(str(info[4][0])) for info in infos)
+
+
+def private_text(senders: str) -> str:
+    """Return what `senders` (workers or gateways) need to deliver to a private host."""
+    return (
+        f"{senders} deliver to public addresses only, unless WARMQ_GATEWAY_PRIVATE_WEBHOOKS=true "
+        "is set for them"
+    )
+
+
 def body_of(batch_id: str, event: str, created_at: int, end: str = "") -> bytes:
     """Return the JSON of an event, the same bytes on each try.
 

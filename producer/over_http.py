@@ -11,6 +11,7 @@ import orjson
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from contract.failures import LINE_ERRORS, failures_of
 from contract.redis.batches import BatchStore
 from contract.redis.objects import ENDED, Objects
 from contract.redis.reads import PAGE, Reads
@@ -30,6 +31,17 @@ class HttpBatches(Reads):
         """Return batches with the times that the API shows, which are those of the records."""
         records = self._records(batch.id for batch in batches if _may_be_over_http(batch))
         return [_with_times(batch, records.get(batch.id)) for batch in batches]
+
+    def with_file_name(self, batch: Batch) -> Batch:
+        """Return a batch made over HTTP with its file's name before the file's id."""
+        file_id = batch.fields.get("input", "")
+        stored = None
+        if _may_be_over_http(batch):
+            (stored,) = Objects.using(self).get_many("file", [file_id])
+        name = orjson.loads(stored.document).get("filename") if stored is not None else None
+        if not name:
+            return batch
+        return replace(batch, fields=batch.fields | {"input": f"{name} ({file_id})"})
 
     def waiting(self, queued: Iterable[str]) -> list[Batch]:
         """Return the unfinished batches without a queue batch; `queued` has all queue batches' ids.
@@ -53,10 +65,11 @@ class HttpBatches(Reads):
         how = f"the page /ui/batches/{name} does so ('Retry') when it has ended"
         if name.startswith("msgbatch_"):
             how = "POST /v1/messages/batches"
-        raise BatchConflict(
-            f"batch {batch.id} was made over HTTP, and ends only once: run its failed lines as a "
-            f"new batch; {how}"
-        )
+        again = f"run its failed lines as a new batch; {how}"
+        codes = {one.code for one in failures_of([batch])}
+        if batch.finished and codes and codes <= LINE_ERRORS and batch.id == name:
+            again = "its failed lines are wrong: correct them, and send them as a new batch"
+        raise BatchConflict(f"batch {batch.id} was made over HTTP, and ends only once: {again}")
 
     def ended(self, batch_ids: Iterable[str]) -> set[str]:
         """Return those of these queue batches whose batch over HTTP has ended."""

@@ -254,7 +254,8 @@ class BatchStore(DeadLetters):
     def begin_cancel(self, batch: Batch, reason: str = BY_USER) -> int:
         """Abort running requests and let none begin; `cancel` also ends those that wait."""
         if batch.is_run:
-            if not batch.finished:  # first the record, so that no other window is submitted
+            # First the record, so that no other window is submitted. A stopped run may go on.
+            if batch.stopped or not batch.finished:
                 Runs.using(self).note(batch, {"cancelling": 1}, ends=True)
             return sum(self.begin_cancel(window, reason) for window in batch.windows)
         stopped = "" if reason == BY_USER else reason

@@ -7,7 +7,7 @@ import click
 
 from contract.errors import BatchConflict
 from contract.naming import DEFAULT_TENANT
-from contract.webhooks import check_url
+from contract.webhooks import check_url, is_private, private_text
 from gateway.redis.webhooks import EVENTS, Endpoint, Webhooks
 from producer.cli import options
 from producer.cli.context import Context, pass_context
@@ -48,6 +48,8 @@ def create(context: Context, *, tenant: str, url: str, events: str | None, as_js
     else:
         click.echo(endpoint.secret)
         tell(f"{endpoint.id}: an endpoint of tenant {tenant}; the secret is not shown again")
+    if is_private(url):
+        tell(f"{endpoint.id}: {private_text('gateways')}")
 
 
 @command.command("list")

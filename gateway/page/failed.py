@@ -9,6 +9,7 @@ from typing import Any
 from contract.batch import Batch as QueueBatch
 from contract.failures import LINE_ERRORS
 from contract.redis.failures import FailedCode, FailedRequest
+from contract.redis.objects import Stored
 from gateway.batches.api.failures import failures_of_view
 from gateway.http.services import Services
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
@@ -49,10 +50,22 @@ def failed_codes(
     failures = failures_of_view(services, batch_view)
     stopped = [FailedCode(name, row[name]) for name in OUTCOMES["stopped"] if row[name]]
     failures = [*failures, *stopped]
+    source = batch_view.source
     return [
-        FailureGroup(one.code, one.count, REMEDIES.get(one.code, OTHER_REMEDY), one.first)
+        FailureGroup(
+            one.code, one.count, REMEDIES.get(_entry(one.code, source), OTHER_REMEDY), one.first
+        )
         for one in failures
     ]
+
+
+def _entry(code: str, source: Stored | QueueBatch) -> str:
+    """Return the name of the remedy for an error code in such a batch."""
+    if not isinstance(source, QueueBatch):
+        return "expired_over_http" if code == "expired" else code
+    if source.is_run and code == "cancelled":
+        return "stopped_in_run" if source.stopped else "cancelled_in_run"
+    return code
 
 
 def retry_of(

@@ -26,7 +26,8 @@ from producer.collect.answers import finish_reason_of, tokens_of
 SAMPLE, SAMPLE_BYTES, SHOWN, BEGINNING = 300, 4 * 2**20, 50, 160
 #: Most characters that are shown of a prompt, and of an answer.
 PROMPT_CHARACTERS, TEXT_CHARACTERS = 8000, 20_000
-#: Error code -> its remedy.
+#: Error code -> its remedy. Some codes have other entries for batches made over HTTP and for runs,
+#: whose pages have other buttons (failed.py).
 REMEDIES = {
     "invalid_json": "Fix the line and submit it again.",
     "invalid_request": "Fix the field that the message names, and submit the line again.",
@@ -41,7 +42,12 @@ REMEDIES = {
     "result_too_large": "Ask for fewer tokens.",
     "poison": "See it under Dead letters; the engine died each time it ran.",
     "cancelled": "Retry it if you still want it.",
-    "expired": "Retry it with a longer completion window.",
+    "expired": "Retry it: it runs without a deadline then.",
+    "expired_over_http": "Retry it: the new batch has the same completion window. For a longer "
+    "one, submit the lines again.",
+    "cancelled_in_run": "When the run is complete, the same `producer run` with --retry cancelled "
+    "runs it.",
+    "stopped_in_run": "The same `producer run` runs it when it goes on.",
     "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
     "internal_error": "Please report it.",
 }

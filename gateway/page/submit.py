@@ -32,7 +32,7 @@ from producer.run.trial import ROWS, Spread
 MAX_PLANS, PLAN_LIFE_S = 100, 60.0
 #: The completion windows that the form offers, the default first.
 WINDOWS = ("24h", "1h", "6h", "3d", "7d")
-_TOO_LARGE = "the file is too large to convert it on this page; in a terminal: producer submit"
+_TOO_LARGE = "the file is too large to convert it on this page; in a terminal: producer submit FILE"
 _TOO_LARGE_TO_TRY = "the file is too large to try it on this page; in a terminal: producer try"
 
 #: (tenant, file id, choices) -> until when it is kept, and the plan; oldest first.
@@ -198,7 +198,8 @@ def _convert(view: View, record: FileRecord, choices: Choices, guard: ReadGuard)
         try:
             conversion = convert(path, name, choices.pairs, overrides, longest, write, guard)
         except TooLong:
-            raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
+            message = f"{_TOO_LARGE}{view.tenant_option}"
+            raise ApiError(413, message, code="file_too_large") from None
         _check_converted(conversion)
         writer.write(b"".join(pieces))
         return _save(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -16,6 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from contract.errors import WarmqError
+from contract.naming import DEFAULT_TENANT
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, api_error
 from gateway.http.services import Services
@@ -124,6 +126,12 @@ class View:
                 code="csrf",
             )  # fmt: skip
 
+    @property
+    def tenant_option(self) -> str:
+        """The option by which a shown command submits what the caller will see on the page."""
+        tenant = self.caller.only_tenant
+        return f" --tenant {shlex.quote(tenant)}" if tenant not in ("", DEFAULT_TENANT) else ""
+
     def page(self, template: str, status: int = 200, **context: object) -> Response:
         """Return a rendered page."""
         path = self.request.url.path
@@ -138,6 +146,7 @@ class View:
             choose=lambda **change: f"{path}?{urlencode([*kept, *change.items()])}",
             csrf=csrf_of(self.token),
             caller=self.caller,
+            tenant_option=self.tenant_option,
             logged_in=bool(self.caller.key_id),
             notice=self.query.get("notice", ""),
             notice_n=self.query.get("n", ""),

@@ -1,6 +1,7 @@
 """Prints batches, requests and tables, as text or as JSON."""
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,20 @@ from contract.redis.batches import BatchStore
 from contract.redis.failures import FailedCode
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
+from producer.cli.doctor.finding import MARKS, level_of
 from producer.cli.progress import RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, server_text
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
 from producer.webhook_state import WebhookState
+
+#: Text about a run that --stop-after-failures has stopped.
+STOPPED_RUN_GOES_ON = (
+    "The same `producer run` goes on where it stopped, also without --stop-after-failures or with "
+    "another limit."
+)
+#: The number of ended requests in the reason of a stop (contract/lua/failures.lua).
+_ENDED_AT_STOP = re.compile(r"stopped: \d+ of (\d+) ")
 
 
 def put_json(value: Any, *, err: bool = False) -> None:
@@ -105,7 +115,7 @@ def print_batch(
         "status": state["status"],
         "reason": state["reason"],
         "requests": _counts(state) or "none yet",
-        "failures": failures_text(batch) or None,
+        "failures": failures_text(batch) + _after_stop(batch) or None,
         "cut": _cut_text(batch) or None,
         "stops at": state["stop_after_failures"] and f"{state['stop_after_failures']} failures",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion"
@@ -125,13 +135,23 @@ def print_batch(
     })  # fmt: skip
     stalls = list(stalls)
     for stall in stalls:
-        click.echo(f"\n!! {printable(stall.sentence())}: {stall.advice()}")
-    if batch.is_run and not batch.finished:
+        mark = MARKS[level_of(stall)]
+        click.echo(f"\n{mark} {printable(stall.sentence())}: {stall.advice()}")
+    if batch.is_run and batch.stopped:
+        click.echo(f"\n{STOPPED_RUN_GOES_ON}")
+    elif batch.is_run and not batch.finished:
         click.echo(f"\n{waits_for_run(batch) or RUN_GOES_ON}")
     if not batch.sealed and not any(stall.code == "submit_stopped" for stall in stalls):
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def _after_stop(batch: Batch) -> str:
+    """Return how many requests ended after a stop, whose reason does not count them; or ''."""
+    found = _ENDED_AT_STOP.match(batch.fields.get("reason", "")) if batch.stopped else None
+    later = batch.done - int(found[1]) if found and not batch.is_run else 0
+    return f" ({later} of them ended after the stop)" if later > 0 else ""
 
 
 def webhook_json(webhook: WebhookState | None) -> dict[str, Any] | None:
@@ -274,7 +294,10 @@ def print_end(batch: Batch) -> Exit:
 
 
 def tell_way_on(batch: Batch) -> None:
-    """Print how a batch that was stopped goes on."""
+    """Print how a batch or run that was stopped goes on."""
+    if batch.is_run:
+        tell(f"{batch.id}: {STOPPED_RUN_GOES_ON}")
+        return
     tell(
         f"{batch.id}: `producer retry {batch.id} --include cancelled` goes on, and stops at the "
         "same limit; the same submit goes on with another --stop-after-failures, or without it"

@@ -74,6 +74,11 @@ class RunProgress:
         return self.completed + self.failed + self.cancelled + self.expired
 
     @property
+    def done(self) -> int:
+        """Number of lines that completed or failed, as in all lists (Batch.done)."""
+        return self.completed + self.failed
+
+    @property
     def unanswered(self) -> str:
         """The numbers of failed, cancelled and expired requests as a text."""
         stopped = {"cancelled": self.cancelled, "expired": self.expired}

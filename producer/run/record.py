@@ -47,7 +47,7 @@ class RunRecord:
         }
         self._record = self._runs.begin(done.name, submission.seed, fields)
         # An earlier call may have ended before it noted its last window, or was stopped.
-        now = _counts(done) | {"reason": ""}
+        now = _counts(done) | {"reason": "", "stopped_at": ""}
         if self._record.fields.get("stop_after", "") != submission.stop_after:
             now["stop_after"] = submission.stop_after
         self._note(now)
@@ -72,7 +72,7 @@ class RunRecord:
 
     def stop(self, reason: str) -> None:
         """Note why the run was stopped; the same command continues it."""
-        self._note({"reason": reason})
+        self._note({"reason": reason, "stopped_at": self._runs.now_ms()})
 
     def end(self, done: RunProgress) -> None:
         """Note that the run has ended."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from demo.stack import MODEL
-from worker.engine.vllm.attached import AttachedEngine
+from worker.engine.vllm.attached import AttachedEngine, _fail_when_one_ends
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 
 
@@ -42,3 +45,16 @@ def test_an_engine_that_hangs_is_asked_to_end_before_it_is_killed(
     engine._engine = object()
     engine.kill()
     assert process.wait(20) == -15
+
+
+def test_the_watch_of_processes_leaves_no_descriptor_open(
+    process: subprocess.Popen[bytes],
+) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False), shutdown=lambda: None)
+    engine: Any = SimpleNamespace(engine_core=core)
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - as Linux lists them
+    _fail_when_one_ends(engine, [process.pid, gone.pid])
+    assert core.resources.engine_dead
+    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208

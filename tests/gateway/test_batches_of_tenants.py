@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 from kit.gateways.batch_stack import BatchStack
@@ -87,3 +89,17 @@ def test_a_priority_that_a_key_does_not_allow_is_a_403(
         made_by(stack, b, extra_body={"priority": 4})
     assert caught.value.param == "priority"
     assert made_by(stack, b, extra_body={"priority": 5})
+
+
+@pytest.mark.parametrize(("tenant", "option"), [("new", " --tenant new"), ("default", "")])
+def test_the_command_on_an_empty_page_submits_for_the_tenant_that_sees_the_page(
+    stack: BatchStack, tenant: str, option: str
+) -> None:
+    secret = ApiKeys.using(stack.store).create(tenant)[0]
+    with httpx.Client(base_url=stack.gateway.url, timeout=30) as browser:
+        found = re.search(r'name="csrf" value="([0-9a-f]+)"', browser.get("/ui/login").text)
+        assert found
+        form = {"key": secret, "csrf": found[1], "next": "/ui"}
+        assert browser.post("/ui/login", data=form).status_code == 303
+        for path in ("/ui", "/ui/batches", "/ui/submit"):
+            assert f"<code>producer submit requests.jsonl{option}</code>" in browser.get(path).text

@@ -7,9 +7,12 @@ from typing import Any
 
 import httpx
 from kit.commands.runs import running
-from kit.commands.support import batch_file
+from kit.commands.support import batch_file, finish
 from kit.gateways.gateway_process import GatewayProcess
+from kit.protocol.lessee import Lessee, client_of
 
+from contract.errors import RequestFailed
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 
 
@@ -48,3 +51,28 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
     assert (ended["output_file_id"], ended["error_file_id"]) == (None, None)
     shown = page(f"/{batch['id']}")
     assert "/retry" not in shown and "/download/" not in shown
+
+
+def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 700), tmp_path / "out.jsonl"
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+    lessee = Lessee(client_of(store))
+    command = (source, out, "--window", "500", "--stop-after-failures", "20")
+    with running(redis_server.url, *command) as process:
+        leases = eventually(lambda: lessee.pop(100), 30)
+        finish(lessee, leases[:20], RequestFailed("it broke", code="broken"))
+        finish(lessee, leases[20:])
+        assert process.wait(30) == 1
+    batch = httpx.get(f"{gateway.url}/v1/batches").json()["data"][0]
+    (error,) = batch["errors"]["data"]
+    assert (batch["status"], error["code"]) == ("cancelled", "too_many_failures")
+    assert error["message"].startswith("stopped: 20 of ")
+    shown = httpx.get(f"{gateway.url}/ui/batches/{batch['id']}").text
+    assert error["message"] in shown
+    assert "status-in_progress" not in shown and "/cancel" not in shown
+    # The same command goes on with what was cancelled; it was never queued to its end
+    assert "The same <code>producer run</code> runs it when it goes on." in shown
+    assert "validated" not in shown
+    assert "No batch runs." in httpx.get(f"{gateway.url}/ui").text

@@ -41,7 +41,7 @@ from gateway.http.errors import ApiError
 from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
 from gateway.served_models import ServedModels
-from producer.batch_watch import BatchChanged
+from producer.batch_watch import BatchChanged, WritesLost
 from producer.collect.collect import mark_collected
 from producer.input.reader import InputUnreadable
 from producer.submit import batch_trace
@@ -181,6 +181,9 @@ class Phases:
                 submit_part(batch.services, batch.record, index, path, report, batch.check)
         except InputUnreadable as error:  # the file has changed since it was validated
             batch.write("cancelling", problems=[BatchError("invalid_file", error.message)])
+        except WritesLost as error:  # the next call queues what Redis has lost (a failover)
+            log.warning("batch %s: %s", batch.record.id, error.message, extra=_CHANGED)
+            raise Later(WAIT_MS) from None
         except (BatchConflict, BatchChanged) as error:
             # The queue batch has ended or was deleted: no more lines are queued.
             log.warning("batch %s: %s", batch.record.id, error.message, extra=_CHANGED)

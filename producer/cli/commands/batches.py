@@ -3,6 +3,7 @@
 import click
 import msgspec
 
+from contract.batch import Batch
 from contract.errors import BatchConflict
 from contract.redis.announced_servers import SharedServer, shared_servers
 from contract.redis.announcements import is_alive, queues_of
@@ -50,14 +51,21 @@ def list_batches(context: Context, *, as_json: bool) -> None:
     rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED", *(["MODEL"] if states else []))]
     for one in batches:
         created = str(show.iso_time(one.created))[:19]
-        done = f"{one.done}/{one.number('total')}{'+' * (one.is_run and not one.finished)}"
+        done = f"{one.done}/{one.number('total')}{'+' * _reads_on(one)}"
         queue = one.fields.get("queue", "")
         model = [states.get(queue, model_of(queue, context.settings.queue))] if states else []
         rows.append((one.id, one.status, done, str(one.number("failed")), created, *model))
     show.print_columns(rows)
+    if any(map(_reads_on, batches)):
+        tell("+: the run may read more lines")
     for one in batches:
         if text := waits_for_run(one):
             tell(f"{one.id}: {text}")
+
+
+def _reads_on(batch: Batch) -> bool:
+    """Return whether this is a run that may read more lines."""
+    return batch.is_run and (batch.stopped or not batch.finished)
 
 
 @click.command("status")
@@ -92,6 +100,7 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         }
         show.put_json(show.batch_json(shown) | more)
         return
+    shown = HttpBatches.using(store).with_file_name(shown)
     if batch.finished:
         show.print_batch(shown, webhook=webhook)
     else:
@@ -110,6 +119,8 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     store, what = context.store, "cancelled"
     if custom_id is not None:
         count = store.cancel_request(context.batch_of(batch_id, custom_id), custom_id)
+        if not count:
+            what += f": request {custom_id} has ended already"
     else:
         batch = context.batch(batch_id)
         with hint(f"the same `producer cancel {batch_id}` completes it"):
@@ -117,6 +128,8 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         if count:
             in_flight = min(in_flight, count)  # some may have ended before they were cancelled
             what += f" ({count - in_flight} queued, {in_flight} in flight)"
+        elif batch.finished and not (batch.is_run and batch.stopped):
+            what += f": it has ended already ({batch.status})"
     _print_changed(batch_id, what, count, as_json)
 
 

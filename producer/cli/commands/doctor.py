@@ -20,12 +20,11 @@ from contract.version import version
 from producer.cli import options, show
 from producer.cli.context import Exit
 from producer.cli.doctor import server, work
-from producer.cli.doctor.finding import Area, Finding, Level, ok, problem, remark
+from producer.cli.doctor.finding import MARKS, Area, Finding, ok, problem, remark
 from producer.cli.progress import counted, tell
 from producer.cli.show import size_text
 from producer.redis import tenant_usage
 
-MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
 #: Most tenants whose records are reported; those with the largest records come first.
 _TENANTS = 3
 #: Bytes of free disk space below which thousands of results may not fit.

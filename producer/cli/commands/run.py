@@ -183,7 +183,7 @@ def _run(
     with hint(again, changed=again, fix_input=fix_input), Meter(output) as meter:
 
         def report(done: RunProgress, waiting: str) -> None:
-            text = f"{done.line} lines done, {done.unanswered}"
+            text = f"{done.done} lines done, {done.unanswered}"
             if waiting:
                 text += f", {waiting}"
             if run.choice:

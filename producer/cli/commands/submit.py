@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from contract.batch import Batch
+from contract.webhooks import is_private, private_text
 from producer.cli import options, progress, show
 from producer.cli.collect import check_outputs, check_replaced, collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
@@ -162,6 +163,8 @@ def _submit(submitting: "MeteredSubmit", *, follows: bool) -> tuple[Exit, Batch]
     if url := submitting.submission.notify:
         signed = "signed with the secret that `producer webhooks secret` prints"
         tell(f"{name}: a worker posts to {url} at the batch's end, {signed}")
+        if is_private(url):
+            tell(f"{name}: {private_text('workers')}")
     for queue in () if summary.batch.finished else summary.batch.queues:
         if not store.workers(queue):
             text, base = "", submitting.settings.queue

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contract.redis.batches import BatchStore
-from producer.cli.doctor.finding import Finding, listed, ok, problem, remark
+from producer.cli.doctor.finding import Finding, listed, of_stall, ok, problem, remark
 from producer.cli.show import size_text
 from producer.redis import TenantUsage, missing_permissions
 from producer.stalls import memory_stall
@@ -94,8 +94,7 @@ def _check_memory(info: Mapping[str, Any], high_water: float) -> Finding:
         remedy = "set maxmemory (docs/how-to/redis.md)"
         return remark("redis", "memory_unlimited", text, remedy, used_bytes=used)
     if stall := memory_stall(used, limit, high_water):
-        make = remark if stall.passing else problem
-        return make("redis", stall.code, stall.sentence(), stall.advice(), **stall.facts)
+        return of_stall("redis", stall)
     percent = round(100 * used / limit)
     text = f"{size_text(used)} of maxmemory {size_text(limit)} used ({percent} %)"
     return ok("redis", "memory", text, used_bytes=used, limit_bytes=limit, percent=percent)

@@ -28,7 +28,7 @@ from contract.redis.announcements import (
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from contract.version import PROTOCOL, version
-from producer.cli.doctor.finding import Area, Finding, listed, ok, problem, remark
+from producer.cli.doctor.finding import Area, Finding, listed, of_stall, ok, problem, remark
 from producer.cli.progress import counted
 from producer.model_states import swap_text
 from producer.over_http import with_http_batches
@@ -200,8 +200,7 @@ def _queues(
             yield remark("queue", "suspects", text, remedy, queue=queue, count=suspects)
     for stall in StallReads.using(store).stalls(settings, queues, unfinished):
         if not stall.code.startswith("memory_"):  # the check of the server has these
-            make = remark if stall.passing else problem
-            yield make("queue", stall.code, stall.sentence(), stall.advice(), **stall.facts)
+            yield of_stall("queue", stall)
 
 
 def foreign_keys(store: BatchStore, queue: str) -> Iterator[Finding]:

@@ -157,6 +157,16 @@ def test_status_says_what_stalls_a_batch_with_its_remedy(redis_url: str, store: 
     assert "start a worker for it" in done.stdout
 
 
+def test_status_and_doctor_mark_a_stall_alike(redis_url: str, store: BatchStore) -> None:
+    submit_batch(store, 3)
+    for state, mark in (("draining", "!!"), ("starting", "--")):
+        announce(store, state=state)
+        for command in (("status", "b1"), ("doctor",)):
+            shown = run_producer(*command, redis_url=redis_url).stdout.splitlines()
+            (line,) = [one for one in shown if "requests waiting: 3" in one]
+            assert line.startswith(f"{mark} "), (state, command)
+
+
 def test_status_as_json_has_the_stalls_with_their_remedies(
     redis_url: str, store: BatchStore
 ) -> None:

@@ -45,6 +45,24 @@ def test_a_run_says_why_its_window_was_stopped() -> None:
     assert (run.fields["reason"], run.status) == ("stopped: 2 of 3", "in_progress")
 
 
+def test_a_stopped_run_has_ended_like_a_stopped_batch_until_it_goes_on() -> None:
+    fields = {"windows": 1, "sealed": 1, "reason": "stopped: 2 of 3", "stopped_at": 7}
+    window = batch("run_1.1", stopped="sealed", cancelling=1, reason="stopped: 2 of 3", total=3)
+    running = joined(batch("run_1", **fields), [window])
+    assert (running.status, running.stopped) == ("cancelling", True)
+    ended = joined(batch("run_1", **fields), [batch("run_1.1", finished_at=9)])
+    assert (ended.status, ended.stopped, ended.number("finished_at")) == ("cancelled", True, 9)
+    assert ended.fields["reason"] == "stopped: 2 of 3"
+    alone = joined(batch("run_1", **fields), [])
+    assert (alone.status, alone.number("finished_at")) == ("cancelled", 7)
+    open_again = joined(batch("run_1", **fields | {"reason": "", "stopped_at": ""}), [])
+    assert (open_again.status, open_again.stopped) == ("in_progress", False)
+    by_user = joined(batch("run_1", **fields, cancelling=1, finished_at=8), [])
+    assert (by_user.status, by_user.stopped, by_user.number("finished_at")) == (
+        "cancelled", False, 8
+    )  # fmt: skip
+
+
 def test_a_run_of_several_models_has_the_queues_of_its_windows() -> None:
     assert joined(RECORD, [batch("run_1.1", queues="q.a\nq.b")]).queues == ["q.a", "q.b"]
 

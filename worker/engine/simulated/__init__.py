@@ -65,8 +65,9 @@ class SimulatedSettings(WorkerSettings):
     simulated_tests: Json[SimulatedTests] = Field(
         SimulatedTests(),
         validate_default=False,
-        description="options for tests of the queue, as JSON; its fields are in "
-        "worker/engine/simulated/__init__.py",
+        description="JSON for tests: latency_s (0.2), step_s, build_s, end_s, log (a file), "
+        "behavior (simulate:sleep=2), process, sleep, names_model "
+        "(worker/engine/simulated/__init__.py)",
     )
 
 

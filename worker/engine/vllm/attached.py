@@ -4,7 +4,7 @@ import os
 import select
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
@@ -69,12 +69,12 @@ def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
 
     vLLM does this only for processes that it has started, and a killed process notifies no client.
     """
-    descriptors = []
-    with suppress(ProcessLookupError):
-        descriptors += [os.pidfd_open(process) for process in processes]
+    with ExitStack() as opened, suppress(ProcessLookupError):
+        descriptors = []
+        for process in processes:
+            descriptors.append(os.pidfd_open(process))
+            opened.callback(os.close, descriptors[-1])
         select.select(descriptors, (), ())
-    for descriptor in descriptors:
-        os.close(descriptor)
     engine.engine_core.resources.engine_dead = True
     engine.engine_core.shutdown()
 

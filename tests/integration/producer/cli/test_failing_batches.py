@@ -58,6 +58,21 @@ def test_status_has_failures_by_code_with_the_first_ones(
     assert [one["code"] for one in listed[0]["failures"]] == ["unknown_field", "broken"]
 
 
+def test_status_of_a_stopped_batch_separates_what_ended_after_the_stop(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    run_producer("submit", batch_file(tmp_path / "in", 9), "--batch-id", "b1",
+                 "--stop-after-failures", "2", redis_url=redis_url)  # fmt: skip
+    lessee = Lessee(client_of(store))
+    leases = lessee.pop(5)
+    finish(lessee, leases[:2], ERROR)
+    shown = run_producer("status", "b1", redis_url=redis_url).stdout
+    assert "stopped: 2 of 2 requests failed" in shown and "after the stop" not in shown
+    finish(lessee, leases[2:])
+    shown = run_producer("status", "b1", redis_url=redis_url).stdout
+    assert "2 of 5 failed: broken (3 of them ended after the stop)" in shown
+
+
 def test_watch_prints_failures_as_soon_as_there_are_some(redis_url: str, store: BatchStore) -> None:
     submit_batch(store, 3)
     lessee = Lessee(client_of(store))

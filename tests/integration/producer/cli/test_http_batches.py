@@ -89,6 +89,30 @@ def test_a_batch_made_over_http_is_not_run_again_under_its_id(
     assert queue_batch(services).fields == before
 
 
+def test_wrong_lines_over_http_are_corrected_because_no_page_retries_them(
+    services: Services, redis_url: str
+) -> None:
+    wrong = line(1)
+    wrong["body"]["colour"] = 1
+    uploaded(services, [line(0), wrong])
+    created(services)
+    runner = BatchRunner(services)
+    looked_at(services, runner)
+    lessee = Lessee(client_of(services.batches), queue="warmq.m")
+    finish(lessee, lessee.pop())
+    until_ended(services, runner)
+    done = run_producer("retry", BATCH, redis_url=redis_url)
+    assert (done.returncode, "HTTP" in done.stderr) == (2, True)
+    assert "correct" in done.stderr and "/ui/" not in done.stderr
+
+
+def test_status_has_the_name_of_the_uploaded_file(services: Services, redis_url: str) -> None:
+    ended(services)
+    shown = run_producer("status", BATCH, redis_url=redis_url).stdout
+    (row,) = [one.split() for one in shown.splitlines() if one.startswith("file ")]
+    assert row == ["file", "a", "(file-1)"]
+
+
 def test_the_client_does_not_run_it_again_either(services: Services, redis_url: str) -> None:
     ended(services)
     with Client(redis_url) as client:

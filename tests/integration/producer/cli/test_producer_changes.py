@@ -38,6 +38,17 @@ def test_a_queued_batch_is_cancelled_without_a_worker(redis_url: str, store: Bat
     ] * 3
 
 
+def test_a_cancel_that_comes_too_late_is_told(redis_url: str, store: BatchStore):
+    submit_batch(store, 2)
+    run_all(store)
+    for args in (("b1",), ("b1", "--request", "c1")):
+        done = run_producer("cancel", *args, redis_url=redis_url)
+        assert done.returncode == 0
+        assert "0 requests cancelled" in done.stderr
+        assert "ended already" in done.stderr
+    assert state(store, "b1").status == "completed"
+
+
 def test_requests_that_workers_end_first_are_counted_as_cancelled(store: BatchStore):
     submitted = submit_batch(store, 1300)
     lessee = Lessee(client_of(store))
@@ -66,7 +77,7 @@ def test_cancel_tells_queued_requests_from_those_in_flight(redis_url: str, store
     told = run_producer("cancel", "b1", redis_url=redis_url).stderr
     assert told == "b1: 5 requests cancelled (3 queued, 2 in flight)\n"
     told = run_producer("cancel", "b1", redis_url=redis_url).stderr
-    assert told == "b1: 0 requests cancelled\n"
+    assert told == "b1: 0 requests cancelled: it has ended already (cancelled)\n"
     told = run_producer("cancel", "other", "--request", "c1", redis_url=redis_url).stderr
     assert told == "other: 1 request cancelled\n"
 

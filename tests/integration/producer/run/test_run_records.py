@@ -32,7 +32,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from demo.stack import eventually
-from gateway.batches.api.protocol import batch_object
+from gateway.batches.api.protocol import Batch, batch_object
 from gateway.redis.batch_views import BatchViews
 from producer.stalls import StallReads
 
@@ -71,6 +71,21 @@ def status(redis_url: str, run: str) -> dict[str, Any]:
         run_producer("status", run, "--json", redis_url=redis_url).stdout
     )
     return found
+
+
+def api_batch(store: BatchStore) -> Batch:
+    """Return the only batch as the API shows it."""
+    page = BatchViews.using(store).page("", limit=10)
+    assert page is not None
+    found = batch_object(page.batches[0])
+    assert found is not None
+    return found
+
+
+def error_codes(store: BatchStore) -> list[str]:
+    """Return the codes of the reasons that the API has for the only batch's end."""
+    errors = api_batch(store).errors
+    return [one.code for one in errors.data] if errors is not None else []
 
 
 def stderr_of(process: subprocess.Popen[str]) -> str:
@@ -150,7 +165,9 @@ def test_a_run_whose_windows_have_ended_is_not_completed(
     announce(store)
     run_all(store)
     assert row(redis_url, run)[1:4] == ["in_progress", "1000/1000+", "0"]
-    assert f"{run}: " in run_producer("list", redis_url=redis_url).stderr
+    told = run_producer("list", redis_url=redis_url).stderr
+    assert f"{run}: " in told
+    assert "+: " in told
     assert "`producer run`" in run_producer("status", run, redis_url=redis_url).stdout
     with subprocess.Popen(
         producer_command("watch", run), env=producer_env(redis_url), text=True,
@@ -214,6 +231,9 @@ def test_a_run_that_was_cancelled_while_it_was_away_ends_with_the_same_command(
     assert done.returncode == 1
     assert f"{run} was cancelled" in done.stderr
     assert "0 results, 0 failed, 1500 cancelled" in done.stderr
+    # `done` is in all places what has completed or failed
+    assert "0 lines done, 0 failed, 1500 cancelled" in done.stderr
+    assert "1500 lines done" not in done.stderr
     assert [one["custom_id"] for one in errors_of(tmp_path / "out.jsonl")] == [
         f"r{n}" for n in range(1500)
     ]
@@ -274,11 +294,28 @@ def test_a_stopped_run_says_why_until_it_goes_on(
         finish(lessee, leases[20:])
         assert process.wait(30) == 1
     run = run_of(store)
-    assert "stopped: 20 of" in status(redis_url, run)["reason"]
+    shown = status(redis_url, run)
+    assert ("stopped: 20 of" in shown["reason"], shown["status"]) == (True, "cancelled")
+    assert shown["finished_at"] is not None
+    # Its input is not read to the end, and all its places agree
+    assert row(redis_url, run)[1].startswith("cancel")
+    assert row(redis_url, run)[2].endswith("+")
+    assert api_batch(store).status == "cancelled"
+    assert error_codes(store) == ["too_many_failures"]
+    text = run_producer("status", run, redis_url=redis_url).stdout
+    assert "`producer run`" in text and "--stop-after-failures" in text
+    watched = run_producer("watch", run, redis_url=redis_url)
+    assert (watched.returncode, "`producer run`" in watched.stderr) == (1, True)
+    assert "producer retry" not in watched.stderr
     with running(redis_url, *command) as process:
+        leases = eventually(lambda: lessee.pop(10), 30)
+        assert status(redis_url, run)["status"] == "in_progress"
+        finish(lessee, leases)
         eventually(lambda: (run_all(store), process.poll())[1] is not None, 60)
     assert process.returncode == 0
-    assert status(redis_url, run)["reason"] is None
+    again = status(redis_url, run)
+    assert (again["reason"], again["status"]) == (None, "completed")
+    assert error_codes(store) == []
 
 
 def test_a_stopped_run_that_is_cancelled_ends_with_the_same_command(
@@ -292,7 +329,9 @@ def test_a_stopped_run_that_is_cancelled_ends_with_the_same_command(
         finish(lessee, leases, RequestFailed("it broke", code="broken"))
         assert process.wait(30) == 1
     run = run_of(store)
-    assert run_producer("cancel", run, redis_url=redis_url).returncode == 0
+    told = run_producer("cancel", run, redis_url=redis_url)
+    assert (told.returncode, "ended already" in told.stderr) == (0, False)
+    assert error_codes(store) == []  # its user has cancelled it
     done = run_producer("run", *command, redis_url=redis_url)
     assert (done.returncode, done.stderr.count(f"{run} was cancelled")) == (1, 1)
     assert len(errors_of(out)) == 1200

@@ -312,3 +312,16 @@ def test_who_follows_results_that_do_not_come_is_told_of_the_workers(
         told = process.stderr.readline()
         process.kill()
     assert "b1: 0 results, 0 failed; waiting, no worker serves queue warmq any more" in told
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("http://127.0.0.1:7399/hook", True), ("https://example.org/hook", False)],
+)
+def test_submit_names_the_setting_that_a_webhook_to_a_private_host_needs(
+    redis_url: str, tmp_path: Path, url: str, warned: bool
+):
+    path = batch_file(tmp_path / "in", 2)
+    done = run_producer("submit", path, "--notify", url, redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert ("WARMQ_GATEWAY_PRIVATE_WEBHOOKS=true" in done.stderr) is warned
