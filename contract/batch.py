@@ -14,7 +14,7 @@ from contract.results import OUTCOMES
 BY_USER = "cancelled by the user"
 
 
-#: Seconds that a batch over HTTP takes at least: its times are whole seconds.
+#: Seconds that a batch over HTTP takes at least, for people: its times are whole seconds.
 LEAST_HTTP_S = 1.0
 #: The field that marks a batch whose times are those of its record, in whole seconds
 #: (producer/over_http.py). Redis does not have it.
@@ -134,15 +134,18 @@ class Batch:
         Those of a batch made over HTTP count from its queueing (producer/over_http.py).
         """
         ended, began = self.fields.get("finished_at"), self.fields.get("in_progress_at")
-        if not ended:
-            return None
-        seconds = (int(ended) - int(began or self.created)) / 1000
-        return max(LEAST_HTTP_S, seconds) if WHOLE_SECONDS in self.fields else seconds
+        return (int(ended) - int(began or self.created)) / 1000 if ended else None
+
+    @property
+    def shown_s(self) -> float | None:
+        """The `seconds` that people see, of which `rate` is the mean."""
+        least_s = LEAST_HTTP_S if WHOLE_SECONDS in self.fields else 0.0
+        return None if self.seconds is None else max(least_s, self.seconds)
 
     @property
     def rate(self) -> float | None:
         """The mean of requests per second of an ended batch; None if it is not known."""
-        return mean_rate(self.done, self.seconds, retried=bool(self.number("retried")))
+        return mean_rate(self.done, self.shown_s, retried=bool(self.number("retried")))
 
     @property
     def is_run(self) -> bool:

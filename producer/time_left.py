@@ -90,9 +90,8 @@ class Outlook:
 
         `recent` is the batch's own rate, which counts if it is known well enough.
         """
-        held_s = self.held_s(work)
+        held_s, of_request = self.held_s(work), self._of_request(work)
         work = work.in_queue(self.lists)
-        of_request = work.tokens / work.done if work.done else self.pace.of_request
         if work.several and not work.left:
             return held_s
         if work.left <= 0 or not of_request:
@@ -118,7 +117,29 @@ class Outlook:
     def held_s(self, work: Work) -> float:
         """Return the seconds until the last request of a dead worker can run; 0 without any."""
         held_s = self.held.get((work.step, work.tenant, work.batch_id or ""), 0.0)
-        return held_s + self.pace.seconds(self.pace.of_request, 1) if held_s > 0 else 0.0
+        return held_s + self.pace.seconds(self._of_request(work), 1) if held_s > 0 else 0.0
+
+    def _of_request(self, work: Work) -> float:
+        """Return the tokens of a request of a work; 0 if unknown."""
+        return work.tokens / work.done if work.done else self.pace.of_request
+
+
+class BatchOutlook(NamedTuple):
+    """The seconds until a batch ends at the pace of its queues, and what serves it.
+
+    `slots` are those of all its queues, `held_s` the seconds until a dead worker's last request can
+    run.
+    """
+
+    left_s: float
+    slots: float
+    held_s: float
+
+    def seconds_left(self, batch: Batch, recent: Recent | None = None) -> float:
+        """Return the seconds until the batch ends, by its own rate if it is known well enough."""
+        left = batch.number("total") - batch.terminal
+        own_s = recent.seconds_left(left, self.slots) if recent else None
+        return self.left_s if own_s is None else max(own_s, self.held_s)
 
 
 def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
@@ -127,9 +148,9 @@ def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
     All requests of a higher priority run before. At the same priority, the batches of a tenant take
     turns, and so do the tenants; all weights are assumed to be equal.
     """
-    own, others, of_tenants = _before(lists, work)
+    own, above, of_tenants = _before(lists, work)
     turns = own + work.left
-    return own + others + sum(min(count, turns) for count in of_tenants.values())
+    return own + above + sum(min(count, turns) for count in of_tenants.values())
 
 
 def own_before(lists: Iterable[WaitingList], work: Work) -> int:
@@ -206,6 +227,11 @@ class OutlookReads(HistoryReads, WaitingReads, LostLeaseReads, Tenants):
 
         `recent` is the batch's own rate, which counts if it is known well enough.
         """
+        outlook = self.batch_outlook(batch)
+        return outlook and outlook.seconds_left(batch, recent)
+
+    def batch_outlook(self, batch: Batch) -> BatchOutlook | None:
+        """Return the outlook of a batch; None if it has ended, or if that is unknown."""
         if batch.finished:
             return None
         work, by_workers, held_s = Work.of(batch), dict[tuple[str, ...], float](), 0.0
@@ -213,14 +239,11 @@ class OutlookReads(HistoryReads, WaitingReads, LostLeaseReads, Tenants):
         for queue in batch.queues:
             workers = self.workers(queue)
             outlook = self.outlook(queue, workers)
-            left_s = outlook.seconds_left(work, recent) if outlook else None
+            left_s = outlook.seconds_left(work) if outlook else None
             if left_s is None or outlook is None:
                 return None
             # Queues with the same workers wait for each other.
             ids = tuple(sorted(worker["id"] for worker in workers))
             by_workers[ids] = by_workers.get(ids, 0.0) + left_s
             slots[ids], held_s = outlook.slots_of(work.tenant), max(held_s, outlook.held_s(work))
-        if recent and work.several:
-            own_s = recent.seconds_left(work.left, sum(slots.values()))
-            return max(by_workers.values()) if own_s is None else max(own_s, held_s)
-        return max(by_workers.values())
+        return BatchOutlook(max(by_workers.values()), sum(slots.values()), held_s)

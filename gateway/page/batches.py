@@ -97,13 +97,13 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
 def _seconds(batch_view: BatchView, batch: ApiBatch, until: float) -> tuple[float, bool]:
     """Return the seconds that a batch has taken until now or its end, and if it was retried.
 
-    Commands show the same for an ended batch (`Batch.seconds`).
+    Commands show the same for an ended batch (`Batch.shown_s`).
     """
     source, retried = batch_view.source, False
     if isinstance(source, QueueBatch):
         retried = bool(source.number("retried"))
-        if source.seconds is not None:
-            return source.seconds, retried
+        if source.shown_s is not None:
+            return source.shown_s, retried
     return max(LEAST_HTTP_S, until - (batch.in_progress_at or batch.created_at)), retried
 
 

@@ -14,7 +14,7 @@ from producer.lost_leases import LostLeaseReads
 from producer.queue_workers import BatchWorkers, clock_text, left_text
 from producer.rates import Recent, Window
 from producer.stalls import STOPPED_S, lease_stall
-from producer.time_left import OutlookReads
+from producer.time_left import BatchOutlook, OutlookReads
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -185,14 +185,14 @@ class _TimeLeft:
     def __init__(self, store: BatchStore) -> None:
         self._reads = OutlookReads.using(store)
         self._read_at = -PLAIN_EVERY_S
-        self._left_s: float | None = None
+        self._outlook: BatchOutlook | None = None
 
     def of(self, batch: Batch, recent: Recent) -> float | None:
         """Return the seconds until the batch ends, at its own rate if possible; None if unknown."""
         now = time.monotonic()
         if now - self._read_at >= PLAIN_EVERY_S:
-            self._read_at, self._left_s = now, self._reads.batch_seconds_left(batch, recent)
-        return self._left_s
+            self._read_at, self._outlook = now, self._reads.batch_outlook(batch)
+        return self._outlook and self._outlook.seconds_left(batch, recent)
 
 
 def describe(

@@ -111,7 +111,7 @@ def print_batch(
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion"
         f"{retries}",
         "left": None if left_s is None else f"about {left_text(left_s)}",
-        "took": None if batch.seconds is None else _took(batch.seconds) + retries,
+        "took": None if batch.shown_s is None else _took(batch.shown_s) + retries,
         "expected": _expected(batch.expected),
         "queue": ", ".join(batch.queues),
         "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,

@@ -9,7 +9,7 @@ from contract.naming import turn_list
 from contract.redis.pace import Pace
 from contract.redis.waiting import WaitingList
 from producer.rates import Recent
-from producer.time_left import Outlook, Work, requests_before
+from producer.time_left import BatchOutlook, Outlook, Work, requests_before
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,12 @@ def test_a_batch_s_own_rate_counts_once_it_is_known_well_enough() -> None:
     assert outlook.seconds_left(work, Recent(11, 2.0)) == 100.0
     assert outlook.seconds_left(work, Recent(0, 0.0)) == 100.0
     assert Outlook(Pace(10.0, 4, 40.0), caps={"t": 1}).seconds_left(work, Recent(3, 2.0)) == 50.0
+
+
+def test_the_rate_of_a_watched_batch_counts_for_all_its_queues() -> None:
+    batch = Batch("b1", {"total": "120", "completed": "20"})
+    outlook = BatchOutlook(left_s=15.0, slots=8, held_s=0.0)
+    assert outlook.seconds_left(batch, Recent(24, 2.0)) == 50.0
+    assert outlook.seconds_left(batch, Recent(23, 2.0)) == 15.0
+    assert outlook.seconds_left(batch) == 15.0
+    assert outlook._replace(held_s=70.0).seconds_left(batch, Recent(24, 2.0)) == 70.0

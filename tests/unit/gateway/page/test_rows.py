@@ -65,7 +65,8 @@ def test_a_batch_over_http_has_the_rate_and_the_time_that_the_commands_have(
     shown = _with_times(Batch("batch_1", queued), orjson.loads(document))
     assert row is not None
     assert (row["seconds"], row["rate"]) == (seconds, 500 / seconds)
-    assert (shown.seconds, shown.rate) == (seconds, 500 / seconds)
+    assert (shown.shown_s, shown.rate) == (seconds, 500 / seconds)
+    assert shown.seconds == ended - began
 
 
 def test_a_retried_batch_has_no_mean_rate() -> None:
