@@ -165,7 +165,7 @@ class _Fleet:
     def _rates_note(self) -> Text:
         """Return a line about the seconds of which the batches' rates are means."""
         spans = [window.span for window in self._windows.values()]
-        last_s = min(WINDOW_S, max(1.0, *spans, 0.0))
+        last_s = min(WINDOW_S, max(1.0, max(spans, default=WINDOW_S)))
         return Text(
             f"requests/s of a batch: while it runs, of the last {last_s:.0f} s; then of all its "
             "time; none after a retry"
