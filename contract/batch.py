@@ -14,6 +14,21 @@ from contract.results import OUTCOMES
 BY_USER = "cancelled by the user"
 
 
+#: Seconds that a batch over HTTP takes at least, for people: its times are whole seconds.
+LEAST_HTTP_S = 1.0
+#: The field that marks a batch whose times are those of its record, in whole seconds
+#: (producer/over_http.py). Redis does not have it.
+WHOLE_SECONDS = "whole_seconds"
+
+
+def mean_rate(done: int, seconds: float | None, *, retried: bool = False) -> float | None:
+    """Return a batch's mean of requests per second, None if it is not known.
+
+    A batch that was retried has none: it did not run between its end and the retry.
+    """
+    return None if seconds is None or retried or not done else done / max(0.001, seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The state of a batch when it was read; times are Redis's in ms, counts are of requests.
@@ -120,6 +135,17 @@ class Batch:
         """
         ended, began = self.fields.get("finished_at"), self.fields.get("in_progress_at")
         return (int(ended) - int(began or self.created)) / 1000 if ended else None
+
+    @property
+    def shown_s(self) -> float | None:
+        """The `seconds` that people see, of which `rate` is the mean."""
+        least_s = LEAST_HTTP_S if WHOLE_SECONDS in self.fields else 0.0
+        return None if self.seconds is None else max(least_s, self.seconds)
+
+    @property
+    def rate(self) -> float | None:
+        """The mean of requests per second of an ended batch; None if it is not known."""
+        return mean_rate(self.done, self.shown_s, retried=bool(self.number("retried")))
 
     @property
     def is_run(self) -> bool:

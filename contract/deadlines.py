@@ -41,10 +41,15 @@ class Queued(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A batch that will miss its deadline by `late_s`; `factor` times the rate would meet it."""
+    """A batch that will miss its deadline by `late_s`; `factor` times the slots would meet it.
+
+    `possible` is False if no number of slots would: one request takes longer than the time left, or
+    the tenant's cap is too low.
+    """
 
     late_s: float
     factor: float
+    possible: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,8 @@ def order(
                 for other, amount in amounts.items()
                 if other != name
             ]
-            most = min(tokens_per_s, of_slot * terms.cap)
-            found = _order_of(own, _Share(tokens_per_s, above, rivals, most), of_slot, again_s)
+            share = _Share(tokens_per_s, above, rivals, of_slot * terms.cap)
+            found = _order_of(own, share, of_slot, again_s)
             urgent += found.urgent
             late |= found.late
         above += sum(amounts.values())
@@ -126,7 +131,7 @@ class _Share:
                 break
             given -= (until - done) * ratio
             done, ratio = until, ratio - weight
-        return min(done + given / max(ratio, 1.0), seconds * self.most)
+        return min(done + given / max(ratio, 1.0), seconds * min(self.rate, self.most))
 
     def seconds(self, tokens: float) -> float:
         """Return the seconds until so many tokens of the tenant are done."""
@@ -159,7 +164,8 @@ def _order_of(own: Sequence[Queued], share: _Share, of_slot: float, again_s: flo
         ends_s = max(share.seconds(one.tokens + meanwhile), one.each / of_slot)
         late_s = ends_s - _left(one)
         if late_s > _left(one) * CLOSE + one.each / of_slot:
-            late[one.key] = Late(late_s, ends_s / _left(one))
+            least_s = max((one.tokens + meanwhile) / share.most, one.each / of_slot)
+            late[one.key] = Late(late_s, ends_s / _left(one), least_s <= _left(one))
     return Order(tuple(first), late)
 
 

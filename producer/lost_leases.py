@@ -14,13 +14,31 @@ from contract.redis.reads import Reads
 MOST_LEASES = 1000
 
 
+#: Step, tenant and batch id of a list in which requests wait (contract/redis/waiting.py).
+Place = tuple[int, str, str]
+
+
 @dataclass(slots=True)
 class LostLeases:
-    """The leases of dead workers in one queue; the last one ends in `left_s` seconds."""
+    """The leases of dead workers in one queue.
+
+    After `left_s` seconds a sweep has returned the last one, if workers sweep (`swept`). `places`
+    has these seconds for each list to which requests return.
+    """
 
     requests: int = 0
     left_s: float = 0.0
     workers: set[str] = field(default_factory=set)
+    places: dict[Place, float] = field(default_factory=dict)
+    swept: bool = True
+
+    def add(self, worker: str, place: Place | None, left_s: float) -> None:
+        """Add one lease."""
+        self.requests += 1
+        self.workers.add(worker)
+        self.left_s = max(self.left_s, left_s)
+        if place is not None:
+            self.places[place] = max(self.places.get(place, 0.0), left_s)
 
 
 class LostLeaseReads(Reads):
@@ -32,11 +50,11 @@ class LostLeaseReads(Reads):
         A worker is dead if its announcement, which it writes every second, is missing or old.
         """
         pipe = self._client.pipeline(transaction=False)
-        pipe.hgetall(keys.WORKERS).time()
+        pipe.hgetall(keys.WORKERS).time().hget(keys.SWEEP, "hold")
         pipe.zrange(keys.LEASES, "1", "+inf", byscore=True, offset=0, num=MOST_LEASES,
                     withscores=True)  # fmt: skip
         try:
-            announced, (seconds, microseconds), leases = pipe.execute()
+            announced, (seconds, microseconds), hold_ms, leases = pipe.execute()
         except StoreForbidden:
             return {}
         now_s = seconds + microseconds / 1e6
@@ -46,20 +64,27 @@ class LostLeaseReads(Reads):
             if _silent_s(announced.get(worker), now_s) >= WORKER_SILENT_S:
                 ends.setdefault(worker, {})[lease] = ends_ms
         by_queue: dict[str, LostLeases] = {}
+        # Each living worker sweeps; until `hold` a sweep returns no lease.
+        swept = any(_silent_s(one, now_s) < WORKER_SILENT_S for one in announced.values())
+        held_s = int(hold_ms or 0) / 1000 - now_s
         names = [worker.decode(errors="replace") for worker in ends]
         records = self._each("hgetall", [keys.worker_key(name) for name in names])
         for name, ends_of_worker, leased in zip(names, ends.values(), records, strict=True):
             for lease in ends_of_worker.keys() & leased.keys():
                 # Fields: slots, cost, size, list, home, id, batch, life (contract/lua/leases.lua).
                 record = leased[lease].decode(errors="replace")
-                _, _, _, list_key, _, _, *owner = record.split("\0", 7)
+                _, _, _, list_key, home, _, *owner = record.split("\0", 7)
                 if batch is None or tuple(owner) == batch:
                     queue = list_key.partition(PRIORITY_SEPARATOR[0])[0].removesuffix(":suspects")
-                    lost = by_queue.setdefault(queue, LostLeases())
-                    lost.requests += 1
-                    lost.left_s = max(lost.left_s, ends_of_worker[lease] / 1000 - now_s)
-                    lost.workers.add(name)
+                    lost = by_queue.setdefault(queue, LostLeases(swept=swept))
+                    lost.add(name, _place(home), max(ends_of_worker[lease] / 1000 - now_s, held_s))
         return by_queue
+
+
+def _place(key: str) -> Place | None:
+    """Return the place of a list; None for one of kombu's, which has no batch."""
+    step, *rest = key.rpartition(PRIORITY_SEPARATOR)[2].split("\x06")
+    return (int(step), rest[0], rest[1]) if len(rest) == 2 and step.isdecimal() else None
 
 
 def _silent_s(announcement: bytes | None, now_s: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from contract.batch import Batch
+from contract.batch import WHOLE_SECONDS, Batch
 from contract.errors import BatchConflict
 from contract.failures import LINE_ERRORS, failures_of
 from contract.redis.batches import BatchStore
@@ -134,7 +134,7 @@ def _with_times(batch: Batch, record: Document | None) -> Batch:
     if record.get("status") not in ENDED:
         del times["finished_at"]
     new = {name: str(at_s * 1000) for name, at_s in times.items() if at_s is not None}
-    return replace(batch, fields=batch.fields | new)
+    return replace(batch, fields=batch.fields | new | {WHOLE_SECONDS: "1"})
 
 
 def _waiting(name: str, record: Document) -> Batch:

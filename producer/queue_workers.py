@@ -125,6 +125,11 @@ def clock_text(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
 
 
+def left_text(seconds: float) -> str:
+    """Return a time left as h:mm:ss, at least a second: something is still left."""
+    return clock_text(max(1.0, seconds))
+
+
 def served_names(alive: Iterable[Mapping[str, Any]], base: str, option: str = "") -> list[str]:
     """Return the models that living workers serve, as `--model` takes them, sorted.
 

@@ -23,7 +23,8 @@ from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingList, WaitingReads
 from contract.settings import Settings
 from producer.lost_leases import LostLeaseReads, LostLeases
-from producer.queue_workers import clock_text, served_names
+from producer.queue_workers import clock_text, left_text, served_names
+from producer.stall_texts import PASSING, SUBMITS_WAIT, TEXTS
 
 #: Seconds without a new line after which the submit of an unsealed batch may have stopped.
 STOPPED_S = 10.0
@@ -57,96 +58,9 @@ class Stall:
         return self.remedy.format_map(self.facts)
 
 
-#: Code -> text and remedy. The code `queue_unserved` has two entries: `default_unserved` is the one
-#: for a queue whose name has no model.
-TEXTS = {
-    "queue_unserved": (
-        "no worker serves {model} (queue {queue}); requests waiting: {waiting}",
-        "start a worker for it (`{command}`), or cancel its batches and submit them with another "
-        "--model",
-    ),
-    "default_unserved": (
-        "no worker serves the queue {queue}; requests waiting: {waiting}",
-        "start a worker for it (`{command}` without WARMQ_SERVED_MODEL_NAME), or cancel its "
-        "batches and submit them with --model",
-    ),
-    "servers_unreachable": (
-        "the workers of {model} (queue {queue}) wait for their servers; requests waiting: "
-        "{waiting}",
-        "start the servers, or correct their addresses; the workers go on by themselves",
-    ),
-    "workers_degraded": (
-        "no engine of {model} (queue {queue}) runs: each died and is being rebuilt; requests "
-        "waiting: {waiting}",
-        "the workers' logs have the reason",
-    ),
-    "workers_starting": (
-        "the workers of {model} (queue {queue}) are starting; requests waiting: {waiting}",
-        "the requests run when a worker is ready; the workers' logs have the progress",
-    ),
-    "model_not_loaded": (
-        "no worker has loaded {model} (queue {queue}) now; requests waiting: {waiting}",
-        "a worker loads it when its own model has no work, or when a request has waited for "
-        "max_wait (docs/how-to/several-models.md)",
-    ),
-    "model_unloadable": (
-        "no worker can load {model} (queue {queue}); requests waiting: {waiting}",
-        "correct its entry in WARMQ_MODELS, or free memory, and start the worker again; until then "
-        "the worker tries again less and less often, and serves its other models",
-    ),
-    "workers_draining": (
-        "the workers of {model} (queue {queue}) are stopping and take no more requests; requests "
-        "waiting: {waiting}",
-        "start another worker with `warmq-worker`",
-    ),
-    "tenant_capped": (
-        "tenant {tenant} has as many requests of {model} in flight as its cap allows ({cap}); "
-        "requests waiting: {waiting}",
-        "`producer tenant set {tenant} --max-in-flight none` lifts the cap",
-    ),
-    "lease_held": (
-        "a worker has died: its {count} requests of queue {queue} wait for the end of their "
-        "leases, for at most {left}",
-        "a worker of the queue runs them again then; nothing is lost",
-    ),
-    "memory_full": (
-        "Redis is full and refuses new requests: {percent} % of its maxmemory are used",
-        "collect and `producer delete` finished batches, or raise maxmemory",
-    ),
-    "memory_high": (
-        "Redis is above WARMQ_HIGH_WATER, so submit waits: {percent} % of its maxmemory are used",
-        "collect and `producer delete` finished batches, or raise maxmemory",
-    ),
-    "queue_full": (
-        "submit waits: {waiting} requests wait in queue {queue}, as many as "
-        "WARMQ_HIGH_WATER_REQUESTS allows",
-        "wait until workers have taken some, or set Redis's maxmemory",
-    ),
-    "no_worker": (
-        "no worker runs; batches over HTTP that wait for one: {count}",
-        "start one with `warmq-worker`; they go on by themselves",
-    ),
-    "submit_stopped": (
-        "batch {batch} is submitted only in part: {lines} lines read, no more for {quiet}",
-        "if its `producer submit` no longer runs, the same command with --batch-id {batch} "
-        "completes it; or cancel the batch",
-    ),
-    "deadline_late": (
-        "batch {batch} will miss its deadline by about {late} at today's rate",
-        "about {needed} slots instead of {slots} meet it: start more workers, or cancel other "
-        "batches; requests that have not ended by then expire",
-    ),
-}
-_PASSING = {
-    "workers_starting", "model_not_loaded", "lease_held", "memory_high", "queue_full",
-    "tenant_capped", "submit_stopped", "deadline_late",
-}  # fmt: skip
-#: Stalls during which submits wait.
-_SUBMITS_WAIT = {"memory_full", "memory_high", "queue_full"}
-
-
-def _stall(code: str, detail: str = "", **facts: Any) -> Stall:
-    return Stall(code, *TEXTS[code], facts, detail, code in _PASSING)
+def _stall(code: str, detail: str = "", text: str = "", **facts: Any) -> Stall:
+    """Return a stall; `text` names its entry in TEXTS, if that is not its code."""
+    return Stall(code, *TEXTS[text or code], facts, detail, code in PASSING)
 
 
 def model_of(queue: str, default: str, workers: Iterable[Worker] = ()) -> str:
@@ -254,14 +168,15 @@ def submit_stall(batch: Batch, now_ms: int) -> Stall | None:
 
 def late_stall(batch: str, late: LateBatch) -> Stall:
     """Return the stall of a batch that no order of the batches lets meet its deadline."""
-    late_s = round(late.late_s)
+    late_s = max(1, round(late.late_s))
     facts: dict[str, Any] = {
         "batch": batch,
         "late_s": late_s,
         "slots": late.slots,
         "needed": late.needed,
     }
-    return _stall("deadline_late", **facts, late=clock_text(late_s))
+    text = "deadline_late" if late.needed else "deadline_lost"
+    return _stall("deadline_late", text=text, **facts, late=clock_text(late_s))
 
 
 def no_worker_stall(batches: int) -> Stall:
@@ -272,9 +187,12 @@ def no_worker_stall(batches: int) -> Stall:
 def lease_stall(queue: str, lost: LostLeases) -> Stall:
     """Return the stall of requests that wait for the end of dead workers' leases."""
     left_s = max(0, round(lost.left_s))
+    text = "lease_held" if lost.left_s > 0 else "lease_ends"
+    if not lost.swept:  # a worker that starts waits one lease first (worker/lua/sweep.lua)
+        text = "lease_unswept"
     facts: dict[str, Any] = {"queue": queue, "count": lost.requests, "left_s": left_s}
-    return _stall("lease_held", ", ".join(sorted(lost.workers)[:3]), **facts,
-                  left=clock_text(left_s))  # fmt: skip
+    return _stall("lease_held", ", ".join(sorted(lost.workers)[:3]), text, **facts,
+                  left=left_text(lost.left_s))  # fmt: skip
 
 
 class StallReads(LostLeaseReads, WaitingReads, Tenants):
@@ -314,7 +232,7 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         found += self.late_batches(names, {one.id: one.id for one in batches} | dict(parts or {}))
         unsealed = [batch for batch in batches if not (batch.sealed or batch.finished)]
         # While submits wait for Redis, a running submit looks like a stopped one.
-        if unsealed and not any(one and one.code in _SUBMITS_WAIT for one in found):
+        if unsealed and not any(one and one.code in SUBMITS_WAIT for one in found):
             now_ms = self.now_ms()
             found += [submit_stall(batch, now_ms) for batch in unsealed]
         return [one for one in found if one is not None]

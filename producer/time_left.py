@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from contract.batch import Batch
+from contract.errors import StoreForbidden
 from contract.naming import PRIORITY_SEPARATOR
 from contract.redis.announced_models import load_seconds
 from contract.redis.history import HistoryReads, Minute
 from contract.redis.pace import Pace, pace_of, slots_of
+from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingList, WaitingReads
+from producer.lost_leases import LostLeaseReads, Place
+from producer.rates import Recent
 
 #: The default priority, which is assumed for a batch whose list is not known.
 _DEFAULT_STEP = 6
@@ -65,23 +70,76 @@ class Work(NamedTuple):
 class Outlook:
     """The pace of a queue, and the lists in which requests wait there.
 
-    `load_s` are the seconds until its model is loaded, for workers of several models.
+    `load_s` are the seconds until its model is loaded, for workers of several models. `caps` has
+    the most slots of each tenant that has a cap, `held` the seconds until the leases of dead
+    workers return requests to a list.
     """
 
     pace: Pace
     lists: Sequence[WaitingList] = ()
     load_s: float = 0.0
+    caps: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[Place, float] = field(default_factory=dict)
 
-    def seconds_left(self, work: Work) -> float | None:
-        """Return the seconds until a batch ends, behind the requests before it; None if unknown."""
+    def slots_of(self, tenant: str) -> float:
+        """Return the most slots that serve a tenant."""
+        return min(self.pace.slots, self.caps.get(tenant, math.inf))
+
+    def seconds_left(self, work: Work, recent: Recent | None = None) -> float | None:
+        """Return the seconds until a batch ends, behind the requests before it; None if unknown.
+
+        `recent` is the batch's own rate, which counts if it is known well enough.
+        """
+        held_s, of_request = self.held_s(work), self._of_request(work)
         work = work.in_queue(self.lists)
-        of_request = work.tokens / work.done if work.done else self.pace.of_request
         if work.several and not work.left:
-            return 0.0
+            return held_s
         if work.left <= 0 or not of_request:
             return None
-        before = requests_before(self.lists, work)
-        return self.load_s + self.pace.ends(work.left * of_request, work.left, before)
+        slots = self.slots_of(work.tenant)
+        own_s = recent.seconds_left(work.left, slots) if recent and not work.several else None
+        if own_s is None:
+            own_s = self.seconds(work.left * of_request, work)
+        return None if own_s is None else max(own_s, held_s)
+
+    def seconds(self, tokens: float, work: Work) -> float | None:
+        """Return the seconds until a work, with `tokens`, and the requests before it have ended.
+
+        Returns None for a tenant whose cap is 0.
+        """
+        before, slots = requests_before(self.lists, work), self.slots_of(work.tenant)
+        if slots <= 0:
+            return None
+        all_s = self.pace.ends(tokens, work.left, before)
+        own = replace(self.pace, slots=slots).ends(tokens, work.left, own_before(self.lists, work))
+        return self.load_s + max(all_s, own)
+
+    def held_s(self, work: Work) -> float:
+        """Return the seconds until the last request of a dead worker can run; 0 without any."""
+        held_s = self.held.get((work.step, work.tenant, work.batch_id or ""), 0.0)
+        return held_s + self.pace.seconds(self._of_request(work), 1) if held_s > 0 else 0.0
+
+    def _of_request(self, work: Work) -> float:
+        """Return the tokens of a request of a work; 0 if unknown."""
+        return work.tokens / work.done if work.done else self.pace.of_request
+
+
+class BatchOutlook(NamedTuple):
+    """The seconds until a batch ends at the pace of its queues, and what serves it.
+
+    `slots` are those of all its queues, `held_s` the seconds until a dead worker's last request can
+    run.
+    """
+
+    left_s: float
+    slots: float
+    held_s: float
+
+    def seconds_left(self, batch: Batch, recent: Recent | None = None) -> float:
+        """Return the seconds until the batch ends, by its own rate if it is known well enough."""
+        left = batch.number("total") - batch.terminal
+        own_s = recent.seconds_left(left, self.slots) if recent else None
+        return self.left_s if own_s is None else max(own_s, self.held_s)
 
 
 def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
@@ -90,20 +148,36 @@ def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
     All requests of a higher priority run before. At the same priority, the batches of a tenant take
     turns, and so do the tenants; all weights are assumed to be equal.
     """
-    before, own, of_tenants = 0, work.left, Counter[str]()
+    own, above, of_tenants = _before(lists, work)
+    turns = own + work.left
+    return own + above + sum(min(count, turns) for count in of_tenants.values())
+
+
+def own_before(lists: Iterable[WaitingList], work: Work) -> int:
+    """Return the number of those that are of the batch's own tenant, at all priorities."""
+    above = sum(o.requests for o in lists if o.step < work.step and o.tenant == work.tenant)
+    return above + _before(lists, work)[0]
+
+
+def _before(lists: Iterable[WaitingList], work: Work) -> tuple[int, int, Counter[str]]:
+    """Return what runs before a batch's end: its tenant's turns, higher priorities, other tenants.
+
+    The last ones are all that wait at the same priority.
+    """
+    own, above, of_tenants = 0, 0, Counter[str]()
     for one in lists:
         if one.step < work.step:
-            before += one.requests
+            above += one.requests
         elif one.step == work.step and one.tenant == work.tenant:
             # The batch's own list may also have requests of other batches (--turn fifo).
             waits = one.requests if one.batch_id != work.batch_id else one.requests - work.left
             own += max(0, min(waits, work.left))
         elif one.step == work.step:
             of_tenants[one.tenant] += one.requests
-    return before + own - work.left + sum(min(count, own) for count in of_tenants.values())
+    return own, above, of_tenants
 
 
-class OutlookReads(HistoryReads, WaitingReads):
+class OutlookReads(HistoryReads, WaitingReads, LostLeaseReads, Tenants):
     """Reads the outlook of queues in one Redis. Calls raise StoreUnavailable."""
 
     def outlook(
@@ -132,25 +206,44 @@ class OutlookReads(HistoryReads, WaitingReads):
         if pace is None:
             return None
         lists = [one for queue in queues for one in self.waiting_lists(queue)]
-        return Outlook(pace, lists, load_seconds(workers, queues))
+        lost = self.lost_leases()
+        held = {k: v for q in queues if q in lost for k, v in lost[q].places.items()}
+        return Outlook(pace, lists, load_seconds(workers, queues), self._caps(), held)
+
+    def _caps(self) -> dict[str, float]:
+        try:
+            found = self.tenants()
+        except StoreForbidden:
+            return {}
+        return {one.name: one.max_in_flight for one in found if one.max_in_flight is not None}
 
     def workers_of(self, queues: Iterable[str]) -> list[dict[str, Any]]:
         """Return the announcements of the living workers of some queues, each once."""
         found = {worker["id"]: worker for queue in queues for worker in self.workers(queue)}
         return list(found.values())
 
-    def batch_seconds_left(self, batch: Batch) -> float | None:
-        """Return the seconds until a batch ends; None if it has ended, or if that is unknown."""
+    def batch_seconds_left(self, batch: Batch, recent: Recent | None = None) -> float | None:
+        """Return the seconds until a batch ends; None if it has ended, or if that is unknown.
+
+        `recent` is the batch's own rate, which counts if it is known well enough.
+        """
+        outlook = self.batch_outlook(batch)
+        return outlook and outlook.seconds_left(batch, recent)
+
+    def batch_outlook(self, batch: Batch) -> BatchOutlook | None:
+        """Return the outlook of a batch; None if it has ended, or if that is unknown."""
         if batch.finished:
             return None
-        work, by_workers = Work.of(batch), dict[tuple[str, ...], float]()
+        work, by_workers, held_s = Work.of(batch), dict[tuple[str, ...], float](), 0.0
+        slots = dict[tuple[str, ...], float]()
         for queue in batch.queues:
             workers = self.workers(queue)
             outlook = self.outlook(queue, workers)
             left_s = outlook.seconds_left(work) if outlook else None
-            if left_s is None:
+            if left_s is None or outlook is None:
                 return None
             # Queues with the same workers wait for each other.
             ids = tuple(sorted(worker["id"] for worker in workers))
             by_workers[ids] = by_workers.get(ids, 0.0) + left_s
-        return max(by_workers.values())
+            slots[ids], held_s = outlook.slots_of(work.tenant), max(held_s, outlook.held_s(work))
+        return BatchOutlook(max(by_workers.values()), sum(slots.values()), held_s)

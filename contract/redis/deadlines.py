@@ -25,13 +25,16 @@ RECENT = 15
 
 @dataclass(frozen=True, slots=True)
 class LateBatch:
-    """A batch that will miss its deadline: by `late_s`, and on how many slots it would not."""
+    """A batch that will miss its deadline: by `late_s`, and on how many slots it would not.
+
+    `needed` is None if no number of slots meets the deadline.
+    """
 
     batch_id: str
     tenant: str
     late_s: float
     slots: int
-    needed: int
+    needed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,12 @@ class DeadlineReads(HistoryReads, WaitingReads, Tenants):
         }
         lists = [*self._marked(left_s, pace), *self._unmarked(queue, left_s, pace)]
         found = order(lists, pace.tokens_per_s, pace.of_slot, terms, again_s)
-        late = () if pace.rough else tuple(
-            _late_batch(key, one, round(pace.slots)) for key, one in found.late.items()
-        )  # fmt: skip
-        return QueueOrder(found, late, pace)
+        if pace.rough or not found.late:
+            return QueueOrder(found, (), pace)
+        # More slots than requests do not help.
+        most = sum(round(o.tokens / o.each) for o in lists) + sum(self.in_flight_by(queue).values())
+        late = (_late_batch(key, one, round(pace.slots), most) for key, one in found.late.items())
+        return QueueOrder(found, tuple(late), pace)
 
     def _marked(self, left_s: Mapping[str, float], pace: Pace) -> list[Queued]:
         """Return the lists with a deadline; cancelled batches take no time."""
@@ -113,6 +118,7 @@ def _place(key: str) -> tuple[int, str]:
     return int(step), tenant
 
 
-def _late_batch(key: str, late: Late, slots: int) -> LateBatch:
-    batch_id, needed = key.rpartition("\x06")[2], math.ceil(slots * late.factor)
+def _late_batch(key: str, late: Late, slots: int, most: int) -> LateBatch:
+    batch_id = key.rpartition("\x06")[2]
+    needed = max(slots + 1, min(math.ceil(slots * late.factor), most)) if late.possible else None
     return LateBatch(batch_id, _place(key)[1], late.late_s, slots, needed)

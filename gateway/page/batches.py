@@ -10,6 +10,7 @@ import orjson
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
+from contract.batch import LEAST_HTTP_S, mean_rate
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
@@ -65,9 +66,7 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
     )  # fmt: skip
-    # Both times are in whole seconds: a batch that took less than 1 s counts as 1 s.
-    taken_s = batch_view.source.seconds if isinstance(batch_view.source, QueueBatch) else None
-    seconds = max(1.0, taken_s or (ended_at or now) - (batch.in_progress_at or batch.created_at))
+    seconds, retried = _seconds(batch_view, batch, ended_at or now)
     return {
         "id": batch.id,
         "status": batch.status,
@@ -87,12 +86,25 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "ended_at": ended_at,
         "seconds": seconds,
         "expires_at": batch.expires_at,
-        "rate": done / seconds if done else None,
+        "rate": mean_rate(done, seconds, retried=retried),
         **_answer_fields(batch),
         **_queue_fields(batch_view, counts.total),
         "failures": [*codes.items()],
         "error_file_id": batch.error_file_id,
     }
+
+
+def _seconds(batch_view: BatchView, batch: ApiBatch, until: float) -> tuple[float, bool]:
+    """Return the seconds that a batch has taken until now or its end, and if it was retried.
+
+    Commands show the same for an ended batch (`Batch.shown_s`).
+    """
+    source, retried = batch_view.source, False
+    if isinstance(source, QueueBatch):
+        retried = bool(source.number("retried"))
+        if source.shown_s is not None:
+            return source.shown_s, retried
+    return max(LEAST_HTTP_S, until - (batch.in_progress_at or batch.created_at)), retried
 
 
 def _answer_fields(batch: ApiBatch) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contract.redis.announcements import is_alive, queues_of
 from contract.redis.history import Minute
 from gateway.batches.api.record import BatchRecord
 from gateway.http.services import Services
+from producer.rates import Recent
 from producer.time_left import Outlook, OutlookReads, Work
 
 #: Queue -> its batches' work.
@@ -55,21 +56,28 @@ def works_of(source: QueueBatch | BatchRecord, parts: Sequence[QueueBatch], tota
     return works
 
 
-def estimates(row: Mapping[str, Any], queues: Mapping[str, QueueState]) -> dict[str, float | None]:
-    """Return a row's `cached_share`, from 0 to 1, and `left_s`, the seconds until it ends."""
-    left_s = None if row["ended"] else _left_s(row["works"], queues)
+def estimates(
+    row: Mapping[str, Any], queues: Mapping[str, QueueState], recent: Recent | None = None
+) -> dict[str, float | None]:
+    """Return a row's `cached_share`, from 0 to 1, and `left_s`, the seconds until it ends.
+
+    `recent` is the batch's own rate, which counts if it is known well enough.
+    """
+    left_s = None if row["ended"] else _left_s(row["works"], queues, recent)
     return {"cached_share": _cached_share(row, queues), "left_s": left_s}
 
 
-def _left_s(works: Works, queues: Mapping[str, QueueState]) -> float | None:
+def _left_s(works: Works, queues: Mapping[str, QueueState], recent: Recent | None) -> float | None:
     """Return the seconds until the last of the works ends; None if one is unknown."""
     longest: float | None = None
+    if sum(map(len, works.values())) > 1:  # the rate is that of all works
+        recent = None
     for queue, several in works.items():
         for work in several:
             if work.left <= 0:
                 continue
             state = queues.get(queue)
-            left_s = state.outlook.seconds_left(work) if state and state.outlook else None
+            left_s = state.outlook.seconds_left(work, recent) if state and state.outlook else None
             if left_s is None:
                 return None
             longest = max(longest or 0.0, left_s)

@@ -32,13 +32,14 @@ from gateway.page.live_text import CHECK_S, LiveText, Text
 from gateway.page.rendering import HEADERS
 from gateway.page.view import token_in
 from gateway.redis.batch_views import BatchViews
+from producer.rates import Recent, Window
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two reads of batches, and number of these reads for each read of the workers,
 #: which announce themselves once a second.
 TICK_S, FLEET_EVERY = 0.5, 2
-#: Seconds over which rates are a mean, and fewest seconds for which there is a rate.
+#: Seconds over which workers' rates are a mean, and fewest seconds for which there is a rate.
 RATES_S, MIN_RATE_S = 10.0, 3.0
 #: Seconds between two writes of a worker into its history.
 HISTORY_S = 10.0
@@ -96,7 +97,7 @@ class LiveFeed:
         self._totals: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
         self._next = 0
         self._queues: dict[str, tuple[float, QueueState]] = {}
-        self._done: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        self._done: dict[tuple[str, str], Window] = {}
 
     def check(self, caller: Caller, session: str) -> None:
         """Raise ApiError (503) if one more stream would exceed a limit."""
@@ -175,12 +176,14 @@ class LiveFeed:
             batch_view = reads.get(tenant, batch_id)
             row = row_of(batch_view, time.time()) if batch_view is not None else None
             if row is not None:
-                row.update(self._estimates(row))
+                recent = None
                 if not row["ended"]:
-                    row["rate"] = self._batch_rate((tenant, batch_id), row["done"])
-                # Values that only follow the clock are not a change: a batch without progress is
-                # sent once.
-                row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
+                    recent = self._batch_rate((tenant, batch_id), row["done"])
+                    row["rate"] = None if recent is None else round(recent.per_s, 1)
+                    # Values that only follow the clock are not a change: a batch without progress
+                    # is sent once.
+                    row["seconds"] = round(row["seconds"]) if row["done"] else 0
+                row.update(self._estimates(row, recent))
                 for name in (
                     "works",
                     "submitted",
@@ -191,23 +194,21 @@ class LiveFeed:
                 batches[(tenant, batch_id)] = orjson.dumps(row)
         return batches
 
-    def _batch_rate(self, key: tuple[str, str], done: int) -> float | None:
-        """Return a batch's requests per second over RATES_S; None before MIN_RATE_S."""
-        now, counts = time.monotonic(), self._done.setdefault(key, deque())
-        counts.append((now, done))
-        while len(counts) > 2 and now - counts[1][0] >= RATES_S:
-            counts.popleft()
-        seconds = now - counts[0][0]
-        return round(max(0, done - counts[0][1]) / seconds, 1) if seconds >= MIN_RATE_S else None
+    def _batch_rate(self, key: tuple[str, str], done: int) -> Recent | None:
+        """Return a batch's requests in its window, and their rate; None before MIN_RATE_S."""
+        window = self._done.setdefault(key, Window())
+        (recent,) = window.add(done)
+        return recent if window.span >= MIN_RATE_S else None
 
-    def _estimates(self, row: dict[str, Any]) -> dict[str, float | None]:
+    def _estimates(self, row: dict[str, Any], recent: Recent | None) -> dict[str, float | None]:
         """Return a row's estimates from its queues' states, which are cached for HISTORY_S."""
         now = time.monotonic()
         self._queues = {q: v for q, v in self._queues.items() if now - v[0] < HISTORY_S}
         missing = [queue for queue in row["queues"] if queue not in self._queues]
         read = read_queues(self._services, missing)
         self._queues |= {queue: (now, state) for queue, state in read.items()}
-        values = estimates(row, {queue: state for queue, (_, state) in self._queues.items()})
+        states = {queue: state for queue, (_, state) in self._queues.items()}
+        values = estimates(row, states, recent)
         return {name: None if one is None else round(one, 3) for name, one in values.items()}
 
     def _read_fleet(self) -> State:

@@ -9,7 +9,8 @@ from typing import Any
 
 from contract.redis.announcements import is_alive
 from gateway.page.view import View
-from producer.stalls import TEXTS, Stall, StallReads, no_worker_stall
+from producer.stall_texts import TEXTS
+from producer.stalls import Stall, StallReads, no_worker_stall
 
 Row = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ CLAUSES = {
 }  # fmt: skip
 #: Codes of the stalls that stop all requests of a queue.
 _OF_QUEUES = {name for name, (text, _) in TEXTS.items() if "{queue}" in text} - {
-    "tenant_capped", "queue_full", "lease_held",
+    "tenant_capped", "queue_full", "lease_held", "lease_ends", "lease_unswept",
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
@@ -12,9 +11,10 @@ from contract.failures import failures_of, failures_so_far
 from contract.redis.batches import BatchStore
 from producer.batch_watch import BatchWatch
 from producer.lost_leases import LostLeaseReads
-from producer.queue_workers import BatchWorkers, clock_text
+from producer.queue_workers import BatchWorkers, clock_text, left_text
+from producer.rates import Recent, Window
 from producer.stalls import STOPPED_S, lease_stall
-from producer.time_left import OutlookReads
+from producer.time_left import BatchOutlook, OutlookReads
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,8 +30,6 @@ POLL_S = 0.3
 #: Terminal columns of a bar with its elapsed time, and of the text next to it. A narrower terminal
 #: shows no bar, and only the end of a long batch id.
 _BAR_COLUMNS, _TEXT_COLUMNS = 42, 60
-#: Seconds over which rates are averaged.
-_WINDOW_S = 30.0
 
 
 def tell(text: str) -> None:
@@ -124,26 +122,6 @@ class Meter:
                 tell(f"{self._title}: {text}")
 
 
-class Rates:
-    """Requests and completion tokens per second over the last half minute."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int, int]] = deque()
-
-    def add(self, requests: int, tokens: int) -> tuple[float, float]:
-        """Add the current counters; return (requests/s, tokens/s)."""
-        now, samples = time.monotonic(), self._samples
-        samples.append((now, requests, tokens))
-        while len(samples) > 2 and now - samples[1][0] >= _WINDOW_S:
-            samples.popleft()
-        then, requests_then, tokens_then = samples[0]
-        span = now - then
-        if span <= 0:
-            return 0.0, 0.0
-        # A retry reduces the counters.
-        return max(0, requests - requests_then) / span, max(0, tokens - tokens_then) / span
-
-
 class SubmitPause:
     """Measures the time since an unsealed batch got its last line."""
 
@@ -207,14 +185,14 @@ class _TimeLeft:
     def __init__(self, store: BatchStore) -> None:
         self._reads = OutlookReads.using(store)
         self._read_at = -PLAIN_EVERY_S
-        self._left_s: float | None = None
+        self._outlook: BatchOutlook | None = None
 
-    def of(self, batch: Batch) -> float | None:
-        """Return the seconds until the batch ends; None if unknown."""
+    def of(self, batch: Batch, recent: Recent) -> float | None:
+        """Return the seconds until the batch ends, at its own rate if possible; None if unknown."""
         now = time.monotonic()
         if now - self._read_at >= PLAIN_EVERY_S:
-            self._read_at, self._left_s = now, self._reads.batch_seconds_left(batch)
-        return self._left_s
+            self._read_at, self._outlook = now, self._reads.batch_outlook(batch)
+        return self._outlook and self._outlook.seconds_left(batch, recent)
 
 
 def describe(
@@ -242,7 +220,7 @@ def describe(
     if not batch.sealed:
         state.append(unsealed(batch, quiet_s))
     elif left_s is not None and not batch.finished:
-        state.append(f"ETA {clock_text(left_s)}")
+        state.append(f"ETA {left_text(left_s)}")
     if "cancelling" in batch.fields and not batch.finished:
         state.append("cancelling")
     while width is not None and rates and len(", ".join(counts + rates + state)) > width:
@@ -268,16 +246,18 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     Without `may_reopen`, raises BatchChanged if Redis has lost the seal of the batch.
     """
     changes = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
-    rates, pause, news, left = Rates(), SubmitPause(), FailureNews(), _TimeLeft(store)
+    rates, pause, news, left = Window(), SubmitPause(), FailureNews(), _TimeLeft(store)
     workers, leases = BatchWorkers(store), LeasesLost(store)
     first = True
     with Meter(batch.id) as meter:
         while True:
             batch = changes.state()
-            speed = rates.add(batch.done, batch.number("completion_tokens"))
+            requests, tokens = rates.add(batch.done, batch.number("completion_tokens"))
+            speed = requests.per_s, tokens.per_s
             if failing := news.add(batch):
                 meter.note(failing)
-            text = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch))
+            left_s = left.of(batch, requests)
+            text = describe(batch, *speed, pause.add(batch), meter.width, left_s)
             waits = batch.terminal < batch.number("total") or batch.sealed
             if waits and not (any(speed) or batch.finished):
                 text += f", {waits_for_run(batch) or workers.text(batch)}"

@@ -21,7 +21,7 @@ from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_l
 from producer.cli.context import Exit
 from producer.cli.doctor.finding import MARKS, level_of
 from producer.cli.progress import RUN_GOES_ON, tell, waits_for_run
-from producer.queue_workers import clock_text, server_text
+from producer.queue_workers import clock_text, left_text, server_text
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
 from producer.webhook_state import WebhookState
@@ -120,8 +120,8 @@ def print_batch(
         "stops at": state["stop_after_failures"] and f"{state['stop_after_failures']} failures",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion"
         f"{retries}",
-        "left": None if left_s is None else f"about {clock_text(left_s)}",
-        "took": None if batch.seconds is None else clock_text(batch.seconds) + retries,
+        "left": None if left_s is None else f"about {left_text(left_s)}",
+        "took": None if batch.shown_s is None else _took(batch.shown_s) + retries,
         "expected": _expected(batch.expected),
         "queue": ", ".join(batch.queues),
         "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,
@@ -152,6 +152,11 @@ def _after_stop(batch: Batch) -> str:
     found = _ENDED_AT_STOP.match(batch.fields.get("reason", "")) if batch.stopped else None
     later = batch.done - int(found[1]) if found and not batch.is_run else 0
     return f" ({later} of them ended after the stop)" if later > 0 else ""
+
+
+def _took(seconds: float) -> str:
+    """Return the time that a batch took as text."""
+    return f"{seconds:.3g} s" if seconds < 1 else clock_text(seconds)
 
 
 def webhook_json(webhook: WebhookState | None) -> dict[str, Any] | None:

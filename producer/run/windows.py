@@ -29,7 +29,7 @@ from producer.collect.collect import Collector
 from producer.input.reader import RawChunk
 from producer.input.seen import SeenIds
 from producer.input.source import Source
-from producer.queue_workers import BatchWorkers, clock_text
+from producer.queue_workers import BatchWorkers, left_text
 from producer.run.again import selected
 from producer.run.cancelled import cancelled_lines, custom_id_of
 from producer.run.journal import RunFiles, RunProgress, window_id
@@ -362,7 +362,7 @@ class Run:
             limit.check_window(batch.id)
             now = self.store.batch(batch.id) or batch  # if deleted, the collector raises
             ended = f"{now.terminal} of the next {now.number('total')} requests have ended"
-            eta = "" if (left := left_s()) is None else f"ETA {clock_text(left)}"
+            eta = "" if (left := left_s()) is None else f"ETA {left_text(left)}"
             return ", ".join(filter(None, (ended, eta, failures_so_far(now), workers.text(now))))
 
         collector = Collector(

@@ -9,7 +9,7 @@ import orjson
 
 from contract.openai.body import LIMITS
 from producer.submit.prompt_tokens import CharacterCounter, prompt_of
-from producer.time_left import Outlook, Work, requests_before
+from producer.time_left import Outlook, Work
 
 #: Bytes in Redis, measured on 6.2. REQUEST_BYTES: a queued request without its message.
 #: RESULT_BYTES: a result without its answer's text (690 for vLLM's fields, 250 for the envelope and
@@ -101,8 +101,8 @@ def expected(
     prompt, written = sample.tokens(requests, usual)
     seconds = None
     if outlook is not None and usual is not None:
-        before = requests_before(outlook.lists, work)
-        seconds = round(outlook.load_s + outlook.pace.ends(prompt + written, requests, before), 1)
+        left_s = outlook.seconds(prompt + written, work)
+        seconds = None if left_s is None else round(left_s, 1)
     return orjson.dumps({
         "prompt_tokens": prompt, "completion_tokens": None if usual is None else written,
         "seconds": seconds,

@@ -40,7 +40,7 @@ from producer.submit.prompt_tokens import CharacterCounter, prompt_of
 from producer.submit.reuse import Reuse
 from producer.submit.routes import Routes
 from producer.submit.submission import Submission
-from producer.time_left import Outlook, Work, requests_before
+from producer.time_left import Outlook, Work, own_before, requests_before
 
 #: Most bad lines whose errors are kept, and most models whose names are.
 _FIRST_BAD, _MOST_MODELS = 10, 100
@@ -105,7 +105,8 @@ class RedisBytes:
 class Needed:
     """What a file needs to end within `left_s`: tokens per second, slots and workers.
 
-    `slots` and `workers` are None if a single request takes longer.
+    `slots` and `workers` are None if a single request takes longer, or if the file takes longer on
+    all slots of its tenant's cap.
     """
 
     left_s: float
@@ -131,19 +132,38 @@ class Plan:
     pace: Pace | None  # rate of the queue's workers in their last minutes with work
     before: int  # waiting requests of other batches that run before the file's end
     context: int | None  # longest context of the workers in tokens, if they announce it
+    cap: float = math.inf  # most slots of the tenant
+    own_before: int = 0  # requests of `before` that are the tenant's
 
     @property
     def seconds(self) -> float | None:
         """Seconds at `pace` until the file and all requests before it have ended, if known."""
+        if self.pace is None or self.cap <= 0:
+            return None
         tokens = self.content.prompt_tokens + self.content.expected
-        return self.pace.ends(tokens, self.content.requests, self.before) if self.pace else None
+        all_s = self.pace.ends(tokens, self.content.requests, self.before)
+        return max(all_s, self.capped_s or 0.0)
+
+    @property
+    def capped_s(self) -> float | None:
+        """Seconds until the tenant's requests have ended on all slots of its cap, if it has one."""
+        if self.pace is None or self.cap <= 0 or math.isinf(self.cap):
+            return None
+        tokens = self.content.prompt_tokens + self.content.expected
+        pace = replace(self.pace, slots=self.cap)
+        return pace.ends(tokens, self.content.requests, self.own_before)
 
     def on(self, workers: int, outlook: Outlook | None, submission: Submission) -> "Plan":
         """Return the plan for so many workers with this outlook."""
         step, requests = priority_step(submission.priority), self.content.requests
-        pace, lists = (outlook.pace, outlook.lists) if outlook else (None, ())
-        before = requests_before(lists, Work(None, submission.tenant, step, requests))
-        return replace(self, workers=workers, pace=pace, before=before)
+        if outlook is None:
+            return replace(self, workers=workers, pace=None, before=0)
+        work = Work(None, submission.tenant, step, requests)
+        return replace(
+            self, workers=workers, pace=outlook.pace, before=requests_before(outlook.lists, work),
+            cap=outlook.caps.get(submission.tenant, math.inf),
+            own_before=own_before(outlook.lists, work),
+        )  # fmt: skip
 
     def needed(self, left_s: float) -> Needed | None:
         """Return what the file needs to end within `left_s`; None if the pace is not known."""
@@ -152,8 +172,10 @@ class Plan:
         tokens = self.content.prompt_tokens + self.content.expected
         rate = (tokens + self.before * self.pace.of_request) / left_s
         slots = workers = None
-        if tokens / self.content.requests / self.pace.of_slot <= left_s:
-            slots = max(1, math.ceil(rate / self.pace.of_slot))
+        alone_s = tokens / self.content.requests / self.pace.of_slot
+        if max(alone_s, self.capped_s or 0.0) <= left_s:
+            most = self.content.requests + self.before  # each of them has a slot
+            slots = min(most, max(1, math.ceil(rate / self.pace.of_slot)))
             workers = math.ceil(slots * max(1, self.workers) / self.pace.slots)
         return Needed(left_s, self.seconds <= left_s, rate, slots, workers)
 

@@ -72,7 +72,10 @@ function showBatch(row) {
     putAll("done", number(row.done));
     putAll("total", number(row.total));
     putAll("failed", number(row.failed));
-    if (row.rate !== null) putAll("rate", number(row.rate)); // null in the first seconds: the page keeps the mean
+    if (row.rate !== null) { // null in the first seconds: the page keeps the mean
+      putAll("rate", number(row.rate));
+      for (const note of document.querySelectorAll('[data-b="rates_over"]')) put(note, /** @type {HTMLElement} */ (note).dataset.live ?? "");
+    }
     putAll("left", row.ended ? duration(row.seconds) : duration(row.left_s));
     putAll("tokens_in", number(row.tokens_in));
     putAll("tokens_out", number(row.tokens_out));

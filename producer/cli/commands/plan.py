@@ -362,7 +362,9 @@ def _deadline_text(planned: Plan, left_s: float) -> str:
     if (needed := planned.needed(left_s)) is None or planned.pace is None:
         return f"{until}; whether it is met is not known"
     if needed.slots is None:
-        return f"{until}: missed, because one request takes longer"
+        capped = (planned.capped_s or 0.0) > left_s
+        why = "the tenant's cap is too low" if capped else "one request takes longer"
+        return f"{until}: missed, because {why}"
     what = (
         f"{counted(needed.slots, 'slot')} (about {counted(needed.workers or 0, 'worker')}), "
         f"{needed.tokens_per_s:,.0f} tokens/s"

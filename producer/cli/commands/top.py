@@ -22,7 +22,9 @@ from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import counted
 from producer.model_states import last_swaps, model_states
-from producer.queue_workers import clock_text
+from producer.over_http import HttpBatches
+from producer.queue_workers import clock_text, left_text
+from producer.rates import WINDOW_S, Recent, Window
 from producer.stalls import model_of
 from producer.time_left import OutlookReads, Work
 
@@ -79,13 +81,14 @@ class _Fleet:
         self._waiting = WaitingReads.using(self._store)
         self._reads = OutlookReads.using(self._store)
         self._last: tuple[float, dict[str, dict[str, int]]] | None = None
-        self._last_done: tuple[float, dict[str, int]] | None = None
+        self._windows: dict[str, Window] = {}
 
     def render(self) -> RenderableType:
         """Read the current state; return it as text and tables."""
         workers = [worker for worker in self._waiting.announcements() if is_alive(worker)]
         states = self._store.states(self._store.newest_ids(BATCHES_READ))
-        batches = sorted((s for s in states if s is not None), key=lambda batch: batch.finished)
+        found = HttpBatches.using(self._store).shown([s for s in states if s is not None])
+        batches = sorted(found, key=lambda batch: batch.finished)
         served = {queue for each in workers for queue in queues_of(each)}
         asked = {queue for batch in batches if not batch.finished for queue in batch.queues}
         queues = sorted({self._queue, *served, *asked})
@@ -99,6 +102,7 @@ class _Fleet:
             *_server_tables(workers),
             *_model_tables(workers, waiting),
             self._batches_table(batches[:BATCHES], workers),
+            self._rates_note(),
         )
 
     def _rates(self, workers: list[dict[str, Any]], last_minute: Minute) -> dict[str, float]:
@@ -125,35 +129,47 @@ class _Fleet:
             queue: self._reads.outlook(queue, [w for w in workers if queue in queues_of(w)])
             for queue in queues
         }
-        rates = self._rates_of(batches)
+        recent = self._recent(batches)
         table = _table("BATCH", "STATE", ">DONE", ">OF", ">FAILED", ">REQUESTS/S", ">LEFT")
         for batch in batches:
+            own = recent.get(batch.id)
             if len(batch.queues) > 1:
-                left_s = self._reads.batch_seconds_left(batch)
+                left_s = self._reads.batch_seconds_left(batch, own)
             else:
                 outlook = None if batch.finished else outlooks[batch.queues[0]]
-                left_s = outlook.seconds_left(Work.of(batch)) if outlook else None
-            rate = rates.get(batch.id)
+                work = Work.of(batch)
+                left_s = outlook.seconds_left(work, own) if outlook else None
+            rate = batch.rate if own is None else own.per_s
             table.add_row(
                 _escaped(batch.id),
                 batch.status,
                 f"{batch.done:,}",
                 f"{batch.number('total'):,}",
-                f"{batch.number('failed') + batch.number('expired'):,}",
+                f"{batch.number('failed'):,}",
                 "" if rate is None else f"{rate:,.1f}",
-                "" if left_s is None else clock_text(left_s),
+                "" if left_s is None else left_text(left_s),
             )
         return table
 
-    def _rates_of(self, batches: list[Batch]) -> dict[str, float]:
-        """Return requests per second: the mean of an ended batch, else since the last read."""
-        now, done = time.monotonic(), {batch.id: batch.done for batch in batches}
-        (then, before), self._last_done = self._last_done or (now, {}), (now, done)
-        rates = {batch.id: batch.done / batch.seconds for batch in batches if batch.seconds}
-        for name, count in done.items():
-            if name in before and name not in rates:
-                rates[name] = max(0, count - before[name]) / max(0.001, now - then)
-        return rates
+    def _recent(self, batches: list[Batch]) -> dict[str, Recent]:
+        """Return the requests of unfinished batches in their windows, from the second read on."""
+        self._windows = {
+            batch.id: self._windows.get(batch.id) or Window()
+            for batch in batches
+            if not batch.finished
+        }
+        done = {batch.id: batch.done for batch in batches}
+        found = {name: window.add(done[name])[0] for name, window in self._windows.items()}
+        return {name: recent for name, recent in found.items() if self._windows[name].span}
+
+    def _rates_note(self) -> Text:
+        """Return a line about the seconds of which the batches' rates are means."""
+        spans = [window.span for window in self._windows.values()]
+        last_s = min(WINDOW_S, max(1.0, max(spans, default=WINDOW_S)))
+        return Text(
+            f"requests/s of a batch: while it runs, of the last {last_s:.0f} s; then of all its "
+            "time; none after a retry"
+        )
 
 
 def spark(minutes: Sequence[Minute]) -> str:

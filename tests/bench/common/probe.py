@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import signal
 import statistics
@@ -88,12 +87,9 @@ class TimedLeases(Leases):
         self.committed: dict[str, float] = {}
         self.groups = 0
 
-    async def pop(
-        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        most_multi: int = 0, context: int = 0, excluded: Sequence[str] = (),
-    ) -> Popped:  # fmt: skip
-        """Lease up to k requests and take the time."""
-        popped = await super().pop(k, slots, lists, max_bytes, most_multi, context, excluded)
+    async def pop(self, *args: Any, **kwargs: Any) -> Popped:
+        """Lease requests and take the time."""
+        popped = await super().pop(*args, **kwargs)
         if popped.deliveries:
             self.pops.append((time.monotonic(), self.engine.occupied()))
         return popped

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kit.commands.doctor_findings import announce
-from kit.commands.support import as_json, run_producer
+from kit.commands.support import as_json, run_producer, state
 from kit.protocol.lessee import QUEUE, Lessee, client_of, submit_batch
 
 from contract.redis import keys
@@ -15,6 +15,7 @@ from contract.redis.tenants import Tenant, Tenants
 from contract.settings import Settings
 from producer.cli.progress import LeasesLost
 from producer.stalls import Stall, StallReads
+from producer.time_left import OutlookReads
 
 SETTINGS = Settings()
 
@@ -65,13 +66,18 @@ def test_the_windows_of_a_run_wait_although_no_batch_has_the_name_of_their_list(
     assert "queue_unserved" not in stalls(store)
 
 
+def work(store: BatchStore) -> None:
+    """Note that in this minute a slot had ten tokens a second, and a request ten tokens."""
+    minute = store.now_ms() // 60_000
+    ring = f"{minute} 60 0 600 0 0 60 240"
+    client_of(store).hset(f"warmq:ring:{QUEUE}", str(minute % 1440), ring)
+
+
 def test_a_batch_that_will_miss_its_deadline_is_named_as_its_user_knows_it(
     store: BatchStore,
 ) -> None:
     announce(store, slots=4)
-    minute = store.now_ms() // 60_000
-    ring = f"{minute} 60 0 600 0 0 60 240"  # ten tokens a second of a slot
-    client_of(store).hset(f"warmq:ring:{QUEUE}", str(minute % 1440), ring)
+    work(store)
     submit_batch(store, 2000, batch_id="due", deadline="+100000")
     facts = stalls(store)["deadline_late"].facts
     assert facts["batch"] == "due"
@@ -120,6 +126,48 @@ def test_requests_of_a_dead_worker_wait_until_its_lease_ends(
     assert batch is not None
     text = LeasesLost(store).text(batch)
     assert "its 2 requests of queue warmq wait for the end of their leases" in text
+
+
+def test_leases_that_no_sweep_may_return_yet_wait_for_that_too(store: BatchStore) -> None:
+    submit_batch(store, 5)
+    dead = Lessee(client_of(store), "celery@dead.7.1")
+    leases = dead.pop(2)
+    dead.expire_leases(*leases)
+    assert stalls(store)["lease_held"].sentence().endswith("another worker runs (celery@dead.7.1)")
+    announce(store)
+    assert "any moment" in stalls(store)["lease_held"].sentence()
+    client_of(store).hset(keys.SWEEP, "hold", store.now_ms() + 20_000)
+    held = stalls(store)["lease_held"]
+    assert 15 < held.facts["left_s"] <= 20
+    assert f"for at most 0:00:{held.facts['left_s']}" in held.sentence()
+
+
+def test_the_time_left_of_a_batch_waits_for_its_leases_but_that_of_others_does_not(
+    store: BatchStore,
+) -> None:
+    work(store)
+    announce(store, slots=4)
+    submit_batch(store, 4, batch_id="other")
+    own = Lessee(client_of(store), "celery@a.12.0a1b2c3d").pop(4)
+    submit_batch(store, 2, batch_id="b1")
+    assert len(own) == 4
+    Lessee(client_of(store), "celery@dead.7.1").pop(2)
+    client_of(store).hset(keys.SWEEP, "hold", store.now_ms() + 100_000)
+    reads = OutlookReads.using(store)
+    assert 95 < (reads.batch_seconds_left(state(store, "b1")) or 0) < 110
+    assert 0 < (reads.batch_seconds_left(state(store, "other")) or 0) < 20
+
+
+def test_the_time_left_of_a_capped_tenant_is_that_of_its_slots(store: BatchStore) -> None:
+    work(store)
+    announce(store, slots=40)
+    submit_batch(store, 400, tenant="lab")
+    reads, batch = OutlookReads.using(store), state(store, "b1")
+    assert reads.batch_seconds_left(batch) == pytest.approx(10)  # 400 tokens a second
+    Tenants.using(store).set_tenant(Tenant("lab", max_in_flight=2))
+    assert reads.batch_seconds_left(batch) == pytest.approx(200)
+    submit_batch(store, 400, batch_id="b2")
+    assert reads.batch_seconds_left(state(store, "b2")) == pytest.approx(20)
 
 
 def test_a_queue_without_room_is_a_stall(store: BatchStore) -> None:

@@ -73,6 +73,19 @@ def test_a_tenant_gets_its_share_and_no_more_than_its_cap() -> None:
     assert ordered(own, t=Terms(cap=0)) == Order()
 
 
+def test_a_deadline_is_possible_if_a_request_and_the_tenant_s_cap_leave_time() -> None:
+    def late(**more: Any) -> Any:
+        terms = {"t": more.pop("terms")} if "terms" in more else {}
+        return ordered(queued("a", 8000, **{"left_s": 10.0} | more), **terms).late["a"]
+
+    assert late().possible  # on 80 slots, which 800 requests fill
+    assert late().factor == pytest.approx(10)
+    assert not late(left_s=0.9).possible  # one request takes 1 s
+    assert not late(each=200.0).possible
+    assert not late(terms=Terms(cap=79)).possible
+    assert late(terms=Terms(cap=80)).possible
+
+
 # -- properties ----------------------------------------------------------------------------------
 
 AMOUNTS = st.floats(1, 1e6)

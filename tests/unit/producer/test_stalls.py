@@ -6,10 +6,12 @@ import pytest
 
 from contract.batch import Batch
 from contract.redis.deadlines import LateBatch
+from producer.lost_leases import LostLeases
+from producer.stall_texts import TEXTS
 from producer.stalls import (
     STOPPED_S,
-    TEXTS,
     late_stall,
+    lease_stall,
     memory_stall,
     queue_stall,
     submit_stall,
@@ -130,6 +132,34 @@ def test_a_late_batch_names_by_how_much_and_the_slots_that_meet_its_deadline() -
     assert (found.code, found.passing) == ("deadline_late", True)
     assert "b1 will miss its deadline by about 2:00:05" in found.sentence()
     assert "90 slots instead of 64" in found.advice()
+
+
+def test_a_deadline_that_no_number_of_slots_meets_names_none() -> None:
+    found = late_stall("b1", LateBatch("part", "t", 0.3, 64, None))
+    assert (found.code, found.passing, found.facts["needed"]) == ("deadline_late", True, None)
+    assert "b1 will miss its deadline by about 0:00:01" in found.sentence()
+    assert "more slots do not help" in found.advice()
+    assert "None" not in found.advice()
+
+
+@pytest.mark.parametrize(
+    ("left_s", "swept", "said"),
+    [
+        (7.6, True, "for at most 0:00:08"),
+        (0.2, True, "for at most 0:00:01"),
+        (-3.0, True, "any moment"),
+        (7.6, False, "wait until another worker runs"),
+        (-3.0, False, "wait until another worker runs"),
+    ],
+)
+def test_leases_of_a_dead_worker_say_when_their_requests_run_again(
+    left_s: float, swept: bool, said: str
+) -> None:
+    found = lease_stall("warmq", LostLeases(2, left_s, {"celery@a.1.2"}, {}, swept))
+    assert (found.code, found.passing) == ("lease_held", True)
+    assert said in found.sentence()
+    assert "0:00:00" not in found.sentence()
+    assert ("warmq-worker" in found.advice()) is not swept
 
 
 def submitted(**fields: object) -> Batch:

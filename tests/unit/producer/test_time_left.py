@@ -8,7 +8,8 @@ from contract.batch import Batch
 from contract.naming import turn_list
 from contract.redis.pace import Pace
 from contract.redis.waiting import WaitingList
-from producer.time_left import Outlook, Work, requests_before
+from producer.rates import Recent
+from producer.time_left import BatchOutlook, Outlook, Work, requests_before
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,42 @@ def test_a_model_that_is_not_loaded_is_loaded_first() -> None:
     work = Work("b", "t", 6, 100, 10, 400)
     assert Outlook(Pace(10.0, 4, 40.0), load_s=12.0).seconds_left(work) == 112.0
     assert Outlook(Pace(10.0, 4, 40.0), load_s=12.0).seconds_left(work._replace(left=0)) is None
+
+
+def test_a_capped_tenant_has_the_time_of_its_slots() -> None:
+    pace, work = Pace(10.0, 4, 40.0), Work("b", "t", 6, 100, 10, 400)
+    assert Outlook(pace, caps={"t": 2}).seconds_left(work) == 200.0
+    assert Outlook(pace, caps={"t": 9}).seconds_left(work) == 100.0
+    assert Outlook(pace, caps={"u": 2}).seconds_left(work) == 100.0
+    assert Outlook(pace, caps={"t": 0}).seconds_left(work) is None
+    # Its own requests before wait for its slots, those of other tenants do not.
+    above, other = WaitingList(3, "t", "x", 100), WaitingList(3, "u", "y", 100)
+    assert Outlook(pace, [above], caps={"t": 2}).seconds_left(work) == 400.0
+    assert Outlook(pace, [other], caps={"t": 2}).seconds_left(work) == 200.0
+
+
+def test_requests_of_a_dead_worker_end_after_its_leases() -> None:
+    held = {(6, "t", "b"): 30.0}
+    outlook, work = Outlook(Pace(10.0, 4, 40.0), held=held), Work("b", "t", 6, 2, 10, 400)
+    assert outlook.seconds_left(work) == 34.0  # then a request of 4 s
+    assert outlook.seconds_left(work._replace(left=1000)) == 1000.0
+    assert outlook.seconds_left(work._replace(batch_id="c")) == 4.0
+    several = work._replace(several=True)  # in flight, and nothing waits
+    assert outlook.seconds_left(several) == 34.0
+
+
+def test_a_batch_s_own_rate_counts_once_it_is_known_well_enough() -> None:
+    outlook, work = Outlook(Pace(10.0, 4, 40.0)), Work("b", "t", 6, 100, 10, 400)
+    assert outlook.seconds_left(work, Recent(12, 2.0)) == 50.0
+    assert outlook.seconds_left(work, Recent(11, 2.0)) == 100.0
+    assert outlook.seconds_left(work, Recent(0, 0.0)) == 100.0
+    assert Outlook(Pace(10.0, 4, 40.0), caps={"t": 1}).seconds_left(work, Recent(3, 2.0)) == 50.0
+
+
+def test_the_rate_of_a_watched_batch_counts_for_all_its_queues() -> None:
+    batch = Batch("b1", {"total": "120", "completed": "20"})
+    outlook = BatchOutlook(left_s=15.0, slots=8, held_s=0.0)
+    assert outlook.seconds_left(batch, Recent(24, 2.0)) == 50.0
+    assert outlook.seconds_left(batch, Recent(23, 2.0)) == 15.0
+    assert outlook.seconds_left(batch) == 15.0
+    assert outlook._replace(held_s=70.0).seconds_left(batch, Recent(24, 2.0)) == 70.0

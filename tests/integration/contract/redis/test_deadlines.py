@@ -81,6 +81,26 @@ def test_a_cancelled_batch_takes_no_time_and_a_rough_pace_names_nobody(
     assert reads.deadline_order(QUEUE).late == ()
 
 
+def test_the_slots_that_are_needed_are_no_more_than_requests_are_left(
+    redis_client: redis.Redis, store: BatchStore, reads: DeadlineReads
+) -> None:
+    announce(store, slots=4)
+    work(redis_client)  # a request takes a second
+    submit_batch(store, 300, batch_id="due", deadline=seconds(1000))
+    key = naming.deadlines_key(QUEUE)
+
+    def needed(left_s: float) -> int | None:
+        redis_client.zadd(key, {list_of("due"): reads.now_ms() + round(left_s * 1000)})
+        (late,) = reads.deadline_order(QUEUE).late
+        return late.needed
+
+    assert 29 <= (needed(10) or 0) <= 32
+    assert 280 <= (needed(1.04) or 0) <= 300
+    assert needed(0.9) is None
+    reads.set_tenant(Tenant(naming.DEFAULT_TENANT, max_in_flight=3))
+    assert needed(50) is None
+
+
 def test_the_tokens_that_the_batch_expects_or_has_used_count(
     redis_client: redis.Redis, store: BatchStore, reads: DeadlineReads
 ) -> None:

@@ -56,6 +56,25 @@ def test_cancelled_requests_are_not_done(redis_url: str, store: BatchStore) -> N
     assert row[:5] == [batch.id, "cancelled", "3", "10", "0"]
 
 
+def test_expired_requests_have_not_failed(redis_url: str, store: BatchStore) -> None:
+    submit_batch(store, 10, batch_id="late")
+    lessee = Lessee(client_of(store))
+    lessee.done(*lessee.pop(10), outcome="expired")
+    done = run_producer("top", redis_url=redis_url)
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("late"))
+    assert row[:5] == ["late", "expired", "0", "10", "0"]
+
+
+def test_a_running_batch_has_the_rate_of_the_last_seconds_and_the_text_says_so(
+    redis_url: str, store: BatchStore
+) -> None:
+    submit_batch(store, 10, batch_id="b1")
+    done = run_producer("top", redis_url=redis_url)
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("b1"))
+    assert row[5] == "0.0"
+    assert "of the last 2 s" in done.stdout.splitlines()[-1]
+
+
 def test_one_look_at_a_busy_fleet_has_its_rates(
     redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_the_time_left_of_a_running_batch_is_told_by_what_its_queue_did(
     redis_url: str, redis_client: redis.Redis, store: BatchStore, command: tuple[str, ...]
 ) -> None:
     submit_batch(store, 12)
-    lessee = Lessee(redis_client)
+    lessee = Lessee(redis_client, "celery@a.1.x")
     finish(lessee, lessee.pop()[:2])  # of 5 tokens each
     announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
     minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each
@@ -182,7 +182,7 @@ def test_a_batch_that_takes_turns_with_another_one_is_told_a_longer_time(
     redis_url: str, redis_client: redis.Redis, store: BatchStore, command: tuple[str, ...]
 ) -> None:
     submit_batch(store, 12)
-    lessee = Lessee(redis_client)
+    lessee = Lessee(redis_client, "celery@a.1.x")
     finish(lessee, lessee.pop()[:2])  # of 5 tokens each
     submit_batch(store, 500, batch_id="b2")
     announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)

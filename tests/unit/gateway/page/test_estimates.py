@@ -11,6 +11,7 @@ from contract.redis.history import Minute
 from contract.redis.pace import Pace
 from gateway.batches.api.record import BatchPart, BatchRecord
 from gateway.page.estimates import QueueState, estimates, works_of
+from producer.rates import Recent
 from producer.time_left import Outlook, Work
 
 RECORD = BatchRecord(
@@ -65,3 +66,12 @@ def test_a_share_is_that_of_the_queues_while_the_batch_ran() -> None:
         {"warmq": QueueState(minutes, None)},
     )
     assert found == {"cached_share": pytest.approx(0.15), "left_s": None}
+
+
+def test_the_rate_of_a_batch_counts_if_it_has_one_queue() -> None:
+    recent = Recent(300, 2.0)
+    queues = {"warmq.a": state(Pace(1.0, 1)), "warmq.b": state(Pace(1.0, 2))}
+    works = works_of(RECORD, [part("p1", 10, 5, 50), part("p2", 40, 10, 100)], 50)
+    assert estimates(row(works), queues, recent)["left_s"] == 150
+    one = {"warmq.b": works["warmq.b"]}
+    assert estimates(row(one), queues, recent)["left_s"] == 15

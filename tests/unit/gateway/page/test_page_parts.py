@@ -19,7 +19,8 @@ from gateway.page.live import MAX_OF_SESSION, MAX_OF_TENANT, MAX_VIEWERS, LiveFe
 from gateway.page.rendering import LANGUAGES, language_of, translate
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
 from gateway.page.summary import CLAUSES
-from producer.stalls import TEXTS, Stall
+from producer.stall_texts import TEXTS
+from producer.stalls import Stall
 from worker.drain.lifecycle import State
 
 DASHBOARD = files("gateway.page")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import orjson
+import pytest
+
 from contract.batch import Batch
+from contract.redis.objects import Stored
+from gateway.batches.api.record import BatchRecord, RequestCounts, encode
 from gateway.page.batches import row_of
 from gateway.page.summary import summary
 from gateway.redis.batch_views import BatchView
+from producer.over_http import _with_times
 from producer.stalls import no_worker_stall
 
 FIELDS = {
@@ -33,6 +39,41 @@ def test_a_running_batch_has_its_mean_rate_so_far():
     row = row_of(BatchView("b1", Batch("b1", fields), []), 17.0)
     assert row is not None
     assert (row["ended"], row["rate"]) == (False, 4 / 16)
+
+
+@pytest.mark.parametrize("took_ms", [29, 500, 2031])
+def test_the_page_has_the_rate_and_the_time_that_the_commands_have(took_ms: int) -> None:
+    batch = Batch("b1", FIELDS | {"finished_at": str(1000 + took_ms)})
+    row = row_of(BatchView("b1", batch, []), 20.0)
+    assert row is not None
+    assert (row["seconds"], row["rate"]) == (batch.seconds, batch.rate)
+    assert row["seconds"] == took_ms / 1000
+
+
+@pytest.mark.parametrize(("began", "ended", "seconds"), [(7, 7, 1.0), (7, 10, 3.0)])
+def test_a_batch_over_http_has_the_rate_and_the_time_that_the_commands_have(
+    began: int, ended: int, seconds: float
+) -> None:
+    record = BatchRecord(
+        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
+        completion_window="24h", created_at=5, expires_at=99, status="completed",
+        changed_at={"in_progress": began, "completed": ended}, counts=RequestCounts(500, 500),
+    )  # fmt: skip
+    document = encode(record)
+    row = row_of(BatchView("batch_1", Stored("batch_1", document, 1), []), 20.0)
+    queued = FIELDS | {"completed": "500", "failed": "0", "finished_at": "1124"}
+    shown = _with_times(Batch("batch_1", queued), orjson.loads(document))
+    assert row is not None
+    assert (row["seconds"], row["rate"]) == (seconds, 500 / seconds)
+    assert (shown.shown_s, shown.rate) == (seconds, 500 / seconds)
+    assert shown.seconds == ended - began
+
+
+def test_a_retried_batch_has_no_mean_rate() -> None:
+    retried = Batch("b1", FIELDS | {"retried": "3"})
+    row = row_of(BatchView("b1", retried, []), 20.0)
+    assert row is not None
+    assert (row["rate"], retried.rate, row["seconds"]) == (None, None, 10.0)
 
 
 def test_a_batch_that_waits_for_its_first_worker_does_not_run():

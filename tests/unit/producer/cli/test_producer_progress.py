@@ -6,33 +6,13 @@ import pytest
 
 from contract.batch import Batch
 from producer.cli import progress
-from producer.cli.progress import FailureNews, Meter, Rates, SubmitPause, describe
-from producer.queue_workers import QueueWorkers, clock_text
+from producer.cli.progress import FailureNews, Meter, SubmitPause, describe
+from producer.queue_workers import QueueWorkers, clock_text, left_text
 
 
 def batch(**counters: int) -> Batch:
     fields = {"created_at": "1000", "sealed": "1"} | {k: str(v) for k, v in counters.items()}
     return Batch("b1", fields)
-
-
-def test_rates_are_means_over_the_last_half_minute(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    rates = Rates()
-    assert rates.add(0, 0) == (0, 0)
-    now = 10.0
-    assert rates.add(100, 1000) == (10, 100)
-    now = 40.0
-    assert rates.add(100, 1000) == (0, 0)  # what happened before 10.0 no longer counts
-
-
-def test_a_retry_that_takes_results_back_gives_no_negative_rate(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    rates = Rates()
-    rates.add(100, 1000)
-    now = 1.0
-    assert rates.add(50, 1000) == (0, 0)
 
 
 def test_a_running_batch_is_told_with_rate_failures_and_time_left():
@@ -117,6 +97,11 @@ def test_a_batch_that_gets_no_more_lines_says_since_when_and_what_completes_it(m
 )
 def test_durations_read_like_a_clock(seconds: float, text: str):
     assert clock_text(seconds) == text
+
+
+def test_a_time_left_is_never_nothing():
+    assert [left_text(seconds) for seconds in (-1.0, 0.2, 2.4)] == ["0:00:01", "0:00:01", "0:00:02"]
+    assert describe(batch(total=5, completed=4), 2.0, 0.0, left_s=0.1).endswith("ETA 0:00:01")
 
 
 def test_without_a_terminal_lines_come_at_intervals_on_stderr(capsys, monkeypatch):

@@ -228,6 +228,23 @@ def test_a_deadline_needs_slots_and_workers_at_the_rate_of_a_slot(tmp_path: Path
     assert replace(found, pace=None).needed(10.0) is None
 
 
+def test_a_deadline_needs_no_more_slots_than_requests_and_none_beyond_the_tenant_s_cap(
+    tmp_path: Path,
+) -> None:
+    lines = [{"prompt": "abcd" * 40, "max_tokens": 100}] * 80
+    found = planned(tmp_path, lines, [WORKER])  # one request takes 2 s
+    exact = found.needed(2.0)
+    assert exact is not None
+    assert exact.slots == 80
+    assert replace(found, before=20).needed(2.0).slots <= 100  # type: ignore[union-attr]
+    capped = replace(found, cap=2)
+    assert (capped.seconds, capped.capped_s) == (80.0, 80.0)
+    assert (capped.needed(79.0).met, capped.needed(79.0).slots) == (False, None)  # type: ignore[union-attr]
+    assert (capped.needed(80.0).met, capped.needed(80.0).slots) == (True, 2)  # type: ignore[union-attr]
+    assert replace(found, cap=0).seconds is None
+    assert replace(found, cap=9).seconds == 40.0
+
+
 def test_a_prefix_cache_saves_what_is_shared_in_any_order_if_it_fits() -> None:
     sharing = FileContent(requests=100, prompt_tokens=10_000)
     sharing.shared.whole, sharing.shared.repeated, sharing.shared.distinct = 40_000, 30_000, 1_000

@@ -1,0 +1,40 @@
+"""Rates of running batches: means over the last half minute, known well enough or not."""
+
+from __future__ import annotations
+
+import pytest
+
+from producer import rates
+from producer.rates import ROUNDS, Recent, Window
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    now = {"s": 0.0}
+    monkeypatch.setattr(rates.time, "monotonic", lambda: now["s"])
+    return now
+
+
+def test_rates_are_means_over_the_last_half_minute(clock: dict[str, float]) -> None:
+    window = Window()
+    assert window.add(0, 0) == [Recent(0, 0.0), Recent(0, 0.0)]
+    clock["s"] = 10.0
+    assert window.add(100, 1000) == [Recent(100, 10.0), Recent(1000, 100.0)]
+    clock["s"] = 40.0
+    # What happened before 10.0 no longer counts.
+    assert window.add(100, 1000) == [Recent(0, 0.0), Recent(0, 0.0)]
+    assert window.span == 30.0
+
+
+def test_a_retry_that_takes_results_back_gives_no_negative_rate(clock: dict[str, float]) -> None:
+    window = Window()
+    window.add(100)
+    clock["s"] = 1.0
+    assert window.add(50) == [Recent(0, 0.0)]
+
+
+def test_a_rate_gives_a_time_left_once_each_slot_has_ended_several_requests() -> None:
+    assert Recent(ROUNDS * 8, 4.0).seconds_left(100, 8) == 25.0
+    # 8 requests that began together may also end together: that is no rate yet.
+    assert Recent(8, 4.0).seconds_left(100, 8) is None
+    assert Recent(0, 0.0).seconds_left(100, 0) is None
