@@ -26,6 +26,9 @@ from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
 from producer.time_left import Outlook, OutlookReads
 
+#: Text of the tokens of a file whose answers are all known.
+_NOTHING = "none: all answers are known"
+
 
 def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     return None if text is None else seconds_until(text)
@@ -284,6 +287,8 @@ def known_text(content: FileContent) -> str | None:
 
 def _tokens_in(planned: Plan) -> str:
     content = planned.content
+    if content.all_known:
+        return _NOTHING
     text = f"{content.prompt_tokens:,}"
     if not planned.tokenizer:
         return f"about {text}: estimated, 4 characters a token; --tokenizer DIR counts them"
@@ -306,23 +311,29 @@ def _too_long(planned: Plan) -> str | None:
 
 def _tokens_out(planned: Plan) -> str:
     content = planned.content
-    if content.fixed == content.requests:
+    if content.all_known:
+        return _NOTHING
+    if content.fixed == content.computed:
         return f"{content.limits:,}, as the lines ask for"
     parts = [f"at most {content.limits:,}"] if content.limits else []
     if content.without_limit:
         lines = counted(content.without_limit, "line")
         parts.append(f"{lines} without max_tokens (the workers' WARMQ_DEFAULT_MAX_TOKENS applies)")
     text = " and ".join(parts)
+    if not parts:  # embeddings, for example
+        return "none"
     if planned.mean_answer is None:
         reason = "no running worker has reported it"
-        return f"{text or 'none'}; the length of answers is not known: {reason}"
+        return f"{text}; the length of answers is not known: {reason}"
     return (
         f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
         f"{planned.mean_answer:g} on average"
     )
 
 
-def _shared(planned: Plan) -> str:
+def _shared(planned: Plan) -> str | None:
+    if planned.content.all_known:
+        return None
     share = planned.content.shared.share
     if share < 0.005:
         return "no prompts have a common beginning"
@@ -359,13 +370,14 @@ def _saved_as_is(planned: Plan) -> int:
 def _deadline_text(planned: Plan, left_s: float) -> str:
     """Return a text with what a deadline needs, and whether it is met."""
     until = f"in {clock_text(left_s)}"
+    if planned.content.all_known:
+        return f"{until}: met; nothing is computed"
     if (needed := planned.needed(left_s)) is None or planned.pace is None:
         return f"{until}; whether it is met is not known"
     if needed.slots is None:
         return f"{until}: missed, because one request takes longer"
-    what = (
-        f"{counted(needed.slots, 'slot')} (about {counted(needed.workers or 0, 'worker')}), "
-        f"{needed.tokens_per_s:,.0f} tokens/s"
+    what = f"{counted(needed.slots, 'slot')} (about {counted(needed.workers or 0, 'worker')}), " + (
+        "under 1 token/s" if needed.tokens_per_s < 1 else f"{needed.tokens_per_s:,.0f} tokens/s"
     )
     if needed.met:
         return f"{until}: met; {what} are enough"
@@ -377,6 +389,8 @@ def _deadline_text(planned: Plan, left_s: float) -> str:
 
 def time_text(planned: Plan) -> str:
     """Return a text with the time that the file takes, and the rate that it is based on."""
+    if planned.content.all_known:
+        return f"{clock_text(0)}, as nothing is computed"
     if not planned.workers:
         return f"not known: no worker of queue {planned.queue} is known"
     workers = counted(planned.workers, "worker")

@@ -60,6 +60,10 @@ def test_a_batch_has_the_known_answers_and_counts_them(services: Services, tmp_p
     found = batches.retrieve(services, CALLER, BATCH)
     assert (found.status, found.request_counts.completed, found.cached) == ("completed", 6, 6)
     assert found.metadata == {"warmq_reuse": "7d"}
+    # And the object, the page and the command line count the same tokens: none
+    part = services.batches.batch(BATCH)
+    assert part is not None
+    assert (found.usage.total_tokens, part.number("prompt_tokens")) == (0, 0)
     # And the metrics count the tenant's lines
     fleet = FleetReads.using(services.batches).fleet(["warmq.m"])
     samples = [one for each in series(fleet, {}, [TENANT], 0.9) for one in each.samples]
