@@ -42,7 +42,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
 
 
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
-    """Return the result's `warmq.timing`; `queued_s` counts from the batch's creation or last retry."""
+    """Return the result's `warmq.timing`; `queued_s` counts from the batch's creation or retry."""
     delivery = running.delivery
     timing: dict[str, float | int] = {
         "engine_s": round(time.monotonic() - running.since, 4),

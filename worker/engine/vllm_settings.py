@@ -26,8 +26,9 @@ class EngineArgs(str):
     """The options of `vllm serve`, as text and as parsed values.
 
     `words` are the options split as in a shell. `options` has the values by the option's long name
-    without dashes, '' for flags; `values` has all values of each. `adapters` has the folders of --lora-modules by name. vLLM's own
-    parser checks the options later: it can be imported only when the engine starts.
+    without dashes, '' for flags; `values` has all values of each. `adapters` has the folders of
+    --lora-modules by name. vLLM's own parser checks the options later: it can be imported only when
+    the engine starts.
 
     Raises:
         ValueError: the text has a control character, an open quote, or a backslash at its end.

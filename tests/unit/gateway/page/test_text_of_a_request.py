@@ -126,7 +126,7 @@ def test_the_figures_of_a_batch_leave_out_known_answers() -> None:
         for n, ours in enumerate([{}, {"reused": True, "answered_by": "r"}])
     ]
     batches = SimpleNamespace(
-        finished_ids=lambda *_: [b"a", b"b"], results=lambda ids: results[: len(ids)]
+        finished_ids=lambda *_: ["a", "b"], results=lambda ids: results[: len(ids)]
     )
     services: Any = SimpleNamespace(batches=batches)
     found = sample(services, [Batch("b1", {"completed": "2"})])
