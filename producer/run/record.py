@@ -57,11 +57,6 @@ class RunRecord:
         """Whether the run was cancelled."""
         return self._runs.cancelled(self._name)
 
-    @property
-    def known(self) -> int:
-        """Number of the run's lines that known answers have answered."""
-        return self._record.number("cached")
-
     def check(self) -> None:
         """Raise RunCancelled if the run was cancelled."""
         if self.cancelled:

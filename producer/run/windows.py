@@ -71,8 +71,6 @@ class Run:
     planned_lines: int = 0
     #: Answers of this call that ended at max_tokens.
     cut: int = 0
-    #: Lines of the run that known answers have answered.
-    known: int = 0
     #: Whether this process has started the worker, so that the queue has none at first.
     local: bool = False
     #: Whether the run was cancelled.
@@ -122,7 +120,7 @@ class Run:
                 )
             self._delete_done(files.done)
             if not files.done.complete:
-                self.cancelled, self.known = self._record.cancelled, self._record.known
+                self.cancelled = self._record.cancelled
                 self._record.end(files.done)
             files.finish()
             return files.done

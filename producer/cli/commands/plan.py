@@ -26,9 +26,6 @@ from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
 from producer.time_left import Outlook, OutlookReads
 
-#: Text of the tokens of a file whose answers are all known.
-_NOTHING = "none: all answers are known"
-
 
 def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     return None if text is None else seconds_until(text)
@@ -98,7 +95,10 @@ def command(
     with suppress(StoreUnavailable):  # known_workers prints the error
         submission = to_default_queue(submission, context.store, settings.queue)
     planned, swaps = estimated(context, submission, source, file, None if estimate else tokenizer)
-    _show(planned, swaps, deadline, file=file, as_json=as_json)
+    if as_json:
+        show.put_json(plan_json(file, planned, swaps) | _deadline_json(planned, deadline))
+    else:
+        _print_plan(file, planned, swaps, deadline)
     if not planned.content.requests:
         return Exit.BAD_INPUT
     return Exit.SOME_FAILED if planned.content.bad else Exit.ALL_WELL
@@ -135,15 +135,6 @@ def estimated(
         workers, outlook = known_workers(context, queues)
         planned = planned.on(len(workers), outlook, submission)
     return planned, known_swaps(context, queues)
-
-
-def _show(
-    planned: Plan, swaps: PlannedSwaps | None, left_s: float | None, *, file: str, as_json: bool
-) -> None:
-    if as_json:
-        show.put_json(plan_json(file, planned, swaps) | _deadline_json(planned, left_s))
-    else:
-        _print_plan(file, planned, swaps, left_s)
 
 
 def known_workers(
@@ -249,7 +240,7 @@ def _print_plan(
 ) -> None:
     """Print a plan as text."""
     content = planned.content
-    show.put_rows({
+    rows = {
         "file": file,
         "queue": planned.queue,
         "requests": requests_text(content),
@@ -263,7 +254,11 @@ def _print_plan(
         "time": time_text(planned),
         "deadline": None if left_s is None else _deadline_text(planned, left_s),
         "swaps": swaps and _swaps_text(swaps),
-    })  # fmt: skip
+    }  # fmt: skip
+    if content.all_known:
+        rows["tokens in"] = rows["tokens out"] = "none: all answers are known"
+        rows |= {"shared": None, "time": clock_text(0)}
+    show.put_rows(rows)
     for error in content.first_bad:
         click.echo(show.printable(f"bad: {error}"))
     if content.bad > len(content.first_bad):
@@ -287,8 +282,6 @@ def known_text(content: FileContent) -> str | None:
 
 def _tokens_in(planned: Plan) -> str:
     content = planned.content
-    if content.all_known:
-        return _NOTHING
     text = f"{content.prompt_tokens:,}"
     if not planned.tokenizer:
         return f"about {text}: estimated, 4 characters a token; --tokenizer DIR counts them"
@@ -311,8 +304,6 @@ def _too_long(planned: Plan) -> str | None:
 
 def _tokens_out(planned: Plan) -> str:
     content = planned.content
-    if content.all_known:
-        return _NOTHING
     if content.fixed == content.computed:
         return f"{content.limits:,}, as the lines ask for"
     parts = [f"at most {content.limits:,}"] if content.limits else []
@@ -331,9 +322,7 @@ def _tokens_out(planned: Plan) -> str:
     )
 
 
-def _shared(planned: Plan) -> str | None:
-    if planned.content.all_known:
-        return None
+def _shared(planned: Plan) -> str:
     share = planned.content.shared.share
     if share < 0.005:
         return "no prompts have a common beginning"
@@ -371,7 +360,7 @@ def _deadline_text(planned: Plan, left_s: float) -> str:
     """Return a text with what a deadline needs, and whether it is met."""
     until = f"in {clock_text(left_s)}"
     if planned.content.all_known:
-        return f"{until}: met; nothing is computed"
+        return f"{until}: met, as nothing is computed"
     if (needed := planned.needed(left_s)) is None or planned.pace is None:
         return f"{until}; whether it is met is not known"
     if needed.slots is None:
@@ -389,8 +378,6 @@ def _deadline_text(planned: Plan, left_s: float) -> str:
 
 def time_text(planned: Plan) -> str:
     """Return a text with the time that the file takes, and the rate that it is based on."""
-    if planned.content.all_known:
-        return f"{clock_text(0)}, as nothing is computed"
     if not planned.workers:
         return f"not known: no worker of queue {planned.queue} is known"
     workers = counted(planned.workers, "worker")

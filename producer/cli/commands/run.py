@@ -1,13 +1,14 @@
 """Implements `producer run`, which answers a file of any size window by window."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from contract.errors import StoreUnavailable
 from contract.settings import Settings, load
 from producer.batch_watch import WritesLost
 from producer.cli import options
@@ -132,8 +133,7 @@ def command(
     submission = _submission(context, values, local=local)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     done = export.already_written(source, submission.seed, retry) if exported else None
-    ended = None if done is None else _Ended(done)
-    if ended is None:
+    if (ended := _Ended(done) if done else None) is None:
         try:
             with _local(context, values["model"]) if local else nullcontext():
                 make = partial(Run, window=window, local=local, retry=retry)
@@ -218,7 +218,17 @@ def _run(
                 source.close()
             source = source.reopen()
     _tell_end(output, run, done)
-    return _Ended(done, cut, run.known)
+    return _Ended(done, cut, _known(context, submission, done.name))
+
+
+def _known(context: Context, submission: Submission, run: str) -> int:
+    """Return how many of a run's lines known answers have answered, 0 if that is unknown."""
+    if submission.reuse_s is None:
+        return 0
+    with suppress(StoreUnavailable):
+        if (record := context.store.batch(run)) is not None:
+            return record.number("cached")
+    return 0
 
 
 def _tell_end(output: str, run: Run, done: RunProgress) -> None:

@@ -291,7 +291,7 @@ def test_known_answers_take_no_tokens_no_time_and_no_message(
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
     assert rows["tokens"].startswith(("in   none", "out  none"))
     assert "shared" not in rows
-    assert rows["deadline"].endswith("met; nothing is computed")
+    assert rows["deadline"].endswith("met, as nothing is computed")
     half = planned_with(tmp_path, 2, lines)
     assert half.content.message_bytes < planned_with(tmp_path, 0, lines).content.message_bytes
     assert half.content.limits == 10
