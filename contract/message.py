@@ -156,7 +156,9 @@ def write_online(
 class Delivery:
     """One hand-over of a message to this worker.
 
-    `created` is the batch's creation time in ms as text, and `life` the random text made then.
+    `created` is the batch's creation time in ms as text, or that of the request's last retry;
+    `requeued_at` is the time at which a cancelled batch was queued again as a whole, 0 if it was
+    not. `life` is the random text made with the batch.
     `content` is a hash of the message's body, `size` the message's bytes. `deadline` is in seconds
     since 1970. `returns` counts the request's earlier deliveries, `deaths` those in which it was in
     an engine that died. A request without a batch may have `keep_ms`, its result's time to live
@@ -188,6 +190,7 @@ class Delivery:
     trace: Mapping[str, str] | None = None
     tenant: str = ""
     priority: int = 0
+    requeued_at: int = 0
 
     @property
     def attempt(self) -> int:

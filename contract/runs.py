@@ -13,7 +13,7 @@ from contract.results import OUTCOMES
 #: Counters of a run that are the sums of its windows' counters.
 COUNTS = (
     "total", "valid", *OUTCOMES, "prompt_tokens", "completion_tokens", "cut", "retried",
-    "identical",
+    "identical", "cached",
 )  # fmt: skip
 
 

@@ -49,7 +49,8 @@ class Work(NamedTuple):
         # The field `list` has a list's key, which ends <step>\x06<tenant>\x06<batch id>.
         place = batch.fields.get("list", "").rpartition(PRIORITY_SEPARATOR)[2].split("\x06")
         step = int(place[0]) if place[0].isdecimal() else _DEFAULT_STEP
-        done, tokens = batch.done, batch.number("prompt_tokens")
+        done = max(0, batch.done - batch.number("cached"))  # known answers count no tokens
+        tokens = batch.number("prompt_tokens")
         tokens += batch.number("completion_tokens")
         list_of = place[2] if len(place) == 3 else batch.id
         left = batch.number("total") - batch.terminal

@@ -66,13 +66,13 @@ local function batch_state(id)
   if not state then
     -- pcall, because a forged batch id may name a key of another type.
     local found = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'list', 'identical',
-                              'deleting', 'completed', 'prompt_tokens', 'completion_tokens', 'cached')
-    local life, finished, cancelling, list, identical, deleting, completed, prompt, completion, cached =
+                              'deleting', 'completed', 'prompt_tokens', 'completion_tokens', 'cached', 'requeued_at')
+    local life, finished, cancelling, list, identical, deleting, completed, prompt, completion, cached, requeued =
       unpack(found)
     state = { added = {}, ended = {} }
     if not found.err and not deleting then
       state.life, state.finished, state.cancelling = life, finished, cancelling
-      state.list, state.dedupe = list, identical
+      state.list, state.dedupe, state.requeued = list, identical, requeued
       completed = tonumber(completed or 0) - tonumber(cached or 0) -- `cached`: answered by --reuse
       -- With --dedupe `completed` also counts followers, whose tokens are counted once.
       if completed > 0 and not identical then

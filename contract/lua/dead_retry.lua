@@ -48,7 +48,7 @@ for i = 1, #ARGV do
       forget_letter(ARGV[i])
     elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
       moved_bytes = moved_bytes + #message
-      redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
+      redis.call('LPUSH', home, without_expires(queued_now(without_past_deadline(message, now), now)))
       note_pushed(home, 1)
       if failed then undo_failure(id, batch) end
       redis.call('ZREM', 'warmq:revoked', id)

@@ -168,6 +168,14 @@ local function without_past_deadline(message, now)
   return string.sub(message, 1, stop - 1) .. string.gsub(rest, DEADLINE, '%1null')
 end
 
+-- Returns a message of a batch as one that is queued now: workers measure the time in the queue from `created`.
+local CREATED = '("created":")%d+(","life":")'
+local function queued_now(message, now)
+  local stop = body_end(message) or 1
+  local rest = string.gsub(string.sub(message, stop), CREATED, string.format('%%1%.0f%%2', now), 1)
+  return string.sub(message, 1, stop - 1) .. rest
+end
+
 -- Returns a message without Celery's `expires`: a date as text, which Redis's Lua has no function to read.
 local EXPIRES = '("expires":%s*)"[^"\\]*"'
 local function without_expires(message)

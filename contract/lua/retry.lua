@@ -22,7 +22,7 @@ for i = 3, #ARGV, 2 do
       -- The message goes to the left end of the list, which POP reaches last: the request waits like a new one.
       local message = redis.call('LMOVE', kept_key(batch, id), home_list, 'LEFT', 'LEFT')
       gone = not message
-      local changed = message and without_past_deadline(message, now)
+      local changed = message and queued_now(without_past_deadline(message, now), now)
       if changed ~= message then redis.call('LSET', home_list, 0, changed) end
       if message then note_pushed(home_list, 1) end
       moved_bytes = moved_bytes + #(message or '')
@@ -43,6 +43,8 @@ for i = 3, #ARGV, 2 do
   end
 end
 if #undone > 0 then change_failures(key, undone) end
+-- The messages of a cancelled batch may still wait in the queue as they are.
+if count > 0 and batch_state(batch).cancelling then redis.call('HSET', key, 'requeued_at', now) end
 if count > 0 then reopen_batch(batch, count, now) end
 if moved_bytes > 1024 * 1024 then collectgarbage() end -- else LMOVE's replies stay in Lua's memory
 return count

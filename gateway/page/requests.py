@@ -64,7 +64,9 @@ def result_fields(result: bytes) -> dict[str, Any]:
     """Return a result's fields for the page; `result` is b'' if there is none."""
     meta = read_meta(result) if result else {}
     ours = meta.get("warmq") or {}
-    timing = ours.get("timing") or {}
+    # A known answer's times are those of the request that was computed, perhaps long ago.
+    reused = ours.get("reused") is True
+    timing = {} if reused else ours.get("timing") or {}
     body = meta.get("result") if meta.get("status") == "SUCCESS" else None
     return {
         "meta": meta,
@@ -77,6 +79,7 @@ def result_fields(result: bytes) -> dict[str, Any]:
         "tokens": tokens_of(body)[1] if isinstance(body, dict) else None,
         "finish": finish_reason_of(body) if isinstance(body, dict) else None,
         "prompt": str(ours.get("prompt") or ""),
+        "reused": reused,
         "body": body,
     }
 
@@ -93,7 +96,7 @@ class Sample:
     """A sample of the requests that ended last.
 
     `again` counts requests that took several attempts. `values` has lists of the requests' numbers
-    by name (FIGURES in batches.py), `last` the rows of the table.
+    by name (FIGURES in batches.py), `last` the rows of the table. Only the table has known answers.
     """
 
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -140,9 +143,9 @@ def sample(services: Services, parts: Sequence[Batch]) -> Sample:
     for raw in _latest(services, parts):
         result = result_fields(raw)
         result["attempts"] = result["attempts"] or 1
-        latest.count += 1
+        latest.count += not result["reused"]
         latest.again += result["attempts"] > 1
-        for name in ("queued_s", "engine_s", "tokens"):
+        for name in () if result["reused"] else ("queued_s", "engine_s", "tokens"):
             value = result[name]
             if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
                 latest.values.setdefault(name, []).append(float(value))

@@ -190,7 +190,7 @@ def print_failures(failures: Iterable[FailedCode]) -> None:
     """Print the first failed requests of each error code."""
     for failed in failures:
         for one in failed.first:
-            where = f"line {one.line}, {one.custom_id}: {failed.code}: {one.message}"
+            where = f"line {one.line}, custom_id {one.custom_id}: {failed.code}: {one.message}"
             click.echo(f"  {printable(where)}")
 
 

@@ -22,7 +22,8 @@ def unchanged_texts(
     if again:
         kind = "have ended again already" if count else "have ended meanwhile"
         one = kind.replace("have", "has")
-        yield f"{_counted(again, one, kind)}: the same command queues what has ended again"
+        them = "it" if again == 1 else "them"
+        yield f"{_counted(again, one, kind)}: the same command queues {them} once more"
     for name in ("cancelled", "expired"):
         if name not in outcomes and (number := batch.number(name)):
             them = "it" if number == 1 else "them"

@@ -10,14 +10,14 @@ local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return -1 end
 if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
-local state, lines, cut, pushed = batch_state(batch), 0, 0, {}
+local state, lines, cut, pushed, now = batch_state(batch), 0, 0, {}, now_ms()
 if state.cancelling and not state.finished then return -3 end -- reopen_batch would undo the cancel
 for i = 3, #ARGV, 4 do
   local id = ARGV[i]
   local result = redis.call('GET', RESULT .. id)
   if result and redis.sha1hex(result) == ARGV[i + 1] and not is_foreign_result(id, state) then
     local list = list_in(ARGV[i + 2], state.list)
-    redis.call('LPUSH', list, ARGV[i + 3])
+    redis.call('LPUSH', list, queued_now(ARGV[i + 3], now))
     pushed[list] = (pushed[list] or 0) + 1
     redis.call('DEL', RESULT .. id)
     redis.call('ZREM', 'warmq:revoked', id)
@@ -30,6 +30,6 @@ if cut > 0 then
   redis.call('HINCRBY', key, 'completed', -lines)
   local left = tonumber(redis.call('HGET', key, 'cut') or 0) - cut
   redis.call('HSET', key, 'cut', math.max(0, left)) -- a worker of 0.2.0 counts no cut answers
-  reopen_batch(batch, lines, now_ms())
+  reopen_batch(batch, lines, now)
 end
 return lines

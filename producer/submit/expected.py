@@ -93,11 +93,13 @@ def expected(
     """Return a batch's expected load as JSON, for its hash in Redis; b'' without a sample.
 
     The JSON has `prompt_tokens`, `completion_tokens` (null if no worker has answered a request yet)
-    and `seconds` (null also if the pace is unknown).
+    and `seconds` (null also if the pace is unknown). If no request is left to compute, all are 0.
     """
     if not sample.requests:
         return b""
     requests, usual = work.left, mean_answer(workers)
+    if not requests:
+        return orjson.dumps({"prompt_tokens": 0, "completion_tokens": 0, "seconds": 0.0})
     prompt, written = sample.tokens(requests, usual)
     seconds = None
     if outlook is not None and usual is not None:

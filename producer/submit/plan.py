@@ -87,6 +87,16 @@ class FileContent:
     models: set[str] = field(default_factory=set)  # names in bodies, '' for none; not all of many
     shared: Shared = field(default_factory=Shared)
 
+    @property
+    def computed(self) -> int:
+        """Number of requests whose answers are not known."""
+        return self.requests - (self.known or 0)
+
+    @property
+    def all_known(self) -> bool:
+        """Whether there are requests, and the answers of all of them are known."""
+        return bool(self.requests) and not self.computed
+
 
 @dataclass(frozen=True, slots=True)
 class RedisBytes:
@@ -138,10 +148,12 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """Seconds at `pace` until the file and all requests before it have ended, if known."""
+        if self.content.all_known:
+            return 0.0
         if self.pace is None or self.cap <= 0:
             return None
         tokens = self.content.prompt_tokens + self.content.expected
-        all_s = self.pace.ends(tokens, self.content.requests, self.before)
+        all_s = self.pace.ends(tokens, self.content.computed, self.before)
         return max(all_s, self.capped_s or 0.0)
 
     @property
@@ -151,30 +163,35 @@ class Plan:
             return None
         tokens = self.content.prompt_tokens + self.content.expected
         pace = replace(self.pace, slots=self.cap)
-        return pace.ends(tokens, self.content.requests, self.own_before)
+        return pace.ends(tokens, self.content.computed, self.own_before)
 
     def on(self, workers: int, outlook: Outlook | None, submission: Submission) -> "Plan":
         """Return the plan for so many workers with this outlook."""
-        step, requests = priority_step(submission.priority), self.content.requests
         if outlook is None:
             return replace(self, workers=workers, pace=None, before=0)
-        work = Work(None, submission.tenant, step, requests)
-        return replace(
-            self, workers=workers, pace=outlook.pace, before=requests_before(outlook.lists, work),
+        planned = replace(
+            self, workers=workers, pace=outlook.pace,
             cap=outlook.caps.get(submission.tenant, math.inf),
-            own_before=own_before(outlook.lists, work),
         )  # fmt: skip
+        if self.content.all_known:
+            return planned
+        step, requests = priority_step(submission.priority), self.content.computed
+        work = Work(None, submission.tenant, step, requests)
+        before, own = requests_before(outlook.lists, work), own_before(outlook.lists, work)
+        return replace(planned, before=before, own_before=own)
 
     def needed(self, left_s: float) -> Needed | None:
         """Return what the file needs to end within `left_s`; None if the pace is not known."""
+        if self.content.all_known:
+            return Needed(left_s, True, 0.0, 0, 0)
         if self.pace is None or self.seconds is None or not self.content.requests:
             return None
         tokens = self.content.prompt_tokens + self.content.expected
         rate = (tokens + self.before * self.pace.of_request) / left_s
         slots = workers = None
-        alone_s = tokens / self.content.requests / self.pace.of_slot
+        alone_s = tokens / self.content.computed / self.pace.of_slot
         if max(alone_s, self.capped_s or 0.0) <= left_s:
-            most = self.content.requests + self.before  # each of them has a slot
+            most = self.content.computed + self.before  # each of them has a slot
             slots = min(most, max(1, math.ceil(rate / self.pace.of_slot)))
             workers = math.ceil(slots * max(1, self.workers) / self.pace.slots)
         return Needed(left_s, self.seconds <= left_s, rate, slots, workers)
@@ -210,7 +227,7 @@ def plan(
         source.close()
     saved, any_order = saved_tokens(content, cache)
     own = BATCH_BYTES + content.index_bytes + content.bad * RESULT_BYTES // 2 + content.reject_bytes
-    waiting = round(content.message_bytes * LIST_FACTOR) + REQUEST_BYTES * content.requests
+    waiting = round(content.message_bytes * LIST_FACTOR) + REQUEST_BYTES * content.computed
     results = RESULT_BYTES * content.requests + round(TOKEN_BYTES * content.expected)
     planned = Plan(
         content, submission.queue, counter.name, mean, cache, saved, any_order,
@@ -305,16 +322,18 @@ class _FileReader:
                 chunk.queues = [self._routes.queue_of(request) for request in chunk.requests]
             self._reuse.find(chunk)
             content.known += len(chunk.known)
-        content.message_bytes += sum(map(len, chunk.messages))
+        own = [n for n in range(len(chunk.bodies)) if n not in chunk.known]
+        content.message_bytes += sum(len(chunk.messages[n]) for n in own)
         content.index_bytes += len(chunk.index.dump()) + len(chunk.columns)
         for _, meta in chunk.rejects:
             content.reject_bytes += len(meta)
             if len(content.first_bad) < _FIRST_BAD:
                 content.first_bad.append(orjson.loads(meta)["warmq"]["error"]["message"])
-        models = (model_of(raw) for _, raw in chunk.bodies)
-        self._records.add(*keys_of([text_of(url, raw) for url, raw in chunk.bodies]), models)
+        raws = chunk.bodies
+        texts = [text_of(*raws[n]) for n in own]
+        self._records.add(*keys_of(texts), (model_of(raws[n][1]) for n in own))
         bodies: list[tuple[str, dict[str, Any]]]
-        bodies = [(url, orjson.loads(raw)) for url, raw in chunk.bodies]
+        bodies = [(url, orjson.loads(raw)) for url, raw in raws]
         prompts = [prompt_of(url, body, self._counter.chat) for url, body in bodies]
         counts = self._counter.count(prompts)
         for n, ((url, body), prompt, count) in enumerate(zip(bodies, prompts, counts, strict=True)):

@@ -173,7 +173,7 @@ class Submitter:
                 for raw in raw_chunks:
                     kept = next(stored, None)
                     if kept is not None:
-                        self._skip(lines, raw, kept)
+                        self._skip(lines, raw, kept, raw_chunks)
                     else:
                         self._queue(sender, lines, raw)
                     self._end = (raw.cursor, raw.digest)
@@ -225,15 +225,27 @@ class Submitter:
             summary.too_late += too_late
             summary.waiting = ""
 
-    def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
+    def _skip(
+        self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk, rest: Iterator[RawChunk]
+    ) -> None:
         """Count a chunk that was submitted before; raise BatchConflict if it differs."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
-            raise different_file(self._id, f"it differs within lines {raw.first} to {raw.cursor}")
+            raise different_file(self._id, self._difference(raw, kept.cursor, rest))
         self._summary.found += len(kept.entries)
         if self._planned:
             self._planned.keep(lines.prepare(raw, self._end))
         else:
             lines.take_stored(raw, kept)
+
+    def _difference(self, raw: RawChunk, kept: int, rest: Iterator[RawChunk]) -> str:
+        """Return how a file differs in a chunk that the batch has up to the line `kept`."""
+        batch = self._summary.batch
+        lines = batch.number("cursor")
+        if raw.cursor < lines and raw.cursor < kept and next(rest, None) is None:
+            return f"this one ends at line {raw.cursor}, the batch has {lines}"
+        if raw.cursor > kept == lines and batch.sealed:
+            return f"this one has more lines than the batch, which ends at line {lines}"
+        return f"it differs within lines {raw.first} to {raw.cursor}"
 
     def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> tuple[int, int, int, int]:
         """Enqueue one chunk, in the sender's thread.
@@ -320,9 +332,11 @@ class Submitter:
 
     def _expected(self, batch: Batch | None) -> bytes:
         """Return the expected tokens and time, which `status` shows; b'' for a run's window."""
-        requests = batch.number("valid") if batch is not None else 0
-        if batch is None or not requests or self.submission.window is not None:
+        if batch is None or not batch.number("valid") or self.submission.window is not None:
             return b""
+        # Known answers and the lines that --dedupe does not compute need no tokens and no time.
+        answered = batch.number("cached") + batch.number("identical")
+        requests = max(0, batch.number("valid") - answered)
         reads = OutlookReads.using(self.store)
         workers = reads.workers_of(batch.queues)
         outlook = reads.outlook_of(batch.queues, workers)

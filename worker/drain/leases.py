@@ -115,15 +115,16 @@ class Leases:
             self._open_pops.remove(began)
 
     async def _read(self, leased: list[Any], popped: Popped) -> None:
-        """Add the leases of a reply to `popped`; each has five fields (worker/lua/pop.lua)."""
-        for i in range(0, len(leased), 5):
-            lease, returns, deaths, message, tenant = leased[i : i + 5]
+        """Add the leases of a reply to `popped`; each has six fields (worker/lua/pop.lua)."""
+        for i in range(0, len(leased), 6):
+            lease, returns, deaths, message, tenant, requeued_at = leased[i : i + 6]
             try:
                 delivery = read_delivery(lease.decode(), message, int(returns), int(deaths))
             except RequestRejected as error:
                 await self._bury(lease.decode(), error.message)
             else:
                 delivery.tenant = str(tenant, "utf-8", "replace")
+                delivery.requeued_at = int(requeued_at or 0)
                 popped.deliveries.append(delivery)
 
     async def _bury(self, lease: str, reason: str) -> None:

@@ -42,14 +42,15 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
 
 
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
-    """Return the result's `warmq.timing`; `queued_s` counts from the batch's creation."""
+    """Return the result's `warmq.timing`; `queued_s` counts from the batch's creation or retry."""
     delivery = running.delivery
     timing: dict[str, float | int] = {
         "engine_s": round(time.monotonic() - running.since, 4),
         "attempts": delivery.attempt,
     }
     if delivery.batch:
-        timing["queued_s"] = round(popped_at - int(delivery.created) / 1000, 3)
+        queued_at = max(int(delivery.created), delivery.requeued_at)
+        timing["queued_s"] = round(popped_at - queued_at / 1000, 3)
     return timing
 
 

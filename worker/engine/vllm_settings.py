@@ -26,8 +26,9 @@ class EngineArgs(str):
     """The options of `vllm serve`, as text and as parsed values.
 
     `words` are the options split as in a shell. `options` has the values by the option's long name
-    without dashes, '' for flags. `adapters` has the folders of --lora-modules by name. vLLM's own
-    parser checks the options later: it can be imported only when the engine starts.
+    without dashes, '' for flags; `values` has all values of each. `adapters` has the folders of
+    --lora-modules by name. vLLM's own parser checks the options later: it can be imported only when
+    the engine starts.
 
     Raises:
         ValueError: the text has a control character, an open quote, or a backslash at its end.
@@ -41,6 +42,7 @@ class EngineArgs(str):
         except ValueError as error:
             raise ValueError(f"{error}; write it as in a shell, with every quote closed") from None
         self.options: dict[str, str] = {}
+        self.values: dict[str, list[str]] = {}
         self.adapters: dict[str, str] = {}
         name = ""
         for word in self.words:
@@ -52,6 +54,8 @@ class EngineArgs(str):
                 self.options[name] = value
             elif name:
                 self.options[name] = word
+            if name:
+                self.values.setdefault(name, []).append(value)
             if name == "lora-modules":
                 self.adapters |= _adapter(value)
 

@@ -16,7 +16,8 @@
 --   returns,deaths,revoked}, warmq:dead:<n>, warmq:worker:<worker>, warmq:leased:<lease>, turns, endings
 -- Returns: {now_ms, number of suspects, how many of them run together next (0: not set), 1 if messages may
 --   be left that a POP could take, highest lease number so far, list of the turn that continues, sequences
---   left of it, then for each lease: id, returns, deaths, message, tenant}
+--   left of it, then for each lease: id, returns, deaths, message, tenant, time (ms) at which the whole batch was
+--   queued again or ''}
 local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
@@ -174,6 +175,7 @@ local function lease(list, message, request)
   end
   local n = #out
   out[n + 1], out[n + 2], out[n + 3], out[n + 4], out[n + 5] = id, returns, deaths, message, tenant
+  out[n + 6] = state and state.requeued or ''
   leased = leased + 1
 end
 

@@ -95,7 +95,10 @@ def command(
     with suppress(StoreUnavailable):  # known_workers prints the error
         submission = to_default_queue(submission, context.store, settings.queue)
     planned, swaps = estimated(context, submission, source, file, None if estimate else tokenizer)
-    _show(planned, swaps, deadline, file=file, as_json=as_json)
+    if as_json:
+        show.put_json(plan_json(file, planned, swaps) | _deadline_json(planned, deadline))
+    else:
+        _print_plan(file, planned, swaps, deadline)
     if not planned.content.requests:
         return Exit.BAD_INPUT
     return Exit.SOME_FAILED if planned.content.bad else Exit.ALL_WELL
@@ -132,15 +135,6 @@ def estimated(
         workers, outlook = known_workers(context, queues)
         planned = planned.on(len(workers), outlook, submission)
     return planned, known_swaps(context, queues)
-
-
-def _show(
-    planned: Plan, swaps: PlannedSwaps | None, left_s: float | None, *, file: str, as_json: bool
-) -> None:
-    if as_json:
-        show.put_json(plan_json(file, planned, swaps) | _deadline_json(planned, left_s))
-    else:
-        _print_plan(file, planned, swaps, left_s)
 
 
 def known_workers(
@@ -246,7 +240,7 @@ def _print_plan(
 ) -> None:
     """Print a plan as text."""
     content = planned.content
-    show.put_rows({
+    rows = {
         "file": file,
         "queue": planned.queue,
         "requests": requests_text(content),
@@ -260,7 +254,11 @@ def _print_plan(
         "time": time_text(planned),
         "deadline": None if left_s is None else _deadline_text(planned, left_s),
         "swaps": swaps and _swaps_text(swaps),
-    })  # fmt: skip
+    }  # fmt: skip
+    if content.all_known:
+        rows["tokens in"] = rows["tokens out"] = "none: all answers are known"
+        rows |= {"shared": None, "time": clock_text(0)}
+    show.put_rows(rows)
     for error in content.first_bad:
         click.echo(show.printable(f"bad: {error}"))
     if content.bad > len(content.first_bad):
@@ -306,16 +304,18 @@ def _too_long(planned: Plan) -> str | None:
 
 def _tokens_out(planned: Plan) -> str:
     content = planned.content
-    if content.fixed == content.requests:
+    if content.fixed == content.computed:
         return f"{content.limits:,}, as the lines ask for"
     parts = [f"at most {content.limits:,}"] if content.limits else []
     if content.without_limit:
         lines = counted(content.without_limit, "line")
         parts.append(f"{lines} without max_tokens (the workers' WARMQ_DEFAULT_MAX_TOKENS applies)")
     text = " and ".join(parts)
+    if not parts:  # embeddings, for example
+        return "none"
     if planned.mean_answer is None:
         reason = "no running worker has reported it"
-        return f"{text or 'none'}; the length of answers is not known: {reason}"
+        return f"{text}; the length of answers is not known: {reason}"
     return (
         f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
         f"{planned.mean_answer:g} on average"
@@ -359,15 +359,16 @@ def _saved_as_is(planned: Plan) -> int:
 def _deadline_text(planned: Plan, left_s: float) -> str:
     """Return a text with what a deadline needs, and whether it is met."""
     until = f"in {clock_text(left_s)}"
+    if planned.content.all_known:
+        return f"{until}: met, as nothing is computed"
     if (needed := planned.needed(left_s)) is None or planned.pace is None:
         return f"{until}; whether it is met is not known"
     if needed.slots is None:
         capped = (planned.capped_s or 0.0) > left_s
         why = "the tenant's cap is too low" if capped else "one request takes longer"
         return f"{until}: missed, because {why}"
-    what = (
-        f"{counted(needed.slots, 'slot')} (about {counted(needed.workers or 0, 'worker')}), "
-        f"{needed.tokens_per_s:,.0f} tokens/s"
+    what = f"{counted(needed.slots, 'slot')} (about {counted(needed.workers or 0, 'worker')}), " + (
+        "under 1 token/s" if needed.tokens_per_s < 1 else f"{needed.tokens_per_s:,.0f} tokens/s"
     )
     if needed.met:
         return f"{until}: met; {what} are enough"

@@ -1,13 +1,14 @@
 """Implements `producer run`, which answers a file of any size window by window."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from contract.errors import StoreUnavailable
 from contract.settings import Settings, load
 from producer.batch_watch import WritesLost
 from producer.cli import options
@@ -43,6 +44,14 @@ _AFTER = {
     "with another limit",
     RunCancelled: "the input cannot be read again, so that OUT lacks the rows that had not run",
 }
+
+
+class _Ended(NamedTuple):
+    """The end of a run: its progress, and how many answers were cut, and how many were known."""
+
+    done: RunProgress
+    cut: int = 0
+    known: int = 0
 
 
 def _retried(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -123,17 +132,17 @@ def command(
     context.wait_for_redis(wait_redis)
     submission = _submission(context, values, local=local)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
-    done, cut = (export.already_written(source, submission.seed, retry) if exported else None), 0
-    if done is None:
+    done = export.already_written(source, submission.seed, retry) if exported else None
+    if (ended := _Ended(done) if done else None) is None:
         try:
             with _local(context, values["model"]) if local else nullcontext():
                 make = partial(Run, window=window, local=local, retry=retry)
-                done, cut = _run(context, submission, source, output, files, make)
+                ended = _run(context, submission, source, output, files, make)
         except (RunStopped, RunCancelled) as stop:
             return _print_stop(output, stop, exported)
-        if exported and not (done.complete and done.delivered):
+        if exported and not (ended.done.complete and ended.done.delivered):
             _export(export, submission, source)
-    return _print_result(output, export.errors, done, cut, as_json, retry)
+    return _print_result(output, export.errors, ended, as_json, retry)
 
 
 def _print_stop(output: str, stop: RunStopped | RunCancelled, exported: bool) -> Exit:
@@ -174,8 +183,8 @@ def _run(
     output: str,
     files: tuple[Path, Path],
     make: Callable[..., Run],
-) -> tuple[RunProgress, int]:
-    """Run the input with a progress line; return its progress, and the number of cut answers."""
+) -> _Ended:
+    """Run the input with a progress line; return its end."""
     submission = check_workers(context.store, context.settings, submission)
     start_anew = Journal(files[0]).start_anew
     again = "the same command goes on where it stopped"
@@ -209,7 +218,17 @@ def _run(
                 source.close()
             source = source.reopen()
     _tell_end(output, run, done)
-    return done, cut
+    return _Ended(done, cut, _known(context, submission, done.name))
+
+
+def _known(context: Context, submission: Submission, run: str) -> int:
+    """Return how many of a run's lines known answers have answered, 0 if that is unknown."""
+    if submission.reuse_s is None:
+        return 0
+    with suppress(StoreUnavailable):
+        if (record := context.store.batch(run)) is not None:
+            return record.number("cached")
+    return 0
 
 
 def _tell_end(output: str, run: Run, done: RunProgress) -> None:
@@ -232,11 +251,13 @@ def _export(export: Export, submission: Submission, source: Source) -> None:
 
 
 def _print_result(
-    output: str, errors: str | None, done: RunProgress, cut: int, as_json: bool, retry: str
+    output: str, errors: str | None, ended: _Ended, as_json: bool, retry: str
 ) -> Exit:
     """Print the numbers of results; return the exit status."""
+    done, cut, known = ended
     already = "was complete already, " if done.complete else ""
-    tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.unanswered}")
+    of_known = f" ({counted(known, 'known answer')})" if known else ""
+    tell(f"{output}: {already}{counted(done.completed, 'result')}{of_known}, {done.unanswered}")
     if done.complete and retry:
         tell(f"{output}: nothing runs again: no line ended as {retry}, except wrong lines")
     if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):

@@ -17,7 +17,7 @@ from producer.cli import show
 from producer.cli.commands import submit as submit_command
 from producer.cli.commands.plan import known_workers, plan_json, requests_text, time_text
 from producer.cli.context import Context, Exit, open_input, pass_context
-from producer.cli.progress import Meter, counted, tell
+from producer.cli.progress import REPEAT_S, Meter, counted, tell
 from producer.cli.submitting import check_workers, make_submission
 from producer.queue_workers import QueueWorkers
 from producer.run.trial import (
@@ -29,6 +29,7 @@ from producer.run.trial import (
     failures,
     measured_plan,
 )
+from producer.stalls import StallReads
 from producer.submit.plan import FileContent, Plan, plan
 from producer.submit.prompt_tokens import CharacterCounter
 from producer.submit.submission import Submission
@@ -131,11 +132,16 @@ def _run(context: Context, submission: Submission, spread: Spread, file: str) ->
     trial = Trial(context.store, context.settings, submission, spread)
     workers = QueueWorkers(context.store, submission.queue)
     tried: list[TriedRow] = []
-    total = len(spread.chosen)
+    total, tell_at = len(spread.chosen), time.monotonic()
     with _removed_at_end(trial), Meter(trial.id, total) as meter:
         trial.begin(file)
 
         def sleep(seconds: float) -> None:
+            nonlocal tell_at
+            if time.monotonic() >= tell_at:
+                tell_at += REPEAT_S
+                for text in _why_waiting(context, trial):
+                    meter.note(text)
             if meter.due():
                 state = trial.state()
                 ended = state.terminal if state is not None else 0
@@ -144,6 +150,15 @@ def _run(context: Context, submission: Submission, spread: Spread, file: str) ->
 
         tried += trial.follow(sleep)
     return tried
+
+
+def _why_waiting(context: Context, trial: Trial) -> Iterator[str]:
+    """Yield the reasons why a trial's rows cannot run now, each with its remedy."""
+    batch = trial.state()
+    if batch is not None and not batch.finished:
+        reads = StallReads.using(context.store)
+        for one in reads.stalls(context.settings, batch.queues, [batch], batch.tenant):
+            yield f"it waits: {one.sentence()}: {one.advice()}"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -142,7 +142,7 @@ class RowMapping:
                 self.columns[field] = ", ".join(used)
         # The custom_id is read first, so that the error of a bad row has it.
         self._gets.sort(key=lambda pair: pair[0] != "custom_id")
-        self._check_request(pairs, columns)
+        self._check_request(pairs, columns, wanted)
         needed = _NEEDED & self.columns.keys()
         self._url = {"url": EMBEDDINGS_URL} if needed == {"input"} else {}
         #: Whether the fields are those of a body, next to a url.
@@ -158,7 +158,9 @@ class RowMapping:
         #: The columns that are neither used nor kept.
         self.unused = [column for column in columns or () if column not in self.wanted]
 
-    def _check_request(self, pairs: Mapping[str, str], columns: Sequence[str] | None) -> None:
+    def _check_request(
+        self, pairs: Mapping[str, str], columns: Sequence[str] | None, used: Collection[str]
+    ) -> None:
         """Raise BadOption if the fields are not one request, or if no column is used for it."""
         if self._messages and "messages" in pairs:
             raise BadOption("field messages: given as a whole and by roles; give it one way")
@@ -166,7 +168,7 @@ class RowMapping:
             raise BadOption(f"fields {' and '.join(whole)}: each is a whole request; give one")
         needed = _NEEDED & self.columns.keys()
         if not needed:
-            raise BadOption(f"no column has the request; {_EXAMPLE}")
+            raise _no_prompt([one for one in columns or () if one not in used])
         if not any(self.columns[field] for field in needed):
             field = next(name for name in pairs if name.partition(".")[0] in needed)
             raise _no_column(field, pairs[field], columns or ())
@@ -221,9 +223,14 @@ def _map_same_names(columns: Sequence[str]) -> dict[str, str]:
         raise BadOption("the table has no columns; give another table")
     same = {column: column for column in columns if column in fields}
     if not same.keys() & _NEEDED:
-        unknown = [column for column in columns if column not in fields]
-        raise BadOption(f"columns without a field of their name: {listed(unknown)}; {_EXAMPLE}")
+        raise _no_prompt(columns)
     return same
+
+
+def _no_prompt(unused: Sequence[str]) -> BadOption:
+    """Return the error for rows without a prompt; `unused` columns may have it."""
+    columns = f"; unused columns: {listed(unused)}" if unused else ""
+    return BadOption(f"there is no prompt{columns}; {_EXAMPLE}")
 
 
 def _get_of(

@@ -207,8 +207,8 @@ def test_status_says_what_stalls_a_batch_with_its_remedy(redis_url: str, store: 
 
 def test_status_and_doctor_mark_a_stall_alike(redis_url: str, store: BatchStore) -> None:
     submit_batch(store, 3)
-    for state, mark in (("draining", "!!"), ("starting", "--")):
-        announce(store, state=state)
+    for worker_state, mark in (("draining", "!!"), ("starting", "--")):
+        announce(store, state=worker_state)
         for command in (("status", "b1"), ("doctor",)):
             shown = run_producer(*command, redis_url=redis_url).stdout.splitlines()
             (line,) = [one for one in shown if "requests waiting: 3" in one]

@@ -144,6 +144,7 @@ class Lessee:
         self.worker = worker
         self.queue = queue
         self.head: list[Any] = []
+        self.requeued_at: list[int] = []
         self.turn: list[Any] = ["", 0]
         self.ttl_ms = 60_000
 
@@ -173,9 +174,10 @@ class Lessee:
         )  # fmt: skip
         self.head = reply[:7]
         self.turn = reply[5:7]
+        self.requeued_at = [int(at or 0) for at in reply[12::6]]
         return [
             Lease(reply[i].decode(), int(reply[i + 1]), int(reply[i + 2]), reply[i + 3])
-            for i in range(7, len(reply), 5)
+            for i in range(7, len(reply), 6)
         ]
 
     def remove_ended(self, *lists: str) -> None:

@@ -70,3 +70,8 @@ def test_a_run_of_several_models_has_the_queues_of_its_windows() -> None:
 def test_another_batch_is_its_own_part() -> None:
     other = batch("b1", total=3)
     assert (other.is_run, other.parts) == (False, (other,))
+
+
+def test_a_run_has_the_known_answers_of_its_windows() -> None:
+    run = joined(batch("run_1", windows=1, cached=4), [batch("run_1.1", total=5, cached=5)])
+    assert run.number("cached") == 9

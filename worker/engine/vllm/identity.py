@@ -1,10 +1,12 @@
 """Makes the identity of a vLLM engine: all that decides its answers apart from the bodies.
 
-It has the releases, the model's files, and the options of WARMQ_ENGINE_ARGS. Files and folders that
+It has the releases, the model's files, the options of WARMQ_ENGINE_ARGS, and vLLM's environment
+variables. Files and folders that
 an option names (a chat template, a parser's plugin, an adapter) count by their content.
 """
 
 import logging
+import os
 from pathlib import Path
 
 from contract.known import identity_of
@@ -22,6 +24,16 @@ NEUTRAL = frozenset((
     "no-enable-prefix-caching", "max-num-queued-reqs", "max-num-queued-tokens",
     "enable-sleep-mode", "download-dir", "served-model-name", "lora-modules",
 ))  # fmt: skip
+#: Beginnings of vLLM's environment variables that change no answer: of logs, usage statistics,
+#: caches' folders, addresses, keys, processes, and the memory and cores of a CPU.
+NEUTRAL_VARIABLES = (
+    "VLLM_LOG", "VLLM_CONFIGURE_LOGGING", "VLLM_DEBUG_LOG", "VLLM_DISABLE_LOG", "VLLM_TRACE_",
+    "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE_", "VLLM_CACHE_ROOT",
+    "VLLM_CONFIG_ROOT", "VLLM_ASSETS_CACHE", "VLLM_MEDIA_CACHE", "VLLM_XLA_CACHE_PATH",
+    "VLLM_HOST_IP", "VLLM_LOOPBACK_IP", "VLLM_PORT", "VLLM_RPC_", "VLLM_DP_", "VLLM_API_KEY",
+    "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_PROCESS_NAME_PREFIX", "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+)  # fmt: skip
 
 
 def engine_identity(settings: VllmSettings, context: int) -> str:
@@ -35,17 +47,23 @@ def engine_identity(settings: VllmSettings, context: int) -> str:
         text = "WARMQ_KNOWN_ANSWERS: the files of %s are not on this machine: no answer is reused"
         log.warning(text, settings.model, extra={"action": "no_identity"})
         return ""
-    options = {name: value for name, value in args.options.items() if name not in NEUTRAL}
-    adapters = {f"adapter {name}": path for name, path in args.adapters.items()}
+    options = {name: values for name, values in args.values.items() if name not in NEUTRAL}
+    options |= {f"adapter {name}": [path] for name, path in args.adapters.items()}
+    options |= {name: [value] for name, value in os.environ.items() if _counts(name)}
     try:
         parts = [fingerprint(folder), str(context)]
         parts += [f"{name} {version}" for name, version in sorted(versions.items())]
-        parts += [f"{n} {_content(value)}" for n, value in sorted((options | adapters).items())]
+        parts += [f"{n} {_content(one)}" for n, values in sorted(options.items()) for one in values]
     except OSError as error:
         text = "WARMQ_KNOWN_ANSWERS: %s: no answer is reused"
         log.warning(text, error, extra={"action": "no_identity"})
         return ""
     return identity_of(*parts)
+
+
+def _counts(variable: str) -> bool:
+    """Return whether an environment variable may change vLLM's answers."""
+    return variable.startswith("VLLM_") and not variable.startswith(NEUTRAL_VARIABLES)
 
 
 def _content(value: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import orjson
+import pytest
 import redis
 from kit.protocol.lessee import (
     LIMITS,
     QUEUE,
     SEED,
+    Lease,
     Lessee,
     counts,
     now,
@@ -267,3 +269,45 @@ def test_rejected_lines_are_not_retried(store: BatchStore, worker: Lessee) -> No
     worker.done(lease, outcome="failed", keep=False)
     assert store.retry(submitted.batch, ["failed"]) == 0
     assert counts(now(store)) == {"failed": 1}
+
+
+def queued_at(lease: Lease) -> int:
+    """Return the time in ms from which a worker measures a request's time in the queue."""
+    return int(orjson.loads(lease.message)["headers"]["warmq"]["created"])
+
+
+@pytest.mark.parametrize("ended", ["failed", "cancelled"])
+def test_a_retried_request_counts_its_time_in_the_queue_anew(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee, ended: str
+) -> None:
+    submitted = submit_batch(store, 3)
+    first, *_ = worker.pop()
+    worker.done(first, outcome=ended, keep=True)
+    before = store.now_ms()
+    assert store.retry(submitted.batch, [ended]) == 1
+    (again,) = worker.pop()
+    assert int(submitted.batch.created) <= before <= queued_at(again) <= store.now_ms()
+
+
+def test_requests_of_a_cancelled_batch_that_still_wait_count_from_its_retry(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    submitted = submit_batch(store, 2)
+    store.cancel(submitted.batch)
+    before = store.now_ms()
+    store.retry(submitted.batch, ["cancelled"])
+    assert len(worker.pop()) == 2
+    assert all(before <= at <= store.now_ms() for at in worker.requeued_at)
+    assert len(worker.requeued_at) == 2
+
+
+def test_a_retried_dead_letter_counts_its_time_in_the_queue_anew(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    submit_batch(store, 1)
+    (lease,) = worker.pop()
+    worker.bury(lease, "unreadable")
+    before = store.now_ms()
+    assert store.retry_dead([one["id"] for one in store.dead_letters()]) == 1
+    (again,) = worker.pop()
+    assert queued_at(again) >= before

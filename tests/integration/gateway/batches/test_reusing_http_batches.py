@@ -11,7 +11,15 @@ import pytest
 from kit.commands.known import announce, answer_all, asked, reusing
 from kit.commands.submitting import submit
 from kit.commands.support import write_lines
-from kit.gateways.own_batch_runner import BATCH, TENANT, created, opened, until_ended, uploaded
+from kit.gateways.own_batch_runner import (
+    BATCH,
+    TENANT,
+    created,
+    looked_at,
+    opened,
+    until_ended,
+    uploaded,
+)
 from kit.protocol.lessee import client_of
 
 from gateway.batches.api import batches
@@ -60,6 +68,10 @@ def test_a_batch_has_the_known_answers_and_counts_them(services: Services, tmp_p
     found = batches.retrieve(services, CALLER, BATCH)
     assert (found.status, found.request_counts.completed, found.cached) == ("completed", 6, 6)
     assert found.metadata == {"warmq_reuse": "7d"}
+    # And the object, the page and the command line count the same tokens: none
+    part = services.batches.batch(BATCH)
+    assert part is not None
+    assert (found.usage.total_tokens, part.number("prompt_tokens")) == (0, 0)
     # And the metrics count the tenant's lines
     fleet = FleetReads.using(services.batches).fleet(["warmq.m"])
     samples = [one for each in series(fleet, {}, [TENANT], 0.9) for one in each.samples]
@@ -86,3 +98,17 @@ def test_a_batch_of_a_version_that_took_any_text_runs(services: Services) -> Non
     uploaded(services, [line(1)])
     created(services, metadata={"warmq_reuse": "week"})
     assert batches.retrieve(services, CALLER, BATCH).status == "validating"
+
+
+def test_lines_that_are_not_computed_count_no_tokens(services: Services, tmp_path: Path) -> None:
+    # Given three lines with one body, of which one is computed
+    uploaded(services, [line(1) | {"custom_id": f"c{n}"} for n in range(3)])
+    created(services, once=True)
+    looked_at(services)
+    assert len(answer_all(services.batches, tenant=TENANT, queue="warmq.m")) == 1
+    until_ended(services)
+    # Then the object has the tokens of one answer, as the queue batch has
+    found, part = batches.retrieve(services, CALLER, BATCH), services.batches.batch(BATCH)
+    assert part is not None
+    assert (found.request_counts.completed, found.usage.total_tokens) == (3, 5)
+    assert part.number("prompt_tokens") + part.number("completion_tokens") == 5

@@ -53,7 +53,7 @@ def test_status_has_failures_by_code_with_the_first_ones(
     assert (second["code"], second["first"][0]["custom_id"]) == ("broken", "r2")
     table = run_producer("status", "b1", redis_url=redis_url).stdout
     assert "3 of 3 failed: 2 unknown_field, 1 broken" in table
-    assert "line 3, r2: broken: it broke" in table
+    assert "line 3, custom_id r2: broken: it broke" in table
     listed = orjson.loads(run_producer("list", "--json", redis_url=redis_url).stdout)
     assert [one["code"] for one in listed[0]["failures"]] == ["unknown_field", "broken"]
 

@@ -168,7 +168,7 @@ def test_a_table_is_planned_as_its_lines_are(redis_url: str, tmp_path: Path):
         (("prompt",), "--map: 'prompt': write FIELD=COLUMN"),
         (("prompt=text", "prompt=id"), "--map: 'prompt=id': prompt has 'text' already"),
         (("prompt=txt",), "--map: field prompt: there is no column 'txt'; did you mean text?"),
-        ((), "--map: columns without a field of their name: id; map a field"),
+        ((), "--map: there is no prompt; unused columns: id, text; map a field"),
     ],
 )
 def test_a_wrong_mapping_ends_the_command_before_anything_is_queued(

@@ -230,3 +230,15 @@ def test_a_file_without_lines_is_told(redis_url: str, store: BatchStore, tmp_pat
     assert done.returncode == 2
     assert "nothing to try" in done.stderr
     assert left(store) == []
+
+
+def test_without_a_worker_it_says_at_once_what_it_waits_for_and_what_to_do(
+    redis_url: str, store: BatchStore, lines: Path
+) -> None:
+    with trying(redis_url, lines, "--rows", "2") as process:
+        assert process.stderr is not None
+        told = next(line for line in process.stderr if b"it waits" in line).decode()
+        run_all(store)
+        process.communicate(timeout=30)
+    assert "no worker serves the queue warmq; requests waiting: 2" in told
+    assert "start a worker for it (`warmq-worker`" in told

@@ -347,3 +347,22 @@ def test_damaged_input_leaves_a_batch_that_the_mended_file_completes(
         submit(store, path, watch=damaged)
     submit(store, path)
     assert_queued_once(store, 1700)
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        (1600, "this one ends at line 1600, the batch has 1700"),
+        (200, "this one ends at line 200, the batch has 1700"),
+        (1500, "this one ends at line 1500, the batch has 1700"),
+        (1701, "this one has more lines than the batch, which ends at line 1700"),
+        (2300, "this one has more lines than the batch, which ends at line 1700"),
+    ],
+)
+def test_a_shorter_or_longer_file_is_said_to_be_one(
+    store: BatchStore, tmp_path: Path, lines: int, where: str
+):
+    submit(store, batch_file(tmp_path / "in", 1700))
+    with pytest.raises(BatchConflict, match=where):
+        submit(store, batch_file(tmp_path / "other", lines))
+    assert_queued_once(store, 1700)

@@ -36,6 +36,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.known import KnownAnswers
 from producer import Client
+from producer.time_left import Work
 from worker.engine.simulated.engine import SimulatedEngine
 
 TEXTS = [f"question {n}" for n in range(1200)]
@@ -319,3 +320,53 @@ def test_an_answer_with_the_text_of_a_results_end_keeps_its_bytes(
     ask(store, tmp_path / "in", "b2", ["a"])
     # Then its JSON is the same
     assert lines_of(store, "b2")[0]["response"]["body"] == orjson.loads(long)["result"]
+
+
+def test_the_estimate_counts_only_what_is_computed(store: BatchStore, tmp_path: Path):
+    ask(store, tmp_path / "in", "b1", TEXTS[:10])
+    whole = state(store, "b1").expected
+    assert whole is not None
+    answer_all(store)
+    ask(store, tmp_path / "in", "b2", TEXTS[:10])
+    assert state(store, "b2").expected == {
+        "prompt_tokens": 0, "completion_tokens": 0, "seconds": 0.0
+    }  # fmt: skip
+    ask(store, tmp_path / "in", "b3", [*TEXTS[:5], *(f"{text}?" for text in TEXTS[:5])])
+    half = state(store, "b3").expected
+    assert half is not None
+    assert half["prompt_tokens"] == pytest.approx(whole["prompt_tokens"] / 2, abs=5)
+
+
+def test_the_estimate_counts_lines_with_the_same_body_once(store: BatchStore, tmp_path: Path):
+    path = questions(tmp_path / "in", ["a"] * 10)
+    submit(store, path, reusing("b1", reuse_s=None, dedupe=False))
+    submit(store, path, reusing("b2", reuse_s=None, dedupe=True))
+    whole, once = state(store, "b1").expected, state(store, "b2").expected
+    assert whole is not None and once is not None
+    assert 10 * once["prompt_tokens"] == whole["prompt_tokens"]
+
+
+def test_the_time_left_counts_the_tokens_of_computed_answers(store: BatchStore, tmp_path: Path):
+    ask(store, tmp_path / "in", "b1", TEXTS[:10])
+    answer_all(store)
+    ask(store, tmp_path / "in", "b2", TEXTS[:11])
+    answer_all(store)
+    work = Work.of(state(store, "b2"))
+    assert (work.done, work.tokens) == (1, 5)
+
+
+def test_a_run_says_how_many_answers_were_known(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+):
+    ask(store, tmp_path / "in", "b1", TEXTS[:1100])
+    answer_all(store)
+    path = questions(tmp_path / "in.jsonl", TEXTS[:1100])
+    announce(redis_client)
+    out = tmp_path / "out.jsonl"
+    done = run_producer("run", path, out, "--reuse", "--window", "500", redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert "1100 results (1100 known answers), 0 failed" in done.stderr
+    (run,) = [one.id for one in store.batches() if one.is_run]
+    shown = as_json(run_producer("status", run, "--json", redis_url=redis_url))
+    assert shown["request_counts"]["cached"] == 1100
+    assert "1100 cached" in run_producer("status", run, redis_url=redis_url).stdout

@@ -372,3 +372,24 @@ async def test_a_cancel_that_was_missed_is_caught_up_with_when_listening_again(
         own.client().client_kill_filter(_type="pubsub")
         # Then the request is aborted all the same
         await soon(lambda: running.engine.running == 0)
+
+
+async def test_requests_of_a_cancelled_batch_count_their_time_in_the_queue_from_its_retry(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    # Given a batch that was made an hour ago and cancelled
+    submitted = submit_batch(store, 3)
+    key, created = submitted.list_key, submitted.batch.created
+    for n, raw in enumerate(redis_client.lrange(key, 0, -1)):
+        ago = str(int(created) - 3_600_000)
+        redis_client.lset(key, n, raw.replace(created.encode(), ago.encode()))
+    store.cancel(submitted.batch)
+    # When it is retried and runs
+    store.retry(submitted.batch, ["cancelled"])
+    async with draining(redis_url, simulated_latency_s=0.005):
+        await soon(lambda: now(store).finished)
+    # Then the hour does not count
+    for rid in submitted.ids:
+        meta = stored(redis_client, rid)
+        assert meta is not None
+        assert 0 <= meta["warmq"]["timing"]["queued_s"] < 60

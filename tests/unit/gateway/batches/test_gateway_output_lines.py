@@ -179,3 +179,10 @@ def test_a_file_of_few_lines_among_many_is_sought_in_bounded_pieces() -> None:
     assert next(chunks) == b""
     assert read == CHUNK_LINES
     assert b"".join(chunks) == b"the one\n"
+
+
+def test_an_answer_of_another_request_counts_no_tokens() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 7}
+    line = orjson.loads(success(orjson.dumps({"id": "x", "usage": usage})))
+    for ours in ({"reused": True, "answered_by": "r"}, {"same_as": "c1"}):
+        assert usage_of(orjson.dumps(line | {"warmq": line["warmq"] | ours})) == Usage()

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
+from contract.batch import Batch
 from contract.errors import StoreUnavailable
 from contract.streaming import Piece, Transcript
 from gateway.http.caller import Caller
 from gateway.page import live_text
 from gateway.page.live_text import LiveText
-from gateway.page.requests import done_at, result_fields, text_of
+from gateway.page.requests import done_at, result_fields, sample, text_of
 
 DONE = b'{"status":"SUCCESS","result":{}}'
 
@@ -114,3 +116,20 @@ def test_whatever_stands_where_a_result_should_be_is_shown(raw: bytes) -> None:
     assert isinstance(fields["error"], dict)
     assert isinstance(text_of(fields["body"]), str)
     assert isinstance(done_at(fields["meta"]), float | None)
+
+
+def test_the_figures_of_a_batch_leave_out_known_answers() -> None:
+    meta = {"status": "SUCCESS", "result": {"usage": {"completion_tokens": 3}}}
+    timing = {"engine_s": 9.0, "queued_s": 5.0, "attempts": 2}
+    results = [
+        orjson.dumps(meta | {"warmq": {"custom_id": f"c{n}", "timing": timing} | ours})
+        for n, ours in enumerate([{}, {"reused": True, "answered_by": "r"}])
+    ]
+    batches = SimpleNamespace(
+        finished_ids=lambda *_: ["a", "b"], results=lambda ids: results[: len(ids)]
+    )
+    services: Any = SimpleNamespace(batches=batches)
+    found = sample(services, [Batch("b1", {"completed": "2"})])
+    assert found.values == {"queued_s": [5.0], "engine_s": [9.0], "tokens": [3.0]}
+    assert (found.count, found.again) == (1, 1)
+    assert [one["engine_s"] for one in found.last] == [9.0, None]

@@ -134,8 +134,9 @@ def test_a_column_of_the_fields_own_name_is_not_named_twice(tmp_path: Path):
 @pytest.mark.parametrize(
     ("pairs", "told"),
     [
-        ({}, "columns without a field of their name: label; map a field"),
-        ({"max_tokens": "label"}, "no column has the request; map a field to one"),
+        ({}, "there is no prompt; unused columns: text, label; map a field to one"),
+        ({"max_tokens": "label"}, "there is no prompt; unused columns: text; map a field to one"),
+        ({"custom_id": "{text} {label}"}, "there is no prompt; map a field to one"),
         ({"prompt": "txt"}, "there is no column 'txt'; did you mean text?; there are text, label"),
         ({"prompt": "x {label} {tex}"}, "there is no column 'tex'"),
         ({"promt": "text"}, "field promt: not a field of a request; did you mean prompt?"),

@@ -10,9 +10,10 @@ import pytest
 from kit.commands.support import chat_line, write_lines
 
 from contract.redis.pace import Pace
+from contract.redis.waiting import WaitingList
 from contract.settings import Settings
 from demo.stack import MODEL
-from producer.cli.commands.plan import _tokens_out
+from producer.cli.commands.plan import _deadline_text, _print_plan, _tokens_out
 from producer.input.reader import Input
 from producer.submit.expected import mean_answer
 from producer.submit.lines import PreparedChunk
@@ -275,3 +276,54 @@ def test_prompts_beyond_the_workers_context_are_counted(tmp_path: Path) -> None:
     found = plan(settings, submission, source, Counts(), [WORKER | {"max_model_len": 10}])
     assert (found.content.too_long, found.context) == (2, 10)
     assert found.content.first_too_long == "line 2 (b)"
+
+
+class Known:
+    """A search that knows the first `count` requests of each chunk."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = range(count)
+
+    def find(self, chunk: PreparedChunk) -> None:
+        chunk.known = dict.fromkeys(self._numbers)  # type: ignore[arg-type]
+
+
+def planned_with(path: Path, known: int, lines: list[Any]) -> Plan:
+    source = Input(str(write_lines(path / "in.jsonl", lines)))
+    search: Any = Known(known)
+    return plan(
+        Settings(_env_file=None), Submission("plan", "warmq", 6, ""), source, CharacterCounter(),
+        [WORKER], Outlook(PACE, [WaitingList(0, "t", "b", 9)]), reuse=search,
+    )  # fmt: skip
+
+
+def test_known_answers_take_no_tokens_no_time_and_no_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"prompt": "a long beginning " * 20 + str(n), "max_tokens": 5} for n in range(4)]
+    whole = planned_with(tmp_path, 4, lines)
+    assert (whole.seconds, whole.before, whole.content.shared.whole) == (0.0, 0, 0)
+    assert whole.needed(5.0) == Needed(5.0, True, 0.0, 0, 0)
+    _print_plan("in", whole, None, 5.0)
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
+    assert rows["tokens"].startswith(("in   none", "out  none"))
+    assert "shared" not in rows
+    assert rows["deadline"].endswith("met, as nothing is computed")
+    half = planned_with(tmp_path, 2, lines)
+    assert half.content.message_bytes < planned_with(tmp_path, 0, lines).content.message_bytes
+    assert half.content.limits == 10
+
+
+def test_a_file_whose_computed_lines_fix_their_length_says_so(tmp_path: Path) -> None:
+    line = {"prompt": "x", "max_tokens": 50, "ignore_eos": True}
+    assert _tokens_out(planned_with(tmp_path, 1, [line] * 3)) == "100, as the lines ask for"
+
+
+def test_lines_that_write_nothing_have_no_tokens_out(tmp_path: Path) -> None:
+    line = {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "abcd"}}
+    assert _tokens_out(planned(tmp_path, [line], [WORKER])) == "none"
+
+
+def test_a_rate_below_one_token_is_not_shown_as_none(tmp_path: Path) -> None:
+    text = _deadline_text(planned(tmp_path, [{"prompt": "x"}], [WORKER]), 1e6)
+    assert "met; 1 slot (about 1 worker), under 1 token/s are enough" in text

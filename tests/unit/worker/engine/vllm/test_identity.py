@@ -57,3 +57,41 @@ def test_the_context_and_the_models_files_count(model: Path) -> None:
 
 def test_a_model_whose_files_are_not_here_has_no_identity() -> None:
     assert identity("nobody/no-such-model-anywhere") == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_USE_V1",
+        "VLLM_BATCH_INVARIANT",
+        "VLLM_USE_FLASHINFER_SAMPLER",
+    ],
+)
+def test_variables_of_vllm_that_may_change_answers_count(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = identity(model)
+    monkeypatch.setenv(name, "another value")
+    assert identity(model) != before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VLLM_LOGGING_LEVEL", "VLLM_LOG_STATS_INTERVAL", "VLLM_NO_USAGE_STATS", "VLLM_CACHE_ROOT",
+        "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_CPU_OMP_THREADS_BIND", "CUDA_VISIBLE_DEVICES",
+    ],
+)  # fmt: skip
+def test_variables_about_logs_caches_addresses_and_capacity_change_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = identity(model)
+    monkeypatch.setenv(name, "another value")
+    assert identity(model) == before
+
+
+def test_each_value_of_an_option_counts(model: Path) -> None:
+    values = ("--middleware a b", "--middleware c b", "--middleware c --middleware b")
+    assert len({identity(model, args) for args in (*values, "--middleware b")}) >= 3
