@@ -194,13 +194,12 @@ bad-days-full: $(STAMP) ## ten simulated days with faulty servers, 100,000 lines
 buckets-full: $(STAMP) ## 300,000 rows of parquet from bucket to bucket, killed at random moments; writes figures into the repository
 	$(PY) tests/faults/run_buckets.py --save
 
-# The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.
+# The vendor's packages need another vLLM and transformers than the engine's lock, so they have an environment of their own.
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.
 $(RBLN_VENV)/.installed: export PIP_COMPILE = 0
 $(RBLN_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt)
-	@VENV=$(RBLN_VENV) DEVICE=cpu scripts/setup
-	@VENV=$(RBLN_VENV) scripts/setup rbln-emulated
+	@VENV=$(RBLN_VENV) scripts/setup base build redis gateway tables engine dev rbln-emulated
 	@touch $@
 
 test-rbln: $(RBLN_VENV)/.installed ## tests/rbln: the worker with Rebellions' packages on an emulated NPU, in .venv-rbln
