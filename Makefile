@@ -264,11 +264,13 @@ bench-versus: $(STAMP) ## measure this tree and another revision in turns: REV=c
 
 # Another release of vLLM, in an environment of its own; what makes it needs no other environment.
 ANY_PYTHON := $(or $(PYTHON),$(shell command -v python3.11 || command -v python3))
-# The last release of vLLM with speculation on the CPU.
+# The release of vLLM that tests/options runs, which vllm-rbln sits on, and one before it, with speculation on the CPU.
+OPTIONS := 0.30.0
 OLDER := 0.29.0
+OPTIONS_VENV := .venv-vllm-$(OPTIONS)
 OLDER_VENV := .venv-vllm-$(OLDER)
-$(OLDER_VENV)/.release: pyproject.toml scripts/setup $(wildcard requirements/*.txt tests/releases/requirements/*.txt)
-	@$(ANY_PYTHON) tests/releases/run.py $(OLDER) --make
+.venv-vllm-%/.release: pyproject.toml scripts/setup $(wildcard requirements/*.txt tests/releases/requirements/*.txt)
+	@$(ANY_PYTHON) tests/releases/run.py $* --make
 	@touch $@
 
 .PHONY: test-vllm
@@ -280,10 +282,10 @@ bench-qa: $(OLDER_VENV)/.release ## repeat the experiment of vLLM's tutorial: on
 	$(OLDER_VENV)/bin/python tests/bench/qa.py
 
 .PHONY: bench-options
-bench-options: $(STAMP) $(OLDER_VENV)/.release ## run the worker with each of vLLM's options; writes the results into the repository
-	$(PY) tests/options/run.py --save
+bench-options: $(OPTIONS_VENV)/.release $(OLDER_VENV)/.release ## run the worker with each of vLLM's options; writes the results into the repository
+	$(OPTIONS_VENV)/bin/python tests/options/run.py --save
 	$(OLDER_VENV)/bin/python tests/options/run.py --save
-	$(PY) tests/options/run.py --write-docs
+	$(OPTIONS_VENV)/bin/python tests/options/run.py --write-docs
 
 .PHONY: audit
 audit: $(STAMP) ## look the locked packages up in the vulnerability database (needs its service)
