@@ -19,7 +19,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.failures import FailedCode
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
-from producer.cli.doctor.finding import MARKS, level_of
+from producer.cli.marks import MARKS, level_of
 from producer.cli.progress import RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, left_text, server_text
 from producer.stalls import Stall

@@ -20,7 +20,8 @@ from contract.version import version
 from producer.cli import options, show
 from producer.cli.context import Exit
 from producer.cli.doctor import server, work
-from producer.cli.doctor.finding import MARKS, Area, Finding, ok, problem, remark
+from producer.cli.doctor.finding import Area, Finding, ok, problem, remark
+from producer.cli.marks import MARKS
 from producer.cli.progress import counted, tell
 from producer.cli.show import size_text
 from producer.redis import tenant_usage

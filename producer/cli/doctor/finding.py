@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from producer.cli.marks import Level, level_of
 from producer.stalls import Stall
 
-#: Severity of a finding. A problem stops the work, now or later; a remark does not.
-Level = Literal["ok", "remark", "problem"]
-#: The mark of a severity at the beginning of a line, in `doctor` and `status`.
-MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
 Area = Literal["redis", "workers", "queue", "disk", "settings"]
 #: Most names of a list that are printed.
 _MOST_NAMES = 8
@@ -43,11 +40,6 @@ def remark(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Findi
 def problem(area: Area, code: str, text: str, remedy: str, **facts: Any) -> Finding:
     """Return a finding that stops the work, now or later."""
     return Finding(area, code, "problem", text, remedy, facts)
-
-
-def level_of(stall: Stall) -> Level:
-    """Return the severity of a stall."""
-    return "remark" if stall.passing else "problem"
 
 
 def of_stall(area: Area, stall: Stall) -> Finding:
