@@ -44,7 +44,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The context of one slot; a generator's context would take 8 us more for each request."""
+    """The context of one slot; a generator's context would take 8 µs more of each request."""
 
     slots: Slots
     priority: int
