@@ -78,7 +78,7 @@ def _over_bounds(before: Snapshot, name: str, args: Sequence[Any], reply: Any) -
     size = _size(reply)
     if name == "pop":
         k, max_bytes = max(0, int(args[2])), int(args[3])
-        messages = [len(message) for message in reply[10::5]]
+        messages = [len(message) for message in reply[10::6]]
         size -= sum(messages)
         if len(messages) > k or sum(messages) > max([max_bytes, *messages]):
             yield f"pop gave {len(messages)} of {k} messages, {sum(messages)} of {max_bytes} bytes"
