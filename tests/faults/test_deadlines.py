@@ -146,11 +146,12 @@ def test_failed_requests_that_are_retried_keep_a_deadline_that_lies_ahead(
     assert ours == [(created + 3 * 86_400_000) / 1000] * 3
 
 
-def test_only_the_deadline_of_a_retried_message_changes(
+def test_only_deadline_and_time_of_a_retried_message_change(
     redis_url: str, store: BatchStore, tmp_path: Path
 ):
-    # What looks like a deadline inside the prompt or the custom_id is text.
-    trap = '"deadline":1.5,"expires":"2020" [] {} \\"deadline\\":1.5 "deadline":2'
+    # What looks like a deadline or a time inside the prompt or the custom_id is text.
+    trap = '"created":"1","life":"2","deadline":1.5,"expires":"2020" [] {} '
+    trap += '\\"deadline\\":1.5 "deadline":2'
     path = write_lines(tmp_path / "in", [chat_line(trap, trap, stop=[trap], user='"deadline":3')])
     shown = submit(path, "--deadline", PAST, redis_url=redis_url)
     (before,) = queued(store)
@@ -160,6 +161,9 @@ def test_only_the_deadline_of_a_retried_message_changes(
 
     (after,) = queued(store)
     assert after["headers"]["warmq"].pop("deadline") is None
+    times = [int(one["headers"]["warmq"].pop("created")) for one in (before, after)]
+    assert times == sorted(times)
+    assert times[0] == int(state(store, "b1").created)
     deadline = before["headers"]["warmq"].pop("deadline")
     assert deadline == dt.datetime.fromisoformat(shown["expires_at"]).timestamp()
     assert after == before
