@@ -148,9 +148,9 @@ class RunFiles:
     """Opens the files of a run, and appends windows to them.
 
     `begin` is the content of a new run's journal. With `retry`, outcomes joined by commas, lines of
-    a complete run run again; `again` has their outcomes, `kept` counts the error codes of the
-    other failed lines. If `begins_retry`, the journal does not have the retry yet. Raises BatchConflict if the files are not of this run, or another
-    process is writing them.
+    a complete run run again; `again` has their outcomes, `kept` counts the error codes of the other
+    failed lines. If `begins_retry`, the journal does not have the retry yet. Raises BatchConflict
+    if the files are not of this run, or another process is writing them.
     """
 
     def __init__(self, output: Path, errors: Path, begin: RunProgress, retry: str = "") -> None:

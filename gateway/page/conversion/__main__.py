@@ -30,7 +30,7 @@ from producer.input.source import open_source
 from producer.input.tables.mapping import PROMPT_EXAMPLE
 from producer.input.tables.source import columns_of, kind_of, other_delimiter
 
-#: What the page says instead of PROMPT_EXAMPLE, which has the syntax of the command.
+#: The page's text in place of PROMPT_EXAMPLE, which has the command's syntax.
 _PROMPT_EXAMPLE = "write one in the field User message, for example Summarise: {text}"
 
 
