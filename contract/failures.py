@@ -8,7 +8,7 @@ from contract.batch import Batch
 
 #: Most error codes in one text, and most first requests of a code (as in the scripts).
 _CODES_IN_TEXT, _FIRST = 3, 5
-#: Most codes that a batch notes, which codes it can note, and the code of all others (ditto).
+#: Most codes that a batch notes, which it can note, and the code of all the rest.
 _MOST_CODES, _NOTABLE, _OTHER = 20, re.compile(r"[A-Za-z0-9_.:-]{1,64}"), "other"
 #: Fewest ended requests of which the share of failed ones is shown.
 FEWEST = 10
