@@ -1,5 +1,6 @@
 """Reads how many lines of a batch failed with each error code (contract/lua/failures.lua)."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ from contract.batch import Batch
 
 #: Most error codes in one text, and most first requests of a code (as in the scripts).
 _CODES_IN_TEXT, _FIRST = 3, 5
+#: Most codes that a batch notes, which it can note, and the code of all the rest.
+_MOST_CODES, _NOTABLE, _OTHER = 20, re.compile(r"[A-Za-z0-9_.:-]{1,64}"), "other"
 #: Fewest ended requests of which the share of failed ones is shown.
 FEWEST = 10
 #: Codes of lines that no retry can run, because the line is wrong.
@@ -50,6 +53,16 @@ def failures_of(batches: Iterable[Batch]) -> list[CodeFailures]:
 def _read(line: str) -> CodeFailures:
     code, count, *first = line.split(" ")
     return CodeFailures(code, int(count), tuple(first))
+
+
+def noted_codes(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts of failures by the code under which a batch notes them, as the scripts do."""
+    found: dict[str, int] = {}
+    for code, count in counts.items():
+        notable = _NOTABLE.fullmatch(code) and (code in found or len(found) < _MOST_CODES)
+        name = code if notable else _OTHER
+        found[name] = found.get(name, 0) + count
+    return found
 
 
 def failures_text(batch: Batch) -> str:

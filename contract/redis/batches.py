@@ -94,7 +94,7 @@ class BatchStore(DeadLetters):
             start += 8
 
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
-        """Return entries of the list of finished requests, which index.read_ending reads."""
+        """Return entries of the list of finished requests (index.read_ending); -1 is the last."""
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 

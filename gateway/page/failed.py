@@ -75,9 +75,10 @@ def retry_of(
     unanswered = row["failed"] + row["cancelled"] + row["expired"]
     if not row["ended"] or not unanswered:
         return Retry()
+    invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
     if isinstance(batch_view.source, QueueBatch):
         if batch_view.source.is_run:  # its requests are deleted
-            return Retry()
+            return Retry(invalid=invalid)
         retryable = RequestReads.using(services.batches).retryable(batch_view.id)
         stopped = min(
             retryable, batch_view.source.number("cancelled") + batch_view.source.number("expired")
@@ -86,5 +87,4 @@ def retry_of(
         return Retry(failed, stopped, max(0, batch_view.source.number("failed") - failed))
     if row["status"] == "failed":  # the whole file was refused
         return Retry()
-    invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
     return Retry(failed=max(0, unanswered - invalid), invalid=invalid, anew=True)

@@ -241,7 +241,8 @@ def _add_plan(
     outlook = OutlookReads.using(services.batches).outlook(queue, workers)
     spread = Spread(PREVIEWS)
     with closing(Input(str(path), watch=watch)) as source:
-        submission, counter = Submission("plan", queue, DEFAULT_PRIORITY), CharacterCounter()
+        submission = Submission("plan", queue, DEFAULT_PRIORITY, tenant=caller.tenant)
+        counter = CharacterCounter()
         new_plan = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
     messages = {f"line {number}": text for number, text in file_plan.bad_rows.items()}
     first = new_plan.content.first_bad

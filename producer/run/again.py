@@ -6,6 +6,7 @@ end the old results are removed from the error file, and the files are sorted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -33,10 +34,13 @@ class _Line(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-def failed_lines(errors: Path, size: int, outcomes: Collection[str]) -> dict[int, str]:
+def failed_lines(
+    errors: Path, size: int, outcomes: Collection[str], kept: Counter[str] | None = None
+) -> dict[int, str]:
     """Return the lines that run again, with their outcomes: those with `outcomes`, unless wrong.
 
-    Only the first `size` bytes of the error file are read.
+    Only the first `size` bytes of the error file are read. `kept` counts the error codes of the
+    failed lines that do not run again.
     """
     found = dict[int, str]()
     if not size:
@@ -51,6 +55,8 @@ def failed_lines(errors: Path, size: int, outcomes: Collection[str]) -> dict[int
                 outcome = error.code if error.code in STOPPED else "failed"
                 if outcome in outcomes and error.code not in LINE_ERRORS:
                     found[error.line] = outcome
+                elif kept is not None and outcome == "failed":
+                    kept[error.code] += 1
     except OSError as error:
         raise unwritable(errors, error) from None
     return found

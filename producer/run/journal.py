@@ -148,9 +148,9 @@ class RunFiles:
     """Opens the files of a run, and appends windows to them.
 
     `begin` is the content of a new run's journal. With `retry`, outcomes joined by commas, lines of
-    a complete run run again; `again` has their outcomes. If `begins_retry`, the journal does
-    not have the retry yet. Raises BatchConflict if the files are not of this run, or another
-    process is writing them.
+    a complete run run again; `again` has their outcomes, `kept` counts the error codes of the other
+    failed lines. If `begins_retry`, the journal does not have the retry yet. Raises BatchConflict
+    if the files are not of this run, or another process is writing them.
     """
 
     def __init__(self, output: Path, errors: Path, begin: RunProgress, retry: str = "") -> None:
@@ -163,6 +163,7 @@ class RunFiles:
         self.journal = Journal(self._output)
         self.done = self._begin
         self.again, self.begins_retry = dict[int, str](), False
+        self.kept = Counter[str]()
         self._retry = retry
         self._merged = self._errors.with_name(f"{self._errors.name}.retry")
 
@@ -217,7 +218,7 @@ class RunFiles:
         before, retry = earlier.before or earlier, earlier.retry or retry
         if not retry:
             return earlier
-        self.again = failed_lines(self._errors, before.errors, retry.split(","))
+        self.again = failed_lines(self._errors, before.errors, retry.split(","), self.kept)
         if earlier.retry or not self.again:
             return earlier
         counts = Counter(self.again.values())

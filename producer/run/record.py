@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from contract.batch import Batch
 from contract.errors import WarmqError
+from contract.failures import noted_codes
 from contract.redis.batches import BatchStore
 from contract.redis.runs import Runs
 from contract.runs import COUNTS, joined
@@ -12,7 +13,9 @@ from producer.run.journal import RunFiles, RunProgress
 from producer.submit.submission import Submission
 
 #: Fields that the record takes from the run's record before a retry.
-_KEPT = ("prompt_tokens", "completion_tokens", "cut", "retried", "cached", "queues")
+_KEPT = (
+    "created_at", "prompt_tokens", "completion_tokens", "cut", "retried", "cached", "queues",
+)  # fmt: skip
 #: Fields that the record takes from a collected window.
 _OF_WINDOWS = (*COUNTS, "cursor", "failures", "queues")
 
@@ -34,9 +37,10 @@ class RunRecord:
         store: BatchStore,
         submission: Submission,
         source: Source,
-        done: RunProgress,
+        files: RunFiles,
         earlier: Batch | None = None,
     ) -> None:
+        done = files.done
         self._runs, self._name = Runs.using(store), done.name
         kept = earlier.fields if earlier is not None else {}
         fields = {
@@ -44,6 +48,7 @@ class RunRecord:
             **submission.run_fields(done.name, source.name),
             **_counts(done),
             "valid": done.ended,
+            **_of_retry(files, int(kept.get("retried", 0))),
         }
         self._record = self._runs.begin(done.name, submission.seed, fields)
         # An earlier call may have ended before it noted its last window, or was stopped.
@@ -90,6 +95,18 @@ def begin_retry(store: BatchStore, files: RunFiles) -> Batch | None:
     store.delete(files.done.name, force=True)
     files.begin_retry()  # until then the same call begins the retry anew
     return earlier
+
+
+def _of_retry(files: RunFiles, retried: int) -> dict[str, str | int]:
+    """Return the fields that a record has only if lines of a complete run run again.
+
+    `retried` lines ran again in earlier retries. The error codes are those of the other lines.
+    """
+    if not files.again:
+        return {}
+    codes = "\n".join(f"{code} {count}" for code, count in noted_codes(files.kept).items())
+    fields: dict[str, str | int] = {"retried": retried + len(files.again)}
+    return fields | {"failures": codes} if codes else fields
 
 
 def _counts(done: RunProgress) -> dict[str, str | int]:

@@ -103,7 +103,7 @@ class Run:
             self._delete_done(files.done)  # an earlier run may have been stopped before it did this
             earlier = begin_retry(self.store, files) if files.begins_retry else None
             if not files.done.complete:
-                self._record = RunRecord(self.store, self.submission, source, files.done, earlier)
+                self._record = RunRecord(self.store, self.submission, source, files, earlier)
             limit = FailureLimit(self.store, self.submission.stop_after, files.done)
             read = source.chunks(seed, self.settings.max_line_bytes)
             if files.done.retry:

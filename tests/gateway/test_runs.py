@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 from kit.commands.runs import running
-from kit.commands.support import batch_file, finish
+from kit.commands.support import batch_file, chat_line, finish, write_lines
 from kit.gateways.gateway_process import GatewayProcess
 from kit.protocol.lessee import Lessee, client_of
 
@@ -76,3 +76,33 @@ def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
     assert "The same <code>producer run</code> runs it when it goes on." in shown
     assert "validated" not in shown
     assert "No batch runs." in httpx.get(f"{gateway.url}/ui").text
+
+
+def test_a_complete_run_with_only_wrong_lines_offers_no_retry(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    wrong = chat_line("wrong", colour=1)
+    source = write_lines(tmp_path / "in.jsonl", [chat_line("a"), chat_line("b"), wrong])
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+
+    def shown(code: str, retry: str, name: str) -> str:
+        """Answer the command; return the page of its run."""
+        broken = [RequestFailed("it broke", code=code)] if code else []
+        lessee = Lessee(client_of(store))
+        with running(redis_server.url, source, tmp_path / name, *retry.split()) as process:
+
+            def over() -> bool:
+                finish(lessee, lessee.pop(1), *broken)
+                finish(lessee, lessee.pop(9))
+                return process.poll() is not None
+
+            eventually(over, 30)
+        (run,) = [one.id for one in store.batches() if one.fields["input"] == str(source)]
+        return httpx.get(f"{gateway.url}/ui/batches/{run}", follow_redirects=True).text
+
+    page = shown("request_failed", "", "out.jsonl")
+    assert "--retry failed" in page
+    assert "interrupted" not in page
+    page = shown("", "--retry failed", "out.jsonl")
+    assert "a retry does not change: 1" in page
+    assert "--retry" not in page

@@ -27,7 +27,11 @@ from gateway.page.conversion.running import (
 )
 from producer.input.reader import FilePlace
 from producer.input.source import open_source
+from producer.input.tables.mapping import PROMPT_EXAMPLE
 from producer.input.tables.source import columns_of, kind_of, other_delimiter
+
+#: The page's text in place of PROMPT_EXAMPLE, which has the command's syntax.
+_PROMPT_EXAMPLE = "write one in the field User message, for example Summarise: {text}"
 
 
 def _write(kind: bytes, content: bytes = b"") -> None:
@@ -80,7 +84,8 @@ def main() -> None:
     try:
         _convert(options)
     except WarmqError as error:
-        _write(ERROR, orjson.dumps(error.message))
+        message = error.message.replace(PROMPT_EXAMPLE, _PROMPT_EXAMPLE)
+        _write(ERROR, orjson.dumps(message))
     sys.stdout.buffer.flush()
 
 

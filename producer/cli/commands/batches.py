@@ -130,6 +130,10 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
             what += f" ({count - in_flight} queued, {in_flight} in flight)"
         elif batch.finished and not (batch.is_run and batch.stopped):
             what += f": it has ended already ({batch.status})"
+        elif batch.is_run:  # the same command will write the lines that it has not submitted
+            what = "cancelled; 0 requests were waiting"
+            _print_changed(batch_id, what, count, as_json, counts=False)
+            return
     _print_changed(batch_id, what, count, as_json)
 
 
@@ -230,8 +234,11 @@ def _retry_cut(
         tell(f"{batch_id}: no answer so far ended at max_tokens")
 
 
-def _print_changed(batch_id: str, what: str, count: int, as_json: bool) -> None:
-    tell(f"{batch_id}: {counted(count, 'request')} {what}")
+def _print_changed(
+    batch_id: str, what: str, count: int, as_json: bool, *, counts: bool = True
+) -> None:
+    number = f"{counted(count, 'request')} " if counts else ""
+    tell(f"{batch_id}: {number}{what}")
     if as_json:
         show.put_json({"id": batch_id, "requests": count})
 

@@ -35,6 +35,7 @@ def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> fl
 @click.argument("file", metavar="FILE")
 @options.model
 @options.priority
+@options.tenant
 @options.pairs
 @options.choice
 @options.schema
@@ -65,6 +66,7 @@ def command(
     file: str,
     model: str,
     priority: int,
+    tenant: str,
     pairs: tuple[str, ...],
     choice: str | None,
     schema: str | None,
@@ -79,8 +81,8 @@ def command(
 ) -> Exit:
     """Estimate the tokens, Redis memory and time that FILE takes. Queues nothing.
 
-    FILE is read in the same way as by `producer submit`; give the same --model and
-    --set. The time is computed from the rate of the queue's workers in the last
+    FILE is read in the same way as by `producer submit`; give the same --model,
+    --set and --tenant. The time is computed from the rate of the queue's workers in the last
     minutes in which they had work.
     Exit status: 0; 1 if some lines are bad; 2 if all are.
     """
@@ -89,7 +91,8 @@ def command(
     settings = context.settings
     fields = fields_of_all_lines(pairs, choice, schema, model)
     queue = queue_name(model or None, settings.queue)
-    submission = Submission("plan", queue, priority, model, fields, keep=keep, reuse_s=reuse_s)
+    submission = Submission("plan", queue, priority, model, fields,
+                            tenant=tenant, keep=keep, reuse_s=reuse_s)  # fmt: skip
     submission.check()
     source = open_input(file, mapped, submission.overrides, submission.keep, delimiter)
     with suppress(StoreUnavailable):  # known_workers prints the error

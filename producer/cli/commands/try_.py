@@ -179,11 +179,10 @@ def _removed_at_end(trial: Trial) -> Iterator[None]:
 
 def _print_table(tried: list[TriedRow]) -> None:
     """Print prompts and answers side by side."""
-    table = Table("row", "prompt", "answer", show_lines=True, expand=True)
+    table = Table("custom_id", "prompt", "answer", show_lines=True, expand=True)
     table.columns[1].ratio, table.columns[2].ratio = 1, 1
     for row in tried:
-        name = str(row.line) if row.custom_id == f"line-{row.line}" else row.custom_id
-        table.add_row(_cell(name, 40), _cell(row.prompt, _PROMPT_CHARACTERS), _answer(row))
+        table.add_row(_cell(row.custom_id, 40), _cell(row.prompt, _PROMPT_CHARACTERS), _answer(row))
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)

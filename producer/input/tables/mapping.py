@@ -56,7 +56,7 @@ _NEEDED = frozenset(("prompt", "messages", "input", "body"))
 #: A constant is refused if its similarity to a column's name (difflib's ratio) is at least this:
 #: for one word, and for any other text.
 _NEAR_WORD, _NEAR_TEXT = 0.6, 0.8
-_EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
+PROMPT_EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
 #: Values of JSON that are neither texts, lists nor objects. A field's bound may exclude 0 or 1.
 _SCALARS = (0, 1, 0.5, True)
 
@@ -230,7 +230,7 @@ def _map_same_names(columns: Sequence[str]) -> dict[str, str]:
 def _no_prompt(unused: Sequence[str]) -> BadOption:
     """Return the error for rows without a prompt; `unused` columns may have it."""
     columns = f"; unused columns: {listed(unused)}" if unused else ""
-    return BadOption(f"there is no prompt{columns}; {_EXAMPLE}")
+    return BadOption(f"there is no prompt{columns}; {PROMPT_EXAMPLE}")
 
 
 def _get_of(

@@ -111,6 +111,7 @@ def test_prompt_and_answer_are_side_by_side_and_failures_have_their_reason(
         out, told = process.communicate(timeout=30)
     assert process.returncode == 1, told
     text = out.decode()
+    assert "custom_id" in text.splitlines()[1]
     (row,) = [line for line in text.splitlines() if "answer to r0" in line]
     assert "question 0" in row
     assert "engine_error: the engine said no" in text

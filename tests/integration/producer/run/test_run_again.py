@@ -16,6 +16,7 @@ from kit.commands.support import chat_line, finish, run_producer, write_lines
 from kit.protocol.lessee import Lessee, client_of
 
 from contract.errors import RequestFailed
+from contract.failures import failures_of
 from contract.message import read_delivery
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
@@ -209,6 +210,29 @@ def test_a_run_keeps_one_record_when_lines_run_again(
         run, "completed", Counter(total=LINES, completed=1200, failed=1)
     )  # fmt: skip
     assert record(redis_url)[3]["completion_tokens"] > usage["completion_tokens"]
+
+
+def test_a_retry_keeps_the_times_and_error_codes_of_the_run(
+    redis_url: str, store: BatchStore, tmp_path: Path, source: Path
+) -> None:
+    command = (source, tmp_path / "out.jsonl", "--window", "500")
+    ended(redis_url, store, *command)
+    before = store.batch(run_of(store))
+    assert before is not None
+    assert before.rate is not None
+    ended(redis_url, store, *command, "--retry", "failed", failed={"r700"})
+    after = store.batch(before.id)
+    assert after is not None
+    assert (after.created, after.number("retried"), after.rate) == (before.created, 3, None)
+    assert (after.seconds or 0) > (before.seconds or 0)
+    codes = {one.code: one.count for one in failures_of([after])}
+    assert codes == {"unknown_field": 1, "request_failed": 1}
+    ended(redis_url, store, *command, "--retry", "failed", failed=())
+    last = store.batch(before.id)
+    assert last is not None
+    assert (last.created, last.number("retried")) == (before.created, 4)
+    assert [(one.code, one.count) for one in failures_of([last])] == [("unknown_field", 1)]
+    assert "with retries" in run_producer("status", last.id, redis_url=redis_url).stdout
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])

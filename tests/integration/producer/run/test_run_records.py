@@ -239,6 +239,18 @@ def test_a_run_that_was_cancelled_while_it_was_away_ends_with_the_same_command(
     ]
 
 
+def test_a_cancel_of_a_run_without_waiting_requests_tells_what_it_did(
+    run: str, redis_url: str, store: BatchStore
+) -> None:
+    run_all(store)
+    done = run_producer("cancel", run, "--json", redis_url=redis_url)
+    assert done.stderr == f"{run}: cancelled; 0 requests were waiting\n"
+    assert orjson.loads(done.stdout) == {"id": run, "requests": 0}
+    assert status(redis_url, run)["status"] == "cancelled"
+    again = run_producer("cancel", run, redis_url=redis_url)
+    assert again.stderr == f"{run}: 0 requests cancelled: it has ended already (cancelled)\n"
+
+
 def test_a_run_that_was_cancelled_and_deleted_goes_on(
     run: str, redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:

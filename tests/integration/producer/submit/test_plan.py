@@ -25,6 +25,7 @@ from kit.stacks.older_worker import announce
 
 from contract.redis.batches import BatchStore
 from contract.redis.history import HistoryReads
+from contract.redis.tenants import Tenant, Tenants
 from contract.version import PROTOCOL
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, _answer
@@ -74,12 +75,15 @@ async def test_a_plan_tells_time_from_what_the_workers_did_in_their_last_minutes
         await soon(lambda: sum(m.completed for m in ring.day(["warmq"])) == 600, 30, "is written")
         await soon(lambda: store.workers("warmq")[0].get("mean_answer"), 30, "that is announced")
         planned = await producer(running, "plan", file)
+        Tenants.using(store).set_tenant(Tenant("lab", max_in_flight=1))
+        capped = await producer(running, "plan", file, "--tenant", "lab")
         done = await asyncio.to_thread(
             run_producer, "submit", file, "--wait", "--json", redis_url=redis_url
         )
     batch = orjson.loads(done.stdout.splitlines()[-1])
     assert (before["workers"], before["duration"]) == (1, None)
     assert planned["completion_tokens"]["expected"] == batch["usage"]["completion_tokens"] == 8000
+    assert capped["duration"]["seconds"] > 4 * planned["duration"]["seconds"]
     tokens = planned["prompt_tokens"]["total"] + 8000
     found = planned["duration"]
     assert found["seconds"] == pytest.approx(tokens / found["tokens_per_s"], rel=0.05)

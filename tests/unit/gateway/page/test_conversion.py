@@ -75,6 +75,15 @@ def test_a_table_has_columns_and_messages_name_the_users_file(tmp_path: Path) ->
     assert "warmq-page" not in found.error
 
 
+def test_a_table_without_a_prompt_names_the_fields_of_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "stored"
+    path.write_text("id,words\n1,a\n")
+    found, _ = run(path, "t.csv")
+    assert "unused columns: id, words" in found.error
+    assert "User message" in found.error
+    assert "messages.user" not in found.error
+
+
 def test_a_bad_row_becomes_a_line_that_fails_alone(tmp_path: Path) -> None:
     path = tmp_path / "stored"
     table = {"id": ["a", "b", None, "d"], "text": ["x", None, None, "y"]}

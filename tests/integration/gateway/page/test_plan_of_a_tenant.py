@@ -1,0 +1,45 @@
+"""The plan at /ui/submit is for the tenant of the caller."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kit.commands.support import chat_line, write_lines
+
+from contract.redis.batches import BatchStore
+from contract.redis.pace import Pace
+from contract.redis.tenants import Tenant, Tenants
+from gateway.http.caller import Caller
+from gateway.page.file_plan import Choices, plan_file
+from gateway.page.file_reading import ReadGuard
+from gateway.settings import GatewaySettings
+from producer.time_left import Outlook, OutlookReads
+
+
+def test_the_plan_counts_with_the_cap_of_the_callers_tenant(
+    store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Tenants.using(store).set_tenant(Tenant("lab", max_in_flight=4))
+    monkeypatch.setattr(
+        OutlookReads, "outlook", lambda self, *_: Outlook(Pace(1.0, 64.0), caps=self._caps())
+    )
+    lines = [chat_line(f"r{n}") | {"method": "POST", "url": "/v1/chat/completions"}
+             for n in range(200)]  # fmt: skip
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    files = SimpleNamespace(read=lambda *_: [path.read_bytes()], local=lambda _: nullcontext(path))
+    services: Any = SimpleNamespace(
+        settings=GatewaySettings(files_dir=tmp_path), batches=store, store=files
+    )
+    record: Any = SimpleNamespace(id="file-1", filename="in.jsonl", bytes=path.stat().st_size)
+
+    def seconds(tenant: str) -> float:
+        found = plan_file(services, Caller(tenant), record, Choices(), ReadGuard())
+        assert found.plan is not None, found.problem
+        assert found.plan.seconds
+        return found.plan.seconds
+
+    assert seconds("lab") == pytest.approx(16 * seconds("default"))
