@@ -254,8 +254,9 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
         while True:
             batch = changes.state()
             requests, tokens = rates.add(batch.done, batch.number("completion_tokens"))
-            # The first read gives no rate.
-            speed = (requests.per_s, tokens.per_s) if rates.span else (None, None)
+            speed: tuple[float | None, float | None] = None, None
+            if rates.span:  # the first read gives no rate
+                speed = requests.per_s, tokens.per_s
             if failing := news.add(batch):
                 meter.note(failing)
             left_s = left.of(batch, requests)
