@@ -79,6 +79,7 @@ def _state_text(worker: dict[str, Any], queue: str) -> str:
     elif can_load(worker, queue) and not notes:
         notes.append(f"with model {model_name(worker)} loaded")
     if worker.get("overdue"):
+        state = "silent"
         notes.append(f"{_name(worker)} was last seen {clock_text(worker['silent_s'])} ago")
     return f"{state} ({'; '.join(notes)})" if notes else state
 

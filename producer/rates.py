@@ -11,20 +11,30 @@ WINDOW_S = 30.0
 #: Requests of each slot that must have ended in the window, so that its rate gives a time left:
 #: requests that begin together also end together.
 ROUNDS = 3
+#: Seconds, and times of a request, after which a time without an ended request is a pause of the
+#: workers, which will not come again.
+PAUSE_S, PAUSE_ROUNDS = 5.0, 2
 
 
 class Recent(NamedTuple):
-    """A batch's requests that have ended in its window, and their rate per second."""
+    """A batch's requests that have ended in its window, and their rate per second.
+
+    `pause_s` is the longest time in the window in which none ended.
+    """
 
     requests: int
     per_s: float
+    pause_s: float = 0.0
 
     def seconds_left(self, left: int, slots: float) -> float | None:
         """Return the seconds of `left` requests at this rate; None if it is not known well enough.
 
         `slots` are those that serve the batch.
         """
-        if not self.per_s or self.requests < ROUNDS * max(1.0, slots):
+        slots = max(1.0, slots)
+        if not self.per_s or self.requests < ROUNDS * slots:
+            return None
+        if self.pause_s >= max(PAUSE_S, PAUSE_ROUNDS * slots / self.per_s):
             return None
         return left / self.per_s
 
@@ -46,4 +56,17 @@ class Window:
         self.span = now - then
         # A retry reduces the counters.
         gained = [max(0, new - old) for new, old in zip(counters, before, strict=True)]
-        return [Recent(one, one / self.span if self.span > 0 else 0.0) for one in gained]
+        return [
+            Recent(one, one / self.span if self.span > 0 else 0.0, self._pause_s(n))
+            for n, one in enumerate(gained)
+        ]
+
+    def _pause_s(self, n: int) -> float:
+        """Return the longest time between two reads with the same counter `n`."""
+        since, before = self._reads[0]
+        longest = 0.0
+        for then, counters in self._reads:
+            if counters[n] != before[n]:
+                since, before = then, counters
+            longest = max(longest, then - since)
+        return longest

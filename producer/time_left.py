@@ -190,9 +190,12 @@ class OutlookReads(HistoryReads, WaitingReads, LostLeaseReads, Tenants):
         """Return a queue's outlook on these workers.
 
         Returns None if they have no slots, or if the queue had no work in the last day. `minutes`
-        are those of the last day, if the caller has read them already.
+        are those of the last day, if the caller has read them already. Silent workers do not count,
+        unless all are silent: then the machine may only be busy.
         """
-        return self.outlook_of([queue], list(workers), minutes)
+        found = list(workers)
+        punctual = [worker for worker in found if not worker.get("overdue")]
+        return self.outlook_of([queue], punctual or found, minutes)
 
     def outlook_of(
         self,

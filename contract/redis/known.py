@@ -54,6 +54,14 @@ class KnownAnswers(Reads):
         newer, older = pipe.execute()
         return [(a or b or b"").decode() for a, b in zip(newer, older, strict=True)]
 
+    def with_results(self, request_ids: Sequence[str]) -> list[str]:
+        """Return the ids, '' instead of those whose results are gone."""
+        pipe = self._client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.exists(keys.result_key(request_id))
+        return [name if found else "" for name, found in
+                zip(request_ids, pipe.execute(), strict=True)]  # fmt: skip
+
     def note(self, tenant: str, most: int, ttl_ms: int, answers: Iterable[KnownAnswer]) -> None:
         """Note answers, new ones and those that were just used; entries live for `ttl_ms`."""
         self._run("know", tenant, most, ttl_ms, known_text(answers))

@@ -229,11 +229,19 @@ class LiveFeed:
 
     def _worker_rate(self, worker: str) -> float | None:
         """Return the tokens/s that a worker writes; None if it is not known yet."""
-        (since, before), (now, totals) = self._totals[0], self._totals[-1]
-        if now - since < MIN_RATE_S or worker not in before or worker not in totals:
+        now, totals = self._totals[-1]
+        if worker not in totals:
             return None
-        old, new = (done[worker].get("completion_tokens", 0) for done in (before, totals))
+        since, before = self._first_read(worker)
+        if now - since < MIN_RATE_S:
+            return None
+        old, new = (done.get("completion_tokens", 0) for done in (before, totals[worker]))
         return round(max(0, new - old) / (now - since), 1)
+
+    def _first_read(self, worker: str) -> tuple[float, dict[str, int]]:
+        """Return the time and the totals of the oldest read with a worker."""
+        reads = self._totals
+        return next((then, totals[worker]) for then, totals in reads if worker in totals)
 
     def _fleet_rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
         """Return the rates per second of living workers, from the totals that they announce."""
@@ -241,23 +249,25 @@ class LiveFeed:
         self._totals.append((now, totals))
         while len(self._totals) > 2 and now - self._totals[1][0] >= RATES_S:
             self._totals.popleft()
-        since, before = self._totals[0]
-        seconds = now - since
-        if seconds < MIN_RATE_S:
+        # A worker that has come since then has the rate of its own time.
+        firsts = {worker: self._first_read(worker) for worker in totals}
+        oldest = min((then for then, _ in firsts.values()), default=self._totals[0][0])
+        if now - oldest < MIN_RATE_S:
             return {"out_s": None, "in_s": None, "requests_s": None, "cached": None}
-        sums = {
+        per_s = {
             name: sum(
-                max(0, done.get(name, 0) - before.get(worker, done).get(name, 0))
-                for worker, done in totals.items()
+                max(0, totals[worker].get(name, 0) - before.get(name, 0))
+                / max(MIN_RATE_S, now - then)
+                for worker, (then, before) in firsts.items()
             )
             for name in _COUNTS
         }
-        read, cached = sums["prompt_tokens"], sums["cached_tokens"]
+        read, cached = per_s["prompt_tokens"], per_s["cached_tokens"]
         return {
-            "out_s": round(sums["completion_tokens"] / seconds, 1),
-            "in_s": round(read / seconds, 1),
+            "out_s": round(per_s["completion_tokens"], 1),
+            "in_s": round(read, 1),
             "cached": round(min(1.0, cached / read), 3) if read else None,
-            "requests_s": round((sums["completed"] + sums["other"]) / seconds, 1),
+            "requests_s": round(per_s["completed"] + per_s["other"], 1),
         }
 
 

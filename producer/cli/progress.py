@@ -197,25 +197,26 @@ class _TimeLeft:
 
 def describe(
     batch: Batch,
-    requests_per_s: float,
-    tokens_per_s: float,
+    requests_per_s: float | None,
+    tokens_per_s: float | None,
     quiet_s: float = 0.0,
     width: int | None = None,
     left_s: float | None = None,
 ) -> str:
     """Return a line about a batch, without the rates that do not fit into `width` columns.
 
+    Rates that are not known yet are None.
     `quiet_s` is the seconds since an unsealed batch got its last line, `left_s` those to its end.
     """
     counts = [f"{batch.done}/{batch.number('total')} done"]
     for name in ("failed", "cancelled", "expired"):
         if batch.number(name):
             counts.append(f"{batch.number(name)} {name}")
-    rates = [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
-    if batch.finished and not (
-        requests_per_s or tokens_per_s
-    ):  # the batch had ended before this command
-        rates = []
+    rates = []
+    # Without any, a batch that has ended had ended before this command.
+    if requests_per_s or tokens_per_s or not batch.finished:
+        known = (requests_per_s, "{:.1f} requests/s"), (tokens_per_s, "{:.0f} tokens/s")
+        rates = [text.format(rate) for rate, text in known if rate is not None]
     state = []
     if not batch.sealed:
         state.append(unsealed(batch, quiet_s))
@@ -253,7 +254,9 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
         while True:
             batch = changes.state()
             requests, tokens = rates.add(batch.done, batch.number("completion_tokens"))
-            speed = requests.per_s, tokens.per_s
+            speed: tuple[float | None, float | None] = None, None
+            if rates.span:  # the first read gives no rate
+                speed = requests.per_s, tokens.per_s
             if failing := news.add(batch):
                 meter.note(failing)
             left_s = left.of(batch, requests)

@@ -67,8 +67,11 @@ def make_submission(
     return submission
 
 
-def queued_text(summary: Summary, took_s: float) -> str:
-    """Return a text about a queued file: its requests, bad lines, ignored fields, order."""
+def queued_text(summary: Summary, took_s: float, *, reuse: bool = False) -> str:
+    """Return a text about a queued file: its requests, bad lines, ignored fields, order.
+
+    With `reuse`, it also has the number of known answers if that is 0.
+    """
     batch = summary.batch
     valid, rejected = batch.number("valid"), batch.number("total") - batch.number("valid")
     text = f"{counted(valid, 'request')} queued in {took_s:.1f} s"
@@ -78,7 +81,7 @@ def queued_text(summary: Summary, took_s: float) -> str:
         text += f", {summary.queued} of them now"
     if identical := batch.number("identical"):
         text += f", {identical} of them answered by an earlier line with the same body"
-    if cached := batch.number("cached"):
+    if (cached := batch.number("cached")) or reuse:
         text += f", {cached} of them answered by known answers"
     if rejected:
         text += f", {counted(rejected, 'bad line')} (see `producer results`)"

@@ -68,7 +68,7 @@ def oldest_age_s(value: object, name: str) -> float | None:
 class Reuse:
     """Looks for known answers of one tenant's requests, a chunk at a time, in one thread.
 
-    With `thorough` all lines get digests.
+    With `thorough` all lines get digests, and answers whose results are gone are not found.
     """
 
     answers: KnownAnswers
@@ -157,6 +157,8 @@ class Reuse:
             if digest := self._digest(chunk, numbers[at], written):
                 lines[at] = digest, written
         found = self.answers.find(self.tenant, [digest for digest, _ in lines.values()])
+        if self.thorough:  # else ENQUEUE checks it
+            found = self.answers.with_results(found)
         for (at, (digest, written)), request_id in zip(lines.items(), found, strict=True):
             if request_id and _REQUEST_ID.fullmatch(request_id):
                 answer = KnownAnswer(digest, hashes[at], request_id)

@@ -280,7 +280,10 @@ def known_text(content: FileContent) -> str | None:
     """Return a text with the number of requests whose answers are known; None without --reuse."""
     if content.known is None:
         return None
-    return f"{content.known:,} of {content.requests:,} are known, and need no computing"
+    if not content.known:
+        return f"none of {content.requests:,}"
+    # A result may be too old for --reuse=D, or expire before the submit.
+    return f"up to {content.known:,} of {content.requests:,} are known, and need no computing"
 
 
 def _tokens_in(planned: Plan) -> str:

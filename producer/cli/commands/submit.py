@@ -157,7 +157,8 @@ def _submit(submitting: "MeteredSubmit", *, follows: bool) -> tuple[Exit, Batch]
     goes_on = f"{again} goes on where it stopped; `producer cancel {name}` ends it"
     with hint(goes_on, fix_input=fix_input):
         summary = submitting.submit()
-    tell(queued_text(summary, time.monotonic() - began))
+    reuse = submitting.submission.reuse_s is not None
+    tell(queued_text(summary, time.monotonic() - began, reuse=reuse))
     if summary.batch.stopped and not follows:
         show.tell_way_on(summary.batch)
     if url := submitting.submission.notify:

@@ -45,7 +45,7 @@ def command(
     wait_redis: float,
     as_json: bool,
 ) -> Exit:
-    """Follow a batch or run to its end: done and failed, rate, tokens/s, time left.
+    """Follow a batch or run to its end: counts, rates (last 30 s), time left.
 
     With --request and --stream, print one request's text while the model writes it:
     the text of its first choice or, with --json, all choices, with a JSON line for

@@ -22,7 +22,7 @@ def test_rates_are_means_over_the_last_half_minute(clock: dict[str, float]) -> N
     assert window.add(100, 1000) == [Recent(100, 10.0), Recent(1000, 100.0)]
     clock["s"] = 40.0
     # What happened before 10.0 no longer counts.
-    assert window.add(100, 1000) == [Recent(0, 0.0), Recent(0, 0.0)]
+    assert window.add(100, 1000) == [Recent(0, 0.0, 30.0), Recent(0, 0.0, 30.0)]
     assert window.span == 30.0
 
 
@@ -38,3 +38,25 @@ def test_a_rate_gives_a_time_left_once_each_slot_has_ended_several_requests() ->
     # 8 requests that began together may also end together: that is no rate yet.
     assert Recent(8, 4.0).seconds_left(100, 8) is None
     assert Recent(0, 0.0).seconds_left(100, 0) is None
+
+
+def test_a_rate_over_a_time_without_a_worker_gives_no_time_left(clock: dict[str, float]) -> None:
+    window = Window()
+    for second in range(31):
+        clock["s"] = float(second)
+        done = 200 * (second if second < 5 else max(4, second - 16))  # none ends from 5 to 20
+        (recent,) = window.add(done)
+        if second == 4:
+            assert (recent.pause_s, recent.seconds_left(1000, 64)) == (0.0, 5.0)
+    assert (recent.pause_s, recent.seconds_left(1000, 64)) == (16.0, None)
+    # Once the pause has left the window, the rate counts again.
+    for second in range(31, 55):
+        clock["s"] = float(second)
+        (recent,) = window.add(200 * (second - 16))
+    assert (recent.pause_s, recent.seconds_left(1000, 64)) == (0.0, 5.0)
+
+
+def test_slots_that_end_together_make_no_pause() -> None:
+    # 8 slots with requests of 9 s
+    assert Recent(24, 0.9, 9.0).seconds_left(90, 8) == 100.0
+    assert Recent(24, 0.9, 20.0).seconds_left(90, 8) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from contract.batch import Batch
@@ -9,7 +11,7 @@ from contract.naming import turn_list
 from contract.redis.pace import Pace
 from contract.redis.waiting import WaitingList
 from producer.rates import Recent
-from producer.time_left import BatchOutlook, Outlook, Work, requests_before
+from producer.time_left import BatchOutlook, Outlook, OutlookReads, Work, requests_before
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,29 @@ def test_a_batch_s_own_rate_counts_once_it_is_known_well_enough() -> None:
     assert outlook.seconds_left(work, Recent(11, 2.0)) == 100.0
     assert outlook.seconds_left(work, Recent(0, 0.0)) == 100.0
     assert Outlook(Pace(10.0, 4, 40.0), caps={"t": 1}).seconds_left(work, Recent(3, 2.0)) == 50.0
+
+
+def test_a_rate_that_counts_a_pause_of_the_workers_does_not_count() -> None:
+    outlook, work = Outlook(Pace(10.0, 4, 40.0)), Work("b", "t", 6, 100, 10, 400)
+    assert outlook.seconds_left(work, Recent(12, 2.0, 4.0)) == 50.0
+    assert outlook.seconds_left(work, Recent(12, 2.0, 15.0)) == 100.0
+    batch = Batch("b1", {"total": "120", "completed": "20"})
+    assert BatchOutlook(15.0, 8, 0.0).seconds_left(batch, Recent(24, 2.0, 15.0)) == 15.0
+
+
+@pytest.mark.parametrize(("silent", "counted"), [("", "ab"), ("a", "b"), ("ab", "ab")])
+def test_silent_workers_have_no_slots_unless_all_are_silent(
+    monkeypatch: pytest.MonkeyPatch, silent: str, counted: str
+) -> None:
+    def outlook_of(_: OutlookReads, queues: list[str], workers: list[Any], minutes: Any) -> Outlook:
+        return Outlook(Pace(1.0, sum(one["slots"] for one in workers)))
+
+    monkeypatch.setattr(OutlookReads, "outlook_of", outlook_of)
+    slots = {"a": 8, "b": 64}
+    workers = [{"id": n, "slots": slots[n], "overdue": n in silent} for n in "ab"]
+    outlook = OutlookReads.__new__(OutlookReads).outlook("warmq", workers)
+    assert outlook is not None
+    assert outlook.pace.slots == sum(slots[n] for n in counted)
 
 
 def test_the_rate_of_a_watched_batch_counts_for_all_its_queues() -> None:

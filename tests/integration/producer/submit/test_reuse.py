@@ -265,11 +265,20 @@ def test_the_commands_show_what_is_known(
     planned = producer("plan", path, "--reuse=7d", "--json")
     assert as_json(planned)["request_counts"]["known"] == 5
     planned = producer("plan", "--reuse", path)
-    assert "5 of 8 are known" in planned.stdout
+    assert "up to 5 of 8 are known" in planned.stdout
     again = producer("submit", path, "--batch-id", "b2", "--reuse=7d")
     assert "5 of them answered by known answers" in again.stderr
     shown = as_json(producer("status", "b2", "--json"))
     assert (shown["request_counts"]["cached"], shown["request_counts"]["completed"]) == (5, 5)
+    store.delete("b1", force=True)
+    store.delete("b2", force=True)
+    planned = producer("plan", path, "--reuse", "--json")
+    assert as_json(planned)["request_counts"]["known"] == 0
+    computed = producer("submit", path, "--batch-id", "b3", "--reuse")
+    assert "0 of them answered by known answers" in computed.stderr
+    store.delete("b3", force=True)
+    ask(store, tmp_path / "again", "b4", TEXTS[:5])
+    answer_all(store)
     forgotten = producer("tenant", "forget-answers", "default")
     assert "5 known answers forgotten" in forgotten.stderr
     wrong = producer("submit", path, "--reuse", "--order", "prefix")

@@ -55,6 +55,11 @@ def test_a_batch_that_has_ended_before_has_no_rates():
     assert "20.0 requests/s" in describe(ended, 20.0, 0.0)
 
 
+def test_rates_that_are_not_known_yet_are_left_out():
+    running = batch(total=500, completed=100)
+    assert describe(running, None, None, left_s=20.0) == "100/500 done, ETA 0:00:20"
+
+
 def test_a_plain_line_that_has_not_changed_is_repeated_each_minute_only(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

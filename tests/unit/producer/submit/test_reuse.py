@@ -45,6 +45,7 @@ class Answers:
         self.identity = identity
         self.asked: list[str] = []
         self.noted: list[KnownAnswer] = []
+        self.gone: set[str] = set()
 
     def offer(self, queue: str) -> Offer | None:
         return None if self.identity is None else Offer(self.identity, 100)
@@ -58,6 +59,9 @@ class Answers:
     def find(self, tenant: str, digests: Sequence[str]) -> list[str]:
         self.asked += digests
         return [self.known.get(one, "") for one in digests]
+
+    def with_results(self, request_ids: Sequence[str]) -> list[str]:
+        return ["" if one in self.gone else one for one in request_ids]
 
     def drop(self, tenant: str, digests: Sequence[str]) -> None:
         for one in digests:
@@ -136,6 +140,16 @@ def test_a_thorough_search_looks_at_every_line():
     for first in range(1000, 3000, 320):
         reuse.find(chunk([body(n) for n in range(first, first + 320)]))
     assert len(answers.asked) == 7 * 320
+
+
+def test_a_thorough_search_does_not_count_answers_whose_results_are_gone():
+    answers = Answers([1, 2])
+    answers.gone = {old_id(2)}
+    reuse = search(answers)
+    reuse.thorough = True
+    made = chunk([body(n) for n in range(4)])
+    reuse.find(made)
+    assert set(made.known) == {1}
 
 
 @pytest.mark.parametrize(
