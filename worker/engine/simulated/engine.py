@@ -115,12 +115,8 @@ class SimulatedEngine:
                 code="unknown_url",
                 field="url",
             )
-        if not self._free.take_free():
-            await self._free.take_in_turn(request.priority)
-        try:
+        async with self._free.hold(request.priority):
             await self._run(request.body, request_id)
-        finally:
-            self._free.give()
         return _answer(request, request_id, f"{self.named} " if self.named else "")
 
     async def _run(self, body: dict[str, Any], request_id: str) -> None:
