@@ -47,7 +47,7 @@ COMMANDS = {
     "tenant": "Set how tenants share the workers: a weight, and a cap if needed.",
     "top": "Show all workers live: tokens/s, slots, waiting requests, workers, batches.",
     "try": "Run a few rows of FILE now, and show prompts, answers and the plan of FILE.",
-    "watch": "Follow a batch or run to its end: done and failed, rate, tokens/s, time left.",
+    "watch": "Follow a batch or run to its end: counts, rates (last 30 s), time left.",
 }
 #: Group of entry points by which other packages add commands. An entry point is a table like
 #: COMMANDS, in the package that has the commands' modules.
