@@ -320,8 +320,7 @@ def _tokens_out(planned: Plan) -> str:
     if not parts:  # embeddings, for example
         return "none"
     if planned.mean_answer is None:
-        reason = "no running worker has reported it"
-        return f"{text}; the length of answers is not known: {reason}"
+        return f"{text}; the length of answers is not known: no running worker has reported it"
     return (
         f"{text}; {content.expected:,.0f} expected, as the workers' answers have "
         f"{planned.mean_answer:g} on average"
@@ -378,10 +377,8 @@ def _deadline_text(planned: Plan, left_s: float) -> str:
     )
     if needed.met:
         return f"{until}: met; {what} are enough"
-    late = clock_text((planned.seconds or 0.0) - left_s)
-    return (
-        f"{until}: missed by about {late}; {what} are needed, now {planned.pace.slots:,.0f} slots"
-    )
+    late, now = clock_text((planned.seconds or 0.0) - left_s), f"{planned.pace.slots:,.0f}"
+    return f"{until}: missed by about {late}; {what} are needed, now {now} slots"
 
 
 def time_text(planned: Plan) -> str:
