@@ -26,6 +26,9 @@ QUIET_PROBE_S = 10
 LATEST_PROBE = 10
 #: Seconds after a probe's end in which the server may still show it.
 STILL_SHOWN_S = 0.1
+#: Mean times between tokens from one start of ours to the next. A step that reads a prompt takes
+#: longer than the mean step, so with a factor of 1 two of our prompts often met in one step.
+PACE = 1.5
 #: The X-Request-Id header of a probe.
 PROBE_ID = "warmq-probe"
 
@@ -88,14 +91,15 @@ class Sharing:
         return self._given
 
     def _pace_s(self) -> float:
-        """Return the least seconds between two starts: all workers start one request a step.
+        """Return the least seconds between two starts: all workers start one request in PACE steps.
 
         A step that reads several prompts takes longer, and gives people's answers their next token
         later. Each step gives a token, so the time between tokens is that of a step.
         """
         shown, lease = self.shown(), self.share.lease
         workers = lease.peers + 1 if lease is not None else 1
-        return 0.0 if shown.get("nobody_else") else workers * (shown.get("itl_ms") or 0.0) / 1000
+        step_s = 0.0 if shown.get("nobody_else") else (shown.get("itl_ms") or 0.0) / 1000
+        return PACE * workers * step_s
 
     def shown(self) -> dict[str, Any]:
         """Return what people feel, and how much of the server is ours, for `inspect stats`."""
