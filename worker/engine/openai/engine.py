@@ -157,6 +157,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         if not limits_tokens(request.url, body):
             body[LIMITS[request.url][0]] = self._settings.default_max_tokens
         added = priority(request.url, body) if self._sharing else {}
+        # Each chunk of a stream would take the server's time, and people wait for it.
+        streamed = not self._sharing
         while True:
             upstream = await self._servers.take(tries.avoid)
             sent_at = time.monotonic()
@@ -167,11 +169,13 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 sent = body if keeps_name else body | {"model": upstream.model}
                 async with upstream.returnable():
                     answer = await exchange(
-                        upstream, request.url, sent, request_id, self._partial, request.trace, added
-                    )
+                        upstream, request.url, sent, request_id, self._partial, request.trace,
+                        added, streamed=streamed or upstream.needs_streams,
+                    )  # fmt: skip
                 self._blame.answered(upstream, tries, sent_at)
                 break
             except Unanswered as fault:
+                streamed = True  # a proxy may have ended it because it sent nothing for long
                 if await self._fits_now(upstream, request, body, fault):
                     continue
                 await self._settle(upstream, fault, tries, sent_at)

@@ -49,6 +49,8 @@ async def exchange(
     partial: dict[str, Reassembly],
     trace: Mapping[str, str] | None = None,
     added: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    streamed: bool = True,
 ) -> Json:
     """Send a request and return its whole answer, or raise Unanswered.
 
@@ -63,6 +65,7 @@ async def exchange(
         partial: gets the answer in progress, if it is streamed; the caller removes it.
         trace: HTTP headers with which the server continues a sampled trace.
         added: fields to send instead of the body's, unless the server refuses them.
+        streamed: whether to ask for a stream, if the request and the server allow it.
     """
     dialect = upstream.dialects[url]
     left_out = set(dialect.refused)
@@ -72,7 +75,7 @@ async def exchange(
     while True:
         whole, more = Reassembly(url, body, vllm=upstream.vllm), dict(added)
         partial.pop(request_id, None)
-        if url in GENERATING and streamable(body) and "stream" not in left_out:
+        if streamed and url in GENERATING and streamable(body) and "stream" not in left_out:
             partial[request_id] = whole
             more |= ours
         more = {name: value for name, value in more.items() if name not in left_out}

@@ -145,6 +145,11 @@ class Upstream(Server):
         return row | {"limit": self.limit, "shared": self.sharing()}
 
     @property
+    def needs_streams(self) -> bool:
+        """Whether only streams show that the server makes steps: it has no metrics of vLLM's."""
+        return self._tokens < 0
+
+    @property
     def opens_at(self) -> float:
         """The time from which the server may get one more request, unless it is full."""
         return max(self.rest_until, self.breaker.rest_until, self._next_at)
