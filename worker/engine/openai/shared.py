@@ -28,7 +28,7 @@ LATEST_PROBE = 10
 STILL_SHOWN_S = 0.1
 #: Mean times between tokens from one start of ours to the next. A step that reads a prompt takes
 #: longer than the mean step, so with a factor of 1 two of our prompts often met in one step.
-PACE = 1.5
+PACE = 1.25
 #: The X-Request-Id header of a probe.
 PROBE_ID = "warmq-probe"
 
