@@ -194,13 +194,12 @@ bad-days-full: $(STAMP) ## ten simulated days with faulty servers, 100,000 lines
 buckets-full: $(STAMP) ## 300,000 rows of parquet from bucket to bucket, killed at random moments; writes figures into the repository
 	$(PY) tests/faults/run_buckets.py --save
 
-# The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.
+# The vendor's packages need another vLLM and transformers than the engine's lock, so they have an environment of their own.
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.
 $(RBLN_VENV)/.installed: export PIP_COMPILE = 0
 $(RBLN_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt)
-	@VENV=$(RBLN_VENV) DEVICE=cpu scripts/setup
-	@VENV=$(RBLN_VENV) scripts/setup rbln-emulated
+	@VENV=$(RBLN_VENV) scripts/setup base build redis gateway tables engine dev rbln-emulated
 	@touch $@
 
 test-rbln: $(RBLN_VENV)/.installed ## tests/rbln: the worker with Rebellions' packages on an emulated NPU, in .venv-rbln
@@ -265,11 +264,13 @@ bench-versus: $(STAMP) ## measure this tree and another revision in turns: REV=c
 
 # Another release of vLLM, in an environment of its own; what makes it needs no other environment.
 ANY_PYTHON := $(or $(PYTHON),$(shell command -v python3.11 || command -v python3))
-# The last release of vLLM with speculation on the CPU.
+# The release of vLLM that tests/options runs, which vllm-rbln sits on, and one before it, with speculation on the CPU.
+OPTIONS := 0.30.0
 OLDER := 0.29.0
+OPTIONS_VENV := .venv-vllm-$(OPTIONS)
 OLDER_VENV := .venv-vllm-$(OLDER)
-$(OLDER_VENV)/.release: pyproject.toml scripts/setup $(wildcard requirements/*.txt tests/releases/requirements/*.txt)
-	@$(ANY_PYTHON) tests/releases/run.py $(OLDER) --make
+.venv-vllm-%/.release: pyproject.toml scripts/setup $(wildcard requirements/*.txt tests/releases/requirements/*.txt)
+	@$(ANY_PYTHON) tests/releases/run.py $* --make
 	@touch $@
 
 .PHONY: test-vllm
@@ -281,10 +282,10 @@ bench-qa: $(OLDER_VENV)/.release ## repeat the experiment of vLLM's tutorial: on
 	$(OLDER_VENV)/bin/python tests/bench/qa.py
 
 .PHONY: bench-options
-bench-options: $(STAMP) $(OLDER_VENV)/.release ## run the worker with each of vLLM's options; writes the results into the repository
-	$(PY) tests/options/run.py --save
+bench-options: $(OPTIONS_VENV)/.release $(OLDER_VENV)/.release ## run the worker with each of vLLM's options; writes the results into the repository
+	$(OPTIONS_VENV)/bin/python tests/options/run.py --save
 	$(OLDER_VENV)/bin/python tests/options/run.py --save
-	$(PY) tests/options/run.py --write-docs
+	$(OPTIONS_VENV)/bin/python tests/options/run.py --write-docs
 
 .PHONY: audit
 audit: $(STAMP) ## look the locked packages up in the vulnerability database (needs its service)

@@ -1,5 +1,4 @@
 # The worker with vLLM's CPU build. Built from the project's root: see compose.yaml.
-# Debian 13 (trixie), because vLLM's own wheel needs glibc 2.39.
 FROM python:3.11-slim-trixie
 
 # libnuma1: vLLM's CPU kernels link to it.

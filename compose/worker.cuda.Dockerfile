@@ -10,7 +10,7 @@ RUN apt-get update \
 WORKDIR /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
-# The locked packages first: they rarely change and are most of the image, 9 GB.
+# The locked packages first: they rarely change and are most of the image, 10 GB.
 COPY scripts/setup scripts/setup
 COPY requirements requirements
 RUN scripts/setup base gateway engine cuda

@@ -9,10 +9,10 @@ from typing import Any
 
 from worker.machine.packages import Release
 
-#: The release of vLLM in the locked environment, which rows are of unless they name another.
-LOCKED: Release = (0, 30)
-#: The last one that speculates on the CPU: its runner replaces the Triton kernels of the rejection
-#: sampler by C++ ones, which no longer takes effect in 0.30.
+#: The release of vLLM that rows are of unless they name another: the one below vllm-rbln 0.12.
+MOST: Release = (0, 30)
+#: One that speculates on the CPU: its runner replaces the Triton kernels of the rejection sampler
+#: by C++ ones, which takes no effect in 0.30.
 SPECULATES: Release = (0, 29)
 #: Under every row's own options, of which the last one counts.
 BASE = (
@@ -65,7 +65,7 @@ class Row:
     #: A module that the option needs and that is not in the locked environment.
     needs: str | None = None
     #: The row runs only where this vLLM is installed, major and minor.
-    release: Release = LOCKED
+    release: Release = MOST
     #: Whether vLLM's statistics must tell of accepted drafts.
     speculates: bool = False
     refused: str | None = None
@@ -104,7 +104,7 @@ ROWS = (
         details=STAGES),
     Row(
         "pipeline-eager", f"--pipeline-parallel-size 2 {MP}", env=NOBIND,
-        refused="on the CPU vLLM 0.30 skips the warm-up of .*",
+        refused="on the CPU vLLM skips the warm-up of .*",
     ),
     Row(
         "tensor-unbound", "--tensor-parallel-size 2",

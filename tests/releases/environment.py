@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PINS = Path(__file__).resolve().parent / "requirements"
 #: In place of a release: the newest there is.
 NEWEST = "newest"
-LOCKS = ("base", "build", "redis", "engine", "cpu", "dev")
+LOCKS = ("base", "build", "redis", "gateway", "tables", "engine", "cpu", "dev")
 UV = "uv==0.13.8"  # resolves for all Pythons at once and collects every file's hash
 #: As in scripts/lock: code for GPUs, images and sound; torch comes by its own lock.
 LEFT_OUT = (

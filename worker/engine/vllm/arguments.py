@@ -11,6 +11,7 @@ from contract.settings import SettingsError
 from worker.engine.vllm.media import MAX_MEDIA
 from worker.engine.vllm.memory import fill_in
 from worker.engine.vllm.names import FlexibleArgumentParser, current_platform, make_arg_parser
+from worker.engine.vllm.preflight import vllm_version
 from worker.engine.vllm.priorities import default_policy
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 from worker.machine.packages import installed
@@ -28,7 +29,10 @@ class _Parser(FlexibleArgumentParser):
         )
         if near := nearest(unknown, options):
             message += f"; did you mean {near}"
-        raise SettingsError(f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve`")
+        release = vllm_version(installed())
+        raise SettingsError(
+            f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve` {release}"
+        )
 
 
 def parse_engine_args(settings: VllmSettings) -> Namespace:

@@ -226,7 +226,7 @@ def _check_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
     """Check that the warm-up runs, in which pipeline stages get the buffers for their inputs."""
     for name in sorted({"enforce-eager", "enable-lora"} & options.keys()):
         yield Finding(
-            f"WARMQ_ENGINE_ARGS: on the CPU vLLM 0.30 skips the warm-up of pipeline stages with "
+            "WARMQ_ENGINE_ARGS: on the CPU vLLM skips the warm-up of pipeline stages with "
             f"--{name}, and dies at the first request",
             f'Leave out --{name} (--compilation-config \'{{"mode": 2, "backend": "eager"}}\' '
             "compiles as little as --enforce-eager), or use --tensor-parallel-size",

