@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from contract.settings import SettingsError
-from worker.engine.vllm.names import core_client
+from worker.engine.vllm.names import core_client, get_open_zmq_ipc_path
 
 #: Clients beyond `front_ends` that one engine gets, as replacements of clients that die.
 SPARE = 8
@@ -40,22 +40,26 @@ class EngineClients:
         if self.count == 1:
             yield
             return
-        allocate = core_client.get_engine_zmq_addresses
+        launch = core_client.launch_core_engines
 
-        def allocate_all(config: Any, *_: Any, **__: Any) -> Any:
-            self._addresses = allocate(config, self.count)
-            if any(one.endswith(":0") for one in self._addresses.inputs):
+        def launch_for_all(
+            config: Any, executor: Any, log_stats: bool, addresses: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if not addresses.inputs[0].startswith("ipc:"):
                 raise SettingsError(
                     "WARMQ_FRONT_ENDS: this engine's processes are on several machines; leave the "
                     "variable out, or start one worker on each machine"
                 )
-            return self._addresses
+            for one in (addresses.inputs, addresses.outputs):
+                one += [get_open_zmq_ipc_path() for _ in range(self.count - len(one))]
+            self._addresses = addresses
+            return launch(config, executor, log_stats, addresses, *args, **kwargs)
 
-        core_client.get_engine_zmq_addresses = allocate_all
+        core_client.launch_core_engines = launch_for_all
         try:
             yield
         finally:
-            core_client.get_engine_zmq_addresses = allocate
+            core_client.launch_core_engines = launch
         self._processes = [p.pid for p in multiprocessing.active_children() if p.pid is not None]
 
     def new(self, args: Namespace) -> dict[str, Any] | None:

@@ -38,6 +38,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.network_utils import get_open_zmq_ipc_path
 from vllm.v1.engine import core_client
 from vllm.v1.engine import logprobs as engine_logprobs
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -95,5 +96,5 @@ __all__ = [
     "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "IterationStats", "LoRARequest",
     "RerankRequest", "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest",
     "VLLMClientError", "VLLMValidationError", "core_client", "current_platform", "engine_logprobs",
-    "global_http_connection", "init_app_state", "make_arg_parser",
+    "get_open_zmq_ipc_path", "global_http_connection", "init_app_state", "make_arg_parser",
 ]  # fmt: skip

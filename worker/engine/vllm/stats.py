@@ -116,13 +116,15 @@ class _Traced:
         self._ids.add(request.request_id)
         return added
 
-    def process_outputs(self, outputs: Any, timestamp: Any = None, stats: Any = None) -> Any:
+    def process_outputs(
+        self, outputs: Any, timestamp: Any = None, stats: Any = None, **kwargs: Any
+    ) -> Any:
         """Make statistics of a step if a sampled request is running and vLLM makes none."""
         if self._ids:
             self._ids &= self._processor.request_states.keys()  # the other ids were aborted
             if stats is None and self._ids:
                 stats = IterationStats()
-        return self._process_outputs(outputs, timestamp, stats)
+        return self._process_outputs(outputs, timestamp, stats, **kwargs)
 
     def do_tracing(self, output: Any, state: Any, stats: Any) -> None:
         """Make the span of a sampled request."""

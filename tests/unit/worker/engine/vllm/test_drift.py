@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -220,6 +221,16 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert {"priority", "arrival_time"} <= set(EngineCoreRequest.__struct_fields__)
     assert inspect.iscoroutinefunction(AsyncMPClient.add_request_async)
     assert list(inspect.signature(AsyncMPClient.add_request_async).parameters)[1:] == ["request"]
+    # What worker/engine/vllm/clients.py stands in for, and adds to
+    from vllm.v1.engine import core_client
+    from vllm.v1.engine.utils import EngineZmqAddresses
+
+    launch = inspect.signature(core_client.launch_core_engines)
+    assert list(launch.parameters)[:4] == [
+        "vllm_config", "executor_class", "log_stats", "addresses",
+    ]  # fmt: skip
+    fields = {field.name for field in dataclasses.fields(EngineZmqAddresses)}
+    assert {"inputs", "outputs", "frontend_stats_publish_address"} <= fields
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
 
