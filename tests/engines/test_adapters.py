@@ -18,7 +18,15 @@ import pytest
 import torch
 from kit.gateways.gateway_process import GatewayProcess
 from kit.stacks.celery_side import client_app
-from kit.stacks.real_stack import Stack, asked, listed_questions, read_jsonl, text_of, write_jsonl
+from kit.stacks.real_stack import (
+    Stack,
+    asked,
+    frozen,
+    listed_questions,
+    read_jsonl,
+    text_of,
+    write_jsonl,
+)
 from options.checkpoints import make_adapter
 from safetensors.torch import load_file, save_file
 
@@ -205,7 +213,8 @@ def test_a_dead_engine_is_rebuilt_and_each_line_still_gets_its_adapter(
         for n, line in enumerate(mixed(NAMES))
     ]
     source = write_jsonl(stack.folder / "slow.in.jsonl", slow)
-    stack.producer("submit", source, "--model", "base", "--batch-id", "slow")
+    with frozen(worker):  # a command may take longer to end than the answers do
+        stack.producer("submit", source, "--model", "base", "--batch-id", "slow")
     eventually(lambda: stack.in_flight("warmq.base") > len(NAMES), 30, "in flight")
     for process in psutil.Process(worker.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):

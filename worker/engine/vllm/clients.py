@@ -50,6 +50,7 @@ class EngineClients:
                     "WARMQ_FRONT_ENDS: this engine's processes are on several machines; leave the "
                     "variable out, or start one worker on each machine"
                 )
+            # The first client has bound its sockets; EngineCore gets these lists, and connects.
             for one in (addresses.inputs, addresses.outputs):
                 one += [get_open_zmq_ipc_path() for _ in range(self.count - len(one))]
             self._addresses = addresses

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,8 +172,6 @@ def test_our_field_names_for_messages_responses_and_tokens_are_vllms() -> None:
 
 
 def test_what_the_adapter_relies_on_is_there() -> None:
-    import inspect
-
     from vllm import AsyncLLMEngine
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -221,18 +221,74 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert {"priority", "arrival_time"} <= set(EngineCoreRequest.__struct_fields__)
     assert inspect.iscoroutinefunction(AsyncMPClient.add_request_async)
     assert list(inspect.signature(AsyncMPClient.add_request_async).parameters)[1:] == ["request"]
-    # What worker/engine/vllm/clients.py stands in for, and adds to
-    from vllm.v1.engine import core_client
-    from vllm.v1.engine.utils import EngineZmqAddresses
-
-    launch = inspect.signature(core_client.launch_core_engines)
-    assert list(launch.parameters)[:4] == [
-        "vllm_config", "executor_class", "log_stats", "addresses",
-    ]  # fmt: skip
-    fields = {field.name for field in dataclasses.fields(EngineZmqAddresses)}
-    assert {"inputs", "outputs", "frontend_stats_publish_address"} <= fields
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
+
+
+def names_of(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_what_several_front_ends_rely_on_is_there() -> None:
+    from vllm import AsyncEngineArgs, AsyncLLMEngine
+    from vllm.v1.engine import core, core_client, utils
+    from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, MPClient
+
+    from worker.engine.vllm.names import get_open_zmq_ipc_path
+
+    # What worker/engine/vllm/clients.py stands in for, and adds to
+    launch = ["vllm_config", "executor_class", "log_stats", "addresses"]
+    assert names_of(core_client.launch_core_engines)[:4] == launch
+    started = " ".join(inspect.getsource(MPClient.__init__).split())
+    assert "launch_core_engines( vllm_config, executor_class, log_stats, addresses )" in started
+    fields = {field.name for field in dataclasses.fields(utils.EngineZmqAddresses)}
+    assert {"inputs", "outputs", "frontend_stats_publish_address"} <= fields
+    assert get_open_zmq_ipc_path().startswith("ipc:")
+    # EngineCore connects to all of them, greets each client, and answers the one that has asked.
+    sockets = inspect.getsource(core.EngineCoreProc.process_input_sockets)
+    assert "for input_address in input_addresses" in sockets and "bind=False" in sockets
+    assert "for input_socket in input_sockets: # Send initial message" in " ".join(sockets.split())
+    sockets = inspect.getsource(core.EngineCoreProc.process_output_sockets)
+    assert "for output_path in output_paths" in sockets and "sockets[client_index]" in sockets
+    # What worker/engine/vllm/attached.py gives a client, and ends
+    args = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert {"_api_process_count", "_api_process_rank"} <= args
+    given = {
+        "stat_loggers",
+        "disable_log_stats",
+        "client_addresses",
+        "client_count",
+        "client_index",
+    }
+    assert given <= set(names_of(AsyncLLMEngine.from_vllm_config))
+    for name in ("input_address", "output_address", "stats_update_address"):
+        assert f'client_addresses["{name}"]' in started or f'.get("{name}")' in started
+    assert "request.client_index = self.client_index" in inspect.getsource(AsyncMPClient)
+    assert "engine_dead" in {field.name for field in dataclasses.fields(BackgroundResources)}
+    assert callable(AsyncMPClient.shutdown)
+    # What worker/engine/vllm/processes.py calls for a client that died
+    assert inspect.iscoroutinefunction(AsyncMPClient.call_utility_async)
+    assert "getattr(self, method_name)" in inspect.getsource(core.EngineCoreProc)
+    assert names_of(core.EngineCore.abort_requests)[1:] == ["request_ids"]
+
+
+def test_what_the_traces_rely_on_is_there() -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    from worker.engine.vllm.names import IterationStats
+    from worker.engine.vllm.stats import USED
+
+    assert IterationStats is not None and IterationStats()
+    made = inspect.getsource(OutputProcessor.__init__)
+    assert [n for n in USED if not hasattr(OutputProcessor, n) and f"self.{n}" not in made] == []
+    assert names_of(OutputProcessor.add_request)[1] == "request"
+    outputs = ["engine_core_outputs", "engine_core_timestamp", "iteration_stats"]
+    assert names_of(OutputProcessor.process_outputs)[1:4] == outputs
+    called = " ".join(inspect.getsource(AsyncLLM).split()).replace("( ", "(")
+    assert "process_outputs(outputs_slice, outputs.timestamp, iteration_stats" in called
+    traced = ["engine_core_output", "req_state", "iteration_stats"]
+    assert names_of(OutputProcessor.do_tracing)[1:] == traced
 
 
 def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> None:
