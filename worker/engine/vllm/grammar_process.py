@@ -169,9 +169,10 @@ class Compiler:
                 if validated._backend_was_auto
                 else {validated._backend}
             ):
-                self._manager.backend = self._backend(name)
+                backend = self._backend(name)
+                self._use(name, backend)
                 with _timed():
-                    _try_grammar(self._backends[name], self._compile(name, validated))
+                    _try_grammar(backend, self._compile(name, validated))
         except Exception as error:
             reason = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
             return "refused", f"the JSON schema, regex, choice or grammar is refused: {reason}"
@@ -179,10 +180,14 @@ class Compiler:
 
     def _backend(self, name: str) -> Any:
         if name not in self._backends:
-            self._manager.backend = None
+            self._use(None, None)
             self._compile(name, SimpleNamespace(json='{"type": "boolean"}'))
             self._backends[name] = self._manager.backend
         return self._backends[name]
+
+    def _use(self, name: str | None, backend: Any) -> None:
+        self._manager.backend = backend
+        self._manager.backend_name = name  # since 0.33 vLLM refuses another one
 
     def _compile(self, name: str, constraint: Any) -> Any:
         from vllm.v1.structured_output.request import StructuredOutputRequest
