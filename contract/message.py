@@ -253,9 +253,15 @@ def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+#: The steps of kombu's priorities.
+_STEPS = {priority: priority_step(priority) for priority in range(10)}
+
+
 def _step(properties: object) -> int:
     # Without a usable priority it is the highest, as in suffix_of (contract/lua/message.lua).
     priority = properties.get("priority") if isinstance(properties, dict) else None
+    if type(priority) is int and priority in _STEPS:
+        return _STEPS[priority]
     return priority_step(max(0, priority)) if isinstance(priority, int | float) else 0
 
 
@@ -288,7 +294,7 @@ def read_body(delivery: Delivery) -> dict[str, Any]:
         )
     args, kwargs, embed = _read_content(delivery.message)
     options = ["eta/countdown"] if delivery.headers.get("eta") else []
-    if isinstance(embed, dict):
+    if isinstance(embed, dict) and any(embed.values()):
         options += [o for o in ("chord", "chain", "callbacks", "errbacks") if embed.get(o)]
     for option in options:
         raise RequestRejected(

@@ -292,6 +292,8 @@ BEGINNING = 100
 def prompt_beginning(body: dict[str, Any]) -> str:
     """Return the beginning of a checked body's prompt: of its last message, or of its text."""
     content = body.get("messages") or body.get("prompt") or body.get("input")
+    if isinstance(content, str):
+        return content[:BEGINNING]
     if isinstance(content, list) and content:
         content = content[-1]
     if isinstance(content, dict):

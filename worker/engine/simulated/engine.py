@@ -115,24 +115,24 @@ class SimulatedEngine:
                 code="unknown_url",
                 field="url",
             )
-        async with self._free.hold(request.priority):
-            await self._run(request.body, request_id)
-        return _answer(request, request_id, f"{self.named} " if self.named else "")
-
-    async def _run(self, body: dict[str, Any], request_id: str) -> None:
-        if self._dead:
-            raise EngineDead("the simulated engine is dead", inside=False)
-        self._device.refuse_asleep()
-        self.running += 1
-        self._note("start", request_id)
-        self._texts[request_id] = FIRST_WORD
-        self._wrote()
+        await self._free.take(request.priority)
         try:
-            await self._work(body)
-            self._note("end", request_id)
+            if self._dead:
+                raise EngineDead("the simulated engine is dead", inside=False)
+            self._device.refuse_asleep()
+            self.running += 1
+            self._note("start", request_id)
+            self._texts[request_id] = FIRST_WORD
+            self._wrote()
+            try:
+                await self._work(request.body)
+                self._note("end", request_id)
+            finally:
+                self.running -= 1
+                del self._texts[request_id]
         finally:
-            self.running -= 1
-            del self._texts[request_id]
+            self._free.give()
+        return _answer(request, request_id, f"{self.named} " if self.named else "")
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the first word of a running request; the digest comes with the answer."""

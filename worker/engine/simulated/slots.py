@@ -1,7 +1,6 @@
 """Gives the simulated engine's slots to waiting requests by priority, as vLLM's scheduler does."""
 
 import asyncio
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
@@ -14,12 +13,8 @@ class Slots:
         self._arrivals = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
-    def hold(self, priority: int) -> "Held":
-        """Return a context that waits for a slot and holds it."""
-        return Held(self, priority)
-
     async def take(self, priority: int) -> None:
-        """Wait for a slot."""
+        """Wait for a slot; `give` releases it."""
         if self._free:
             self._free -= 1
             return
@@ -40,17 +35,3 @@ class Slots:
                 turn.set_result(None)
                 return
         self._free += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The context of one slot; a generator's context would take 8 µs more of each request."""
-
-    slots: Slots
-    priority: int
-
-    async def __aenter__(self) -> None:
-        await self.slots.take(self.priority)
-
-    async def __aexit__(self, *_: object) -> None:
-        self.slots.give()
