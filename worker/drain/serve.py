@@ -38,7 +38,9 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
             code="model_not_found",
             field="body.model",
         )
-    return EngineRequest(url, body, delivery.trace, delivery.tenant, delivery.priority)
+    return EngineRequest(
+        url, body, delivery.trace, delivery.tenant, delivery.priority, bool(delivery.listener)
+    )
 
 
 def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:

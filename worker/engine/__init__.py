@@ -58,7 +58,7 @@ class EngineRequest:
     `trace` has the HTTP headers that continue the request's trace, if the trace is sampled. Where
     the engine prepares requests one after the other, the tenants take turns, by `tenant`. Of the
     requests that wait in the engine, those with the lowest `priority` start first (kombu's step: 0,
-    3, 6 or 9).
+    3, 6 or 9). `listened`: somebody reads the answer's text while it is written.
     """
 
     url: str
@@ -66,6 +66,7 @@ class EngineRequest:
     trace: Mapping[str, str] | None = None
     tenant: str = ""
     priority: int = 0
+    listened: bool = False
 
 
 @dataclass(frozen=True, slots=True)

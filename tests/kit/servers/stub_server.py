@@ -54,14 +54,16 @@ class StubServer:
         self.port = free_port()
         self.slots = slots
         self.running = self.waiting = self.most = self.tokens = 0
+        #: The ids of all requests, and of those that asked for a stream.
         self.came: list[str] = []
+        self.streamed: set[str] = set()
         self.left: list[str] = []
         self.held = asyncio.Event()
         self.held.set()
         self.times: Counter[str] = Counter()
         #: The `priority` of each request, by its id. Without the policy, any but 0 is refused.
         self.priorities: dict[str, int] = {}
-        self.has_policy = True
+        self.has_policy = self.has_metrics = True
         #: vLLM's --max-num-queued-reqs, and how many requests it refused.
         self.max_queued: int | None = None
         self.refused = 0
@@ -117,7 +119,7 @@ class StubServer:
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        if not self.vllm:
+        if not (self.vllm and self.has_metrics):
             return web.Response(status=404)
         names = {
             "num_requests_running": self.running, "num_requests_waiting": self.waiting,
@@ -145,6 +147,8 @@ class StubServer:
             return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         body = orjson.loads(await request.read())
         self.came.append(rid)
+        if body.get("stream"):
+            self.streamed.add(rid)
         try:
             return await self._respond(request, rid, body)
         except (asyncio.CancelledError, ConnectionError):
@@ -211,6 +215,9 @@ class StubServer:
         chat = "messages" in body
         text = f"simulated {digest(body)}"
         if not body.get("stream"):
+            if "cut" in fate and request.transport is not None:
+                request.transport.abort()
+                raise ConnectionResetError("scripted")
             await asyncio.sleep(seconds)
             content = {"message": {"role": "assistant", "content": text}} if chat else {
                 "text": text}  # fmt: skip

@@ -7,10 +7,10 @@ import orjson
 
 from contract.openai.body import CHAT_URL, GENERATING, MESSAGES_URL, RESPONSES_URL
 from contract.openai.pooling import EMBEDDINGS_URL, POOLING_TYPES
+from worker.engine.openai.dialect import Dialect
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import Condition, Unanswered
 from worker.engine.openai.sse import loads_loosely, repaired
-from worker.engine.openai.upstream import Dialect
 
 Json = dict[str, Any]
 

@@ -158,7 +158,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             body[LIMITS[request.url][0]] = self._settings.default_max_tokens
         added = priority(request.url, body) if self._sharing else {}
         # Each chunk of a stream would take the server's time, and people wait for it.
-        streamed = not self._sharing
+        streamed = request.listened or not self._sharing
         while True:
             upstream = await self._servers.take(tries.avoid)
             sent_at = time.monotonic()

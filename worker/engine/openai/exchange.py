@@ -19,10 +19,11 @@ from worker.engine.openai.answers import (
     requested_choices,
     tidied,
 )
+from worker.engine.openai.dialect import refused_field
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, read_error
 from worker.engine.openai.sse import Events, Unreadable
-from worker.engine.openai.upstream import ASK_S, Upstream, refused_field
+from worker.engine.openai.upstream import ASK_S, Upstream
 from worker.engine.remote.servers import Interrupted
 
 log = logging.getLogger(__name__)

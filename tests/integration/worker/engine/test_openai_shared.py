@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -57,6 +58,11 @@ async def until(look: Callable[[], object], timeout_s: float = 30) -> None:
             await asyncio.sleep(0.01)
 
 
+def requests_of(ids: Collection[str]) -> set[str]:
+    """Return the ids that are not the engine's own, for example a probe's."""
+    return {rid for rid in ids if not rid.startswith("warmq-")}
+
+
 def upstream(running: OpenAIEngine) -> Upstream:
     assert running._servers is not None
     return running._servers.servers[0]
@@ -81,6 +87,29 @@ async def test_a_server_without_the_policy_is_asked_once_and_answers_everything(
         answers = await asyncio.gather(*start(running, [chat(str(n)) for n in range(20)]))
         assert all(answer.completion_tokens == 1 for answer in answers)
         assert [server.came.count(f"r{n}") for n in range(20)] == [1] * 20
+
+
+async def test_only_what_somebody_reads_is_streamed_where_metrics_show_progress() -> None:
+    async with StubServer() as server, engine(server) as running:
+        await asyncio.gather(*start(running, [chat(str(n)) for n in range(20)]))
+        assert not requests_of(server.streamed)
+        await running.generate(replace(chat(), listened=True), "read")
+        assert requests_of(server.streamed) == {"read"}
+
+
+async def test_a_server_without_metrics_shows_progress_by_streams() -> None:
+    async with StubServer() as server:
+        server.has_metrics = False
+        async with engine(server) as running:
+            await asyncio.gather(*start(running, [chat(str(n)) for n in range(20)]))
+            assert server.streamed >= {f"r{n}" for n in range(20)}
+
+
+async def test_the_second_try_is_streamed() -> None:
+    async with StubServer() as server, engine(server) as running:
+        await running.generate(chat(user="stub:cut,times=1"), "tried")
+        assert server.came.count("tried") == 2
+        assert requests_of(server.streamed) == {"tried"}
 
 
 async def test_shared_with_nobody_nothing_is_added_and_nobody_is_probed() -> None:

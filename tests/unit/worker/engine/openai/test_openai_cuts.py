@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.openai.body import CHAT_URL
+from worker.engine.openai.dialect import Dialect
 from worker.engine.openai.exchange import _receive
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import Condition, Unanswered
-from worker.engine.openai.upstream import Dialect
 
 Json = dict[str, Any]
 FORMS = Path(__file__).parents[4] / "kit" / "servers" / "server_forms"
