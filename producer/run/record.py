@@ -79,14 +79,17 @@ class RunRecord:
         """Note why the run was stopped; the same command continues it."""
         self._note({"reason": reason, "stopped_at": self._runs.now_ms()})
 
-    def end(self, done: RunProgress) -> None:
-        """Note that the run has ended."""
-        self._note(_counts(done), ends=True)
-
-    def _note(self, fields: dict[str, str | int], *, ends: bool = False) -> None:
-        self._runs.note(self._record, fields, ends=ends)
+    def _note(self, fields: dict[str, str | int]) -> None:
+        self._runs.note(self._record, fields)
         texts = {name: str(value) for name, value in fields.items()}
         self._record = replace(self._record, fields=self._record.fields | texts)
+
+
+def end_record(store: BatchStore, done: RunProgress) -> None:
+    """Note that a run has ended: its output is complete, and in its place."""
+    record = store.batch(done.name)
+    if record is not None and not record.finished:
+        Runs.using(store).note(record, _counts(done), ends=True)
 
 
 def begin_retry(store: BatchStore, files: RunFiles) -> Batch | None:

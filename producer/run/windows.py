@@ -83,7 +83,7 @@ class Run:
     _record: RunRecord = field(init=False)
 
     def run(self, source: Source, output: Path, errors: Path) -> RunProgress:
-        """Run the file, or the lines that an interrupted run has left.
+        """Run the file, or the lines that an interrupted run has left; `end_record` is next.
 
         Returns:
             The progress. It is `complete` only if an earlier run had completed the file.
@@ -121,7 +121,6 @@ class Run:
             self._delete_done(files.done)
             if not files.done.complete:
                 self.cancelled = self._record.cancelled
-                self._record.end(files.done)
             files.finish()
             return files.done
 

@@ -32,7 +32,7 @@ from producer.run.again import UNANSWERED
 from producer.run.export import Export, needs_export
 from producer.run.journal import Journal, RunProgress
 from producer.run.local import local_model, local_services
-from producer.run.record import RunCancelled
+from producer.run.record import RunCancelled, end_record
 from producer.run.stopping import RunStopped
 from producer.run.windows import Run
 from producer.submit.routes import to_default_queue
@@ -142,6 +142,9 @@ def command(
             return _print_stop(output, stop, exported)
         if exported and not (ended.done.complete and ended.done.delivered):
             _export(export, submission, source)
+    if not local:  # only now, so that whoever follows the run finds OUT at its end
+        with hint(f"{output} is complete; the same command notes it in Redis"):
+            end_record(context.store, ended.done)
     return _print_result(output, export.errors, ended, as_json, retry)
 
 

@@ -102,8 +102,8 @@ class RowMapping:
     `pairs` maps each field to a column, a template or a constant (any other text); without pairs,
     each column is the field of its name. `columns` are the table's columns, None if unknown.
     With `guessed`, only the first row was read for them. A field is a field of a request's body,
-    `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat; the
-    messages are in the order of `pairs`. With `input` alone the request is an embedding.
+    `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat: first the
+    system's, then the others in the order of `pairs`. With `input` alone it is an embedding.
 
     Raises BadOption, which names the field or the missing column.
     """
@@ -140,6 +140,8 @@ class RowMapping:
             else:
                 self._gets.append((field, get))
                 self.columns[field] = ", ".join(used)
+        # Chat templates expect the system's message first.
+        self._messages.sort(key=lambda pair: pair[0] != "system")
         # The custom_id is read first, so that the error of a bad row has it.
         self._gets.sort(key=lambda pair: pair[0] != "custom_id")
         self._check_request(pairs, columns, wanted)

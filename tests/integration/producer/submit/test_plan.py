@@ -41,8 +41,11 @@ class RatedEngine(SimulatedEngine):
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         text = request.body["messages"][0]["content"]
         prompt, written = len(text) // 4 + 5, int(request.body["max_tokens"])
-        async with self._free.hold(request.priority):
+        await self._free.take(request.priority)
+        try:
             await asyncio.sleep(SLOTS * (prompt * PROMPT_S + written * TOKEN_S))
+        finally:
+            self._free.give()
         return Completion(_answer(request, request_id).body, prompt, written)
 
 

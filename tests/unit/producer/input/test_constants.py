@@ -38,6 +38,12 @@ def test_a_text_that_is_no_column_is_in_each_row(tmp_path: Path):
     ]  # fmt: skip
 
 
+def test_the_system_message_comes_first_whatever_the_order_of_the_options(tmp_path: Path):
+    pairs = {"messages.assistant": "Yes?", **USER, "messages.system": "You are a librarian."}
+    first, _ = requests_of(open_source(table(tmp_path), pairs))
+    assert [one["role"] for one in first["messages"]] == ["system", "assistant", "user"]
+
+
 @pytest.mark.parametrize("text", ["Be textual.", "Label it: x", "64"])
 def test_a_sentence_is_not_a_misspelt_column(tmp_path: Path, text: str):
     source = open_source(table(tmp_path), {"messages.system": text, **USER})
