@@ -26,6 +26,12 @@ from producer.rates import Recent
 _DEFAULT_STEP = 6
 
 
+def left_of(batch: Batch) -> int:
+    """Return the number of requests that have not ended, with those that a run queues later."""
+    unread = batch.number("unread") if batch.is_run and not batch.stopped else 0
+    return batch.number("total") - batch.terminal + unread
+
+
 class Work(NamedTuple):
     """The requests of a batch that have not ended.
 
@@ -53,7 +59,7 @@ class Work(NamedTuple):
         tokens = batch.number("prompt_tokens")
         tokens += batch.number("completion_tokens")
         list_of = place[2] if len(place) == 3 else batch.id
-        left = batch.number("total") - batch.terminal
+        left = left_of(batch)
         if batch.number("retried"):  # `tokens` also counts the earlier answers of retried requests
             done = tokens = 0
         return cls(list_of, batch.tenant, step, left, done, tokens, len(batch.queues) > 1)
@@ -138,8 +144,7 @@ class BatchOutlook(NamedTuple):
 
     def seconds_left(self, batch: Batch, recent: Recent | None = None) -> float:
         """Return the seconds until the batch ends, by its own rate if it is known well enough."""
-        left = batch.number("total") - batch.terminal
-        own_s = recent.seconds_left(left, self.slots) if recent else None
+        own_s = recent.seconds_left(left_of(batch), self.slots) if recent else None
         return self.left_s if own_s is None else max(own_s, self.held_s)
 
 

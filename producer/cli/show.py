@@ -114,7 +114,7 @@ def print_batch(
         "batch": batch.id,
         "status": state["status"],
         "reason": state["reason"],
-        "requests": _counts(state) or "none yet",
+        "requests": (_counts(state) or "none yet") + _unread_text(batch),
         "failures": failures_text(batch) + _after_stop(batch) or None,
         "cut": _cut_text(batch) or None,
         "stops at": state["stop_after_failures"] and f"{state['stop_after_failures']} failures",
@@ -145,6 +145,12 @@ def print_batch(
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def _unread_text(batch: Batch) -> str:
+    """Return about how many lines a run will queue later; '' if none."""
+    unread = 0 if batch.finished else batch.number("unread")
+    return f"; about {unread} more are not queued yet" if unread else ""
 
 
 def _after_stop(batch: Batch) -> str:

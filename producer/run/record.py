@@ -75,6 +75,11 @@ class RunRecord:
             fields = {name: state.fields[name] for name in _OF_WINDOWS if name in state.fields}
         self._note(fields | _counts(done))
 
+    def note_unread(self, lines: float | None) -> None:
+        """Note about how many lines follow the queued ones, if that is known."""
+        if lines is not None:
+            self._note({"unread": round(lines)})
+
     def stop(self, reason: str) -> None:
         """Note why the run was stopped; the same command continues it."""
         self._note({"reason": reason, "stopped_at": self._runs.now_ms()})

@@ -343,6 +343,7 @@ class Run:
             unread = self.planned_lines - queued
         else:
             unread = unread_lines(raws.line, queued, source.position, source.size)
+        self._record.note_unread(unread)
         return lambda: self._time_left.seconds(ids, unread)
 
     def _collect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,13 @@ def test_a_run_says_how_long_all_its_lines_take(
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         said = next(found for line in lines if (found := etas(line)))
+        shown = run_producer("status", store.newest_ids()[0], redis_url=redis_url).stdout
     # By 10 requests a second, of which 10 run at once
     assert said[0] == pytest.approx(400 - ended / 10, abs=15)
+    (left,) = etas(shown.replace("left      about ", "ETA "))
+    assert left == pytest.approx(400 - ended / 10, abs=15)
+    (unread,) = re.findall(r"; about (\d+) more are not queued yet", shown)
+    assert int(unread) == pytest.approx(3000, abs=100)
 
 
 def test_a_run_without_a_worker_has_no_estimate(
