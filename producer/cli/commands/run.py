@@ -121,10 +121,7 @@ def command(
     .csv: then a file OUT.lines grows instead (for a bucket, in this folder), and OUT appears at the
     end. A table has all rows, with their status. OUT.lines stays if --retry can use it.
     """
-    if "-" in (output, errors):
-        raise click.UsageError("OUT and ERR must be files: a run continues where they end")
-    if not is_url(output):
-        check_writable(Path(output))
+    _check_places(output, errors)
     export = Export(output, errors or error_file_of(output))
     exported = needs_export(output, export.errors)
     files = export.line_files if exported else (Path(output), Path(export.errors or ""))
@@ -146,6 +143,13 @@ def command(
         with hint(f"{output} is complete; the same command notes it in Redis"):
             end_record(context.store, ended.done)
     return _print_result(output, export.errors, ended, as_json, retry)
+
+
+def _check_places(output: str, errors: str | None) -> None:
+    if "-" in (output, errors):
+        raise click.UsageError("OUT and ERR must be files: a run continues where they end")
+    if not is_url(output):
+        check_writable(Path(output))
 
 
 def _print_stop(output: str, stop: RunStopped | RunCancelled, exported: bool) -> Exit:

@@ -103,7 +103,7 @@ class RowMapping:
     each column is the field of its name. `columns` are the table's columns, None if unknown.
     With `guessed`, only the first row was read for them. A field is a field of a request's body,
     `custom_id`, or `messages.user` (`.system`, `.assistant`) for one message of a chat: first the
-    system's, then the others in the order of `pairs`. With `input` alone it is an embedding.
+    system's, then the rest in the order of `pairs`. With `input` alone it is an embedding.
 
     Raises BadOption, which names the field or the missing column.
     """
@@ -134,14 +134,12 @@ class RowMapping:
                 if role not in _ROLES:
                     roles = listed([_MESSAGES + role for role in _ROLES])
                     raise BadOption(f"field {field}: give one of {roles}")
-                self._messages.append((role, get))
+                self._messages.insert(0 if role == "system" else len(self._messages), (role, get))
                 before = self.columns.get("messages")
                 self.columns["messages"] = ", ".join(filter(None, (before, *used)))
             else:
                 self._gets.append((field, get))
                 self.columns[field] = ", ".join(used)
-        # Chat templates expect the system's message first.
-        self._messages.sort(key=lambda pair: pair[0] != "system")
         # The custom_id is read first, so that the error of a bad row has it.
         self._gets.sort(key=lambda pair: pair[0] != "custom_id")
         self._check_request(pairs, columns, wanted)

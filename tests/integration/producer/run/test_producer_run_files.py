@@ -7,12 +7,15 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from kit.commands.runs import (
     custom_ids,
     done_windows,
     journal_of,
+    run_of,
     running,
     served,
     stopped_after_one_window,
@@ -27,9 +30,12 @@ from kit.commands.support import (
     write_lines,
 )
 from kit.protocol.lessee import Lessee, client_of
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
+from producer.cli.main import cli
+from producer.run.export import Export
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -263,3 +269,31 @@ def test_an_interruption_leaves_whole_windows_only(
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     assert custom_ids(out) == [f"r{n}" for n in range(500)]
+
+
+def test_a_run_ends_when_its_table_is_there(
+    redis_url: str, store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 20), tmp_path / "out.parquet"
+    write, ended = Export.write, list[bool]()
+
+    def interrupted(export: Export, *_: object) -> None:
+        ended.append(store.batch(run_of(store)).finished)
+        raise KeyboardInterrupt
+
+    def watched(export: Export, *given: Any) -> None:
+        write(export, *given)
+        ended.append(store.batch(run_of(store)).finished)
+
+    def run() -> int:
+        words = ["run", str(source), str(out)]
+        return CliRunner(env={"WARMQ_REDIS_URL": redis_url}).invoke(cli, words).exit_code
+
+    with simulated(redis_url, tmp_path / "worker.log"):
+        monkeypatch.setattr(Export, "write", interrupted)
+        assert run() != 0
+        assert not store.batch(run_of(store)).finished
+        monkeypatch.setattr(Export, "write", watched)
+        assert run() == 0
+    assert ended == [False, False]
+    assert store.batch(run_of(store)).finished

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 import pytest
-from click.testing import CliRunner
 from kit.commands.doctor_findings import announce
 from kit.commands.runs import custom_ids, done_windows, run_of, running, windows
 from kit.commands.support import (
@@ -27,7 +26,6 @@ from kit.commands.support import (
     write_lines,
 )
 from kit.protocol.lessee import QUEUE, Lessee, client_of
-from kit.stacks.celery_side import simulated
 
 from contract.errors import RequestFailed
 from contract.redis import keys
@@ -36,8 +34,6 @@ from contract.settings import Settings
 from demo.stack import eventually
 from gateway.batches.api.protocol import Batch, batch_object
 from gateway.redis.batch_views import BatchViews
-from producer.cli.main import cli
-from producer.run.export import Export
 from producer.stalls import StallReads
 
 pytestmark = pytest.mark.timeout(120)
@@ -383,31 +379,3 @@ def test_an_interrupted_run_keeps_one_record(
         eventually(lambda: (run_all(store), process.poll())[1] is not None, 60)
     assert [batch.id for batch in store.batches()] == [run]
     assert row(redis_url, run)[1:4] == ["completed", "1700/1700", "0"]
-
-
-def test_a_run_ends_when_its_table_is_there(
-    redis_url: str, store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = batch_file(tmp_path / "in.jsonl", 20), tmp_path / "out.parquet"
-    write, ended = Export.write, list[bool]()
-
-    def interrupted(export: Export, *_: object) -> None:
-        ended.append(store.batch(run_of(store)).finished)
-        raise KeyboardInterrupt
-
-    def watched(export: Export, *given: Any) -> None:
-        write(export, *given)
-        ended.append(store.batch(run_of(store)).finished)
-
-    def run() -> int:
-        words = ["run", str(source), str(out)]
-        return CliRunner(env={"WARMQ_REDIS_URL": redis_url}).invoke(cli, words).exit_code
-
-    with simulated(redis_url, tmp_path / "worker.log"):
-        monkeypatch.setattr(Export, "write", interrupted)
-        assert run() != 0
-        assert not store.batch(run_of(store)).finished
-        monkeypatch.setattr(Export, "write", watched)
-        assert run() == 0
-    assert ended == [False, False]
-    assert store.batch(run_of(store)).finished
