@@ -27,6 +27,7 @@ from kit.servers.pictures import site
 from kit.stacks.celery_side import client_app
 from kit.stacks.real_stack import Stack, read_jsonl, write_jsonl
 from options.vision import SQUARE_TOKENS, WIDE_TOKENS, make_vision_model
+from packaging.version import Version
 
 from contract.redis.batches import BatchStore
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, tiny_model_worker
@@ -91,6 +92,7 @@ def test_chats_have_the_answers_and_errors_of_run_batch(stack: Stack) -> None:
             ours = through_worker(stack, source, SERVING, model=model, media_private_networks=True)
             theirs = running.lines()
     # Of the lines that end run-batch only they themselves fail here
+    from vllm import __version__ as vllm_version
     from vllm.entrypoints.launchers.run_batch import BatchRequestInput
     from vllm.exceptions import VLLMClientError
 
@@ -98,13 +100,20 @@ def test_chats_have_the_answers_and_errors_of_run_batch(stack: Stack) -> None:
         with pytest.raises((ValueError, VLLMClientError)):
             BatchRequestInput.model_validate_json(json.dumps(ending))
         assert ours.pop(ending.get("custom_id", f"line-{len(served) + len(ENDING)}"))["error"]
-    bodies = compare(theirs, ours, FAILING | UNSEEN)
+    # Where max_tokens does not fit, vLLM silently generates fewer since 0.32; a worker refuses.
+    less = {"too long"} if Version(vllm_version) >= Version("0.32") else set[str]()
+    assert not any(found["error"] for found in theirs if found["custom_id"] in less)
+    bodies = compare(
+        [found for found in theirs if found["custom_id"] not in less],
+        {cid: found for cid, found in ours.items() if cid not in less},
+        (FAILING | UNSEEN) - less,
+    )
     # What was to be compared is there
     choices = {cid: body["choices"][0] for cid, body in bodies.items() if body}
     (call,) = choices["tool by itself"]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Busan"}
-    assert choices["json"]["message"]["content"] in ('{"n": 5}', '{"n": 6}')
+    assert json.loads(choices["json"]["message"]["content"]) in ({"n": 5}, {"n": 6})
     assert choices["tool not used"]["message"]["content"] == "no tool"
     assert "two and three" in choices["thought"]["message"]["reasoning"]
     assert choices["thought"]["message"]["content"].strip() == "5"
