@@ -193,7 +193,7 @@ class SequenceSlots:
         self._waiting: list[tuple[int, int, str, asyncio.Future[None]]] = []
 
     def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
-        """Wrap an AsyncLLM's `_add_request`. A release without this method is not changed.
+        """Wrap what adds sequences to an AsyncLLM. A release without `_add_request` is not changed.
 
         Each of `front_ends` processes has its part of the slots.
         """
@@ -210,6 +210,8 @@ class SequenceSlots:
         self._add, self._abort = engine._add_request, processor.abort_requests
         self._propagate = processor.propagate_error
         engine._add_request = self.add
+        self._send = engine.engine_core.add_request_async
+        engine.engine_core.add_request_async = self.send
         processor.abort_requests, processor.propagate_error = (
             self._abort_requests,
             self._propagate_error,
@@ -235,6 +237,19 @@ class SequenceSlots:
         await self._enter(name, parent)
         try:
             return await self._add(request, prompt, parent, *args, **kwargs)
+        finally:
+            self._entering.discard(name)
+            self._inside.add(name)
+
+    async def send(self, request: Any) -> None:
+        """Send a sequence to the engine; since vLLM 0.32 those of `n` answers come only here."""
+        name = request.request_id
+        if REQUEST_LOCK.get() is None or name in self._entering:
+            await self._send(request)
+            return
+        await self._enter(name, None)
+        try:
+            await self._send(request)
         finally:
             self._entering.discard(name)
             self._inside.add(name)

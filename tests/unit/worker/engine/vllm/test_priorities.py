@@ -99,13 +99,17 @@ async def test_a_copy_of_an_observed_request_has_only_the_priority_of_its_own() 
     assert observed.priority == vllm_priority(6, 0)
 
 
-async def test_sequences_of_large_requests_get_slots_by_priority() -> None:
+@pytest.mark.parametrize("added_first", [False, True], ids=["vllm 0.30", "answers since 0.32"])
+async def test_sequences_of_large_requests_get_slots_by_priority(added_first: bool) -> None:
     states: dict[str, Any] = {}
     entered: list[str] = []
 
+    async def send(request: Any) -> None:
+        entered.append(request.request_id)
+
     async def add(request: Any, prompt: Any, parent: Any = None) -> None:
         states[request.request_id] = request
-        entered.append(request.request_id)
+        await engine.engine_core.add_request_async(request)
 
     processor = SimpleNamespace(
         request_states=states, add_request=None, propagate_error=None,
@@ -116,14 +120,20 @@ async def test_sequences_of_large_requests_get_slots_by_priority() -> None:
         parallel_config=SimpleNamespace(data_parallel_size=1),
     )
     engine: Any = SimpleNamespace(
-        vllm_config=config, output_processor=processor, _add_request=add, errored=False
-    )
+        vllm_config=config, output_processor=processor, _add_request=add, errored=False,
+        engine_core=SimpleNamespace(add_request_async=send),
+    )  # fmt: skip
     SequenceSlots(Progress()).guard(engine, 1)  # one of two slots is for large requests
 
     async def enter(name: str, priority: int) -> None:
         begin(2)
         PRIORITY.set(priority)
-        await engine._add_request(SimpleNamespace(request_id=name), None, None)
+        request = SimpleNamespace(request_id=name)
+        if added_first:  # vLLM has added all answers of a request before it sends the first
+            states[name] = request
+            await engine.engine_core.add_request_async(request)
+        else:
+            await engine._add_request(request, None, None)
 
     tasks = []
     for name, priority in (("first", 6), ("second", 6), ("given up", 3), ("online", 0)):
