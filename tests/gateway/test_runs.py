@@ -65,7 +65,9 @@ def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
         finish(lessee, leases[:20], RequestFailed("it broke", code="broken"))
         finish(lessee, leases[20:])
         assert process.wait(30) == 1
-    batch = httpx.get(f"{gateway.url}/v1/batches").json()["data"][0]
+    # Batches of one second have no order.
+    listed = httpx.get(f"{gateway.url}/v1/batches").json()["data"]
+    (batch,) = [one for one in listed if one["metadata"]["input"] == str(source)]
     (error,) = batch["errors"]["data"]
     assert (batch["status"], error["code"]) == ("cancelled", "too_many_failures")
     assert error["message"].startswith("stopped: 20 of ")
