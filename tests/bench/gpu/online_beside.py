@@ -24,7 +24,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
@@ -35,12 +35,11 @@ from bench.common import report
 from bench.common.load import HELD, Held, hold, wait_ready
 from bench.gpu import workload
 from bench.gpu.pairs import ENGINE, GIB, ROOT, START_S, as_options
-from bench.gpu.people import PROMPT, TOKENS, Felt, People, feelings
+from bench.gpu.people import PROMPT, Felt, People, feelings
 from bench.gpu.record import Record, accelerator, options
 from bench.gpu.swaps import keep_logs
 from kit.gateways.gateway_process import GatewayProcess
 
-from contract.openai.body import COMPLETION_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually
@@ -61,39 +60,15 @@ ROWS = ("alone", "beside", "batch", "fcfs")
 class OnlinePeople(People):
     """People at the gateway, whose stream shows the tokens only in its last chunk."""
 
-    async def _ask(self, prompt: str) -> None:
-        body = {
-            "model": self._model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0,
-            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        one = Felt(time.monotonic())
-        self.felt.append(one)
-        try:
-            async with self._session.post(self._url + COMPLETION_URL, json=body) as answer:
-                if answer.status != 200:
-                    one.error = f"{answer.status}: {(await answer.text())[:200]}"
-                async for line in answer.content:
-                    _note(one, line)
-        except (aiohttp.ClientError, OSError) as error:
-            one.error = repr(error)
-        except asyncio.CancelledError:
-            one.error = "not answered in time"
-            raise
-        finally:
-            one.left = time.monotonic()
+    stream_options: ClassVar[dict[str, bool]] = {"include_usage": True}
 
-
-def _note(one: Felt, line: bytes) -> None:
-    if not line.startswith(b"data: {"):
-        return
-    event = orjson.loads(line[6:])
-    if "error" in event:
-        one.error = str(event["error"])[:200]
-    elif event["choices"] and event["choices"][0].get("text"):
-        one.came.append(time.monotonic())
-        one.counts.append(0)
-    elif usage := event.get("usage"):
-        one.counts.append(usage["completion_tokens"])
+    def note(self, one: Felt, event: dict[str, Any]) -> None:
+        """Note when text came; the last chunk has the number of all tokens."""
+        if event["choices"] and event["choices"][0].get("text"):
+            one.came.append(time.monotonic())
+            one.counts.append(0)
+        elif usage := event.get("usage"):
+            one.counts.append(usage["completion_tokens"])
 
 
 class Side:

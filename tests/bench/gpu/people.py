@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import orjson
@@ -105,11 +105,21 @@ class People:
             prompt = "".join(rng.choices(LETTERS, k=PROMPT))
             self._requests.append(asyncio.create_task(self._ask(prompt)))
 
+    #: What each stream tells of its tokens: their number in every chunk.
+    stream_options: ClassVar[dict[str, bool]] = {
+        "include_usage": True, "continuous_usage_stats": True,
+    }  # fmt: skip
+
+    def note(self, one: Felt, event: dict[str, Any]) -> None:
+        """Note a chunk of the answer; the last one, the usage of all, has no token."""
+        if event["choices"] and (more := event["usage"]["completion_tokens"] - sum(one.counts)) > 0:
+            one.came.append(time.monotonic())
+            one.counts.append(more)
+
     async def _ask(self, prompt: str) -> None:
         body = {
             "model": self._model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0,
-            "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "ignore_eos": True, "stream": True, "stream_options": self.stream_options,
         }  # fmt: skip
         one = Felt(time.monotonic())
         self.felt.append(one)
@@ -118,7 +128,7 @@ class People:
                 if answer.status != 200:
                     one.error = f"{answer.status}: {(await answer.text())[:200]}"
                 async for line in answer.content:
-                    _note(one, line)
+                    self._read(one, line)
         except (aiohttp.ClientError, OSError) as error:
             one.error = repr(error)
         except asyncio.CancelledError:
@@ -127,17 +137,14 @@ class People:
         finally:
             one.left = time.monotonic()
 
-
-def _note(one: Felt, line: bytes) -> None:
-    """Note a line of the stream; the last two, the usage of all and [DONE], have no token."""
-    if not line.startswith(b"data: {"):
-        return
-    event = orjson.loads(line[6:])
-    if "error" in event:
-        one.error = str(event["error"])[:200]
-    elif event["choices"] and (more := event["usage"]["completion_tokens"] - sum(one.counts)) > 0:
-        one.came.append(time.monotonic())
-        one.counts.append(more)
+    def _read(self, one: Felt, line: bytes) -> None:
+        if not line.startswith(b"data: {"):
+            return  # [DONE], or between two events
+        event = orjson.loads(line[6:])
+        if "error" in event:
+            one.error = str(event["error"])[:200]
+        else:
+            self.note(one, event)
 
 
 # -- what was felt ------------------------------------------------------------------------

@@ -27,7 +27,7 @@ LATEST_PROBE = 10
 #: Seconds after a probe's end in which the server may still show it.
 STILL_SHOWN_S = 0.1
 #: Mean times between tokens from one start of ours to the next. A step that reads a prompt takes
-#: longer than the mean step, so with a factor of 1 two of our prompts often met in one step.
+#: longer than the mean step. Measured with 1, 1.25 and 1.5 (docs/evidence/openai-servers.md).
 PACE = 1.25
 #: The X-Request-Id header of a probe.
 PROBE_ID = "warmq-probe"

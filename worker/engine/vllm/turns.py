@@ -15,8 +15,8 @@ requests of one sequence, which never wait here.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from heapq import heapify, heappop, heappush
@@ -233,23 +233,23 @@ class SequenceSlots:
         """
         if REQUEST_LOCK.get() is None:
             return await self._add(request, prompt, parent, *args, **kwargs)
-        name = request.request_id
-        await self._enter(name, parent)
-        try:
+        async with self._place(request.request_id, parent):
             return await self._add(request, prompt, parent, *args, **kwargs)
-        finally:
-            self._entering.discard(name)
-            self._inside.add(name)
 
     async def send(self, request: Any) -> None:
         """Send a sequence to the engine; since vLLM 0.32 those of `n` answers come only here."""
-        name = request.request_id
-        if REQUEST_LOCK.get() is None or name in self._entering:
+        if REQUEST_LOCK.get() is None or request.request_id in self._entering:
             await self._send(request)
             return
-        await self._enter(name, None)
-        try:
+        async with self._place(request.request_id):
             await self._send(request)
+
+    @asynccontextmanager
+    async def _place(self, name: str, parent: Any = None) -> AsyncIterator[None]:
+        """Wait for a slot; after the context the sequence is in the engine."""
+        await self._enter(name, parent)
+        try:
+            yield
         finally:
             self._entering.discard(name)
             self._inside.add(name)
