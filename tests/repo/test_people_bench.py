@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from bench.gpu import beside_people, people
+from bench.gpu.online_beside import OnlinePeople
 from bench.gpu.people import Felt
 
 
@@ -34,12 +35,20 @@ def test_the_stream_shows_when_tokens_came_and_how_many() -> None:
     one = Felt(0.0)
     for total in (1, 2, 5, 5):
         event = {"choices": [{"text": ""}], "usage": {"completion_tokens": total}}
-        people._note(one, b"data: " + orjson.dumps(event) + b"\n")
-    people._note(one, b'data: {"choices":[],"usage":{"completion_tokens":5}}\n')
-    people._note(one, b"data: [DONE]\n")
+        people.People.read_line(one, b"data: " + orjson.dumps(event) + b"\n")
+    people.People.read_line(one, b'data: {"choices":[],"usage":{"completion_tokens":5}}\n')
+    people.People.read_line(one, b"data: [DONE]\n")
     assert one.counts == [1, 1, 3] and len(one.gaps_s) == 2
-    people._note(one, b'data: {"error":{"message":"no"}}\n')
+    people.People.read_line(one, b'data: {"error":{"message":"no"}}\n')
     assert "no" in one.error and not one.answered
+
+
+def test_the_gateways_stream_has_the_number_of_tokens_at_its_end() -> None:
+    one = Felt(0.0)
+    for event in ({"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]},
+                  {"choices": [], "usage": {"completion_tokens": people.TOKENS}}):  # fmt: skip
+        OnlinePeople.read_line(one, b"data: " + orjson.dumps(event) + b"\n")
+    assert len(one.came) == 1 and one.answered
 
 
 def test_metrics_are_summed_over_replicas() -> None:

@@ -62,7 +62,8 @@ class OnlinePeople(People):
 
     stream_options: ClassVar[dict[str, bool]] = {"include_usage": True}
 
-    def note(self, one: Felt, event: dict[str, Any]) -> None:
+    @staticmethod
+    def note(one: Felt, event: dict[str, Any]) -> None:
         """Note when text came; the last chunk has the number of all tokens."""
         if event["choices"] and event["choices"][0].get("text"):
             one.came.append(time.monotonic())

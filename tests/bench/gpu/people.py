@@ -110,7 +110,8 @@ class People:
         "include_usage": True, "continuous_usage_stats": True,
     }  # fmt: skip
 
-    def note(self, one: Felt, event: dict[str, Any]) -> None:
+    @staticmethod
+    def note(one: Felt, event: dict[str, Any]) -> None:
         """Note a chunk of the answer; the last one, the usage of all, has no token."""
         if event["choices"] and (more := event["usage"]["completion_tokens"] - sum(one.counts)) > 0:
             one.came.append(time.monotonic())
@@ -128,7 +129,7 @@ class People:
                 if answer.status != 200:
                     one.error = f"{answer.status}: {(await answer.text())[:200]}"
                 async for line in answer.content:
-                    self._read(one, line)
+                    self.read_line(one, line)
         except (aiohttp.ClientError, OSError) as error:
             one.error = repr(error)
         except asyncio.CancelledError:
@@ -137,14 +138,16 @@ class People:
         finally:
             one.left = time.monotonic()
 
-    def _read(self, one: Felt, line: bytes) -> None:
+    @classmethod
+    def read_line(cls, one: Felt, line: bytes) -> None:
+        """Note a line of the stream."""
         if not line.startswith(b"data: {"):
             return  # [DONE], or between two events
         event = orjson.loads(line[6:])
         if "error" in event:
             one.error = str(event["error"])[:200]
         else:
-            self.note(one, event)
+            cls.note(one, event)
 
 
 # -- what was felt ------------------------------------------------------------------------
