@@ -9,7 +9,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import workload
+from bench.gpu import schemas, workload
 
 
 def main() -> None:
@@ -21,8 +21,12 @@ def main() -> None:
     with Client(address) as line:
         line.send("ready")
         while ask := line.recv():
-            pooling = ask.get("pooling")
-            line.send(pool(llm, ask) if pooling else generate(llm, SamplingParams, ask))
+            if "schemas" in ask:
+                line.send(bound(llm, SamplingParams, ask))
+            elif ask.get("pooling"):
+                line.send(pool(llm, ask))
+            else:
+                line.send(generate(llm, SamplingParams, ask))
 
 
 def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +48,32 @@ def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
         "cpu_s": time.process_time() - cpu,
         "prompt_tokens": sum(len(answer.prompt_token_ids) for answer in done),
         "cached_tokens": sum(answer.num_cached_tokens or 0 for answer in done),
+    }
+
+
+def bound(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
+    """Run all requests at once, with the answers bound to JSON schemas."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    fields, numbers = ask["fields"], range(1, ask["count"] + 1)
+    made = schemas.schemas_of(fields, ask["schemas"], ask["run"])
+    prompts = [schemas.prompt(number) for number in numbers]
+    began, cpu = time.perf_counter(), time.process_time()
+    params = [
+        sampling(
+            temperature=0, max_tokens=schemas.MOST[fields],
+            structured_outputs=StructuredOutputsParams(json=made[number % len(made)]),
+        ) for number in numbers
+    ]  # fmt: skip
+    done = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "cpu_s": time.process_time() - cpu,
+        "tokens": sum(len(answer.outputs[0].token_ids) for answer in done),
+        "prompt_tokens": sum(len(answer.prompt_token_ids) for answer in done),
+        "cut": sum(answer.outputs[0].finish_reason == "length" for answer in done),
+        "sample": done[0].outputs[0].text[:200],
     }
 
 
