@@ -15,6 +15,8 @@ from worker.settings import WorkerSettings
 
 #: Bytes of the largest message that is read without waiting, in less than a millisecond.
 LARGE_BYTES = 16_384
+#: Most places that are reserved for online requests: so many may come within a step of the engine.
+RESERVED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,14 @@ class AdmissionLimits:
     """Most requests that run in the engine (`slots`), and that are in flight (`limit`).
 
     The loop asks Redis for more once `low_water` places below `limit` are free (refill.py).
-    `context` is the model's context length in tokens, 0 if it is unknown.
+    Where online requests are expected, batches leave `reserved` places free for them. `context` is
+    the model's context length in tokens, 0 if it is unknown.
     """
 
     slots: int = 0
     limit: int = 0
     low_water: int = 1
+    reserved: int = 0
     context: int = 0
 
     @classmethod
@@ -42,7 +46,8 @@ class AdmissionLimits:
         limit = slots + look_ahead
         # One POP refills half the look-ahead: few POPs are needed, and no slot stays empty.
         low_water = max(1, min(look_ahead // 2, limit))
-        return cls(slots, limit, low_water, capacity.max_model_len)
+        reserved = min(RESERVED, look_ahead // 4)
+        return cls(slots, limit, low_water, reserved, capacity.max_model_len)
 
     @property
     def multi_sequence_slots(self) -> int:

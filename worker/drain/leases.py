@@ -74,6 +74,8 @@ class Leases:
         #: The number of POPs that were sent.
         self._pops = 0
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
+        online = naming.turns_key(self.queue, naming.PRIORITY_STEPS[0])
+        self._online_arrivals = Arrivals(self._client, [online], warns=False)
         #: The highest lease number known.
         self._highest = 0
         #: `_highest` at the sending of each POP whose reply is not read yet.
@@ -255,9 +257,15 @@ class Leases:
         """Wait until POP would find a message; return False after a few seconds without one."""
         return await self._arrivals.wait(min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2))
 
+    async def wait_for_online(self) -> bool:
+        """Wait until a request of the highest priority waits; False after some seconds without."""
+        wait = self._online_arrivals.wait
+        return await wait(min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2))
+
     async def close(self) -> None:
         """Close all connections."""
         await self._arrivals.close()
+        await self._online_arrivals.close()
         await self._client.aclose()
 
     async def cancelled(self, batches: Sequence[str]) -> list[str]:

@@ -71,11 +71,11 @@ async def _refill(drain: Drain) -> None:
             continue
         free = drain.limits.limit - len(drain.in_flight) + len(drain.preparing)
         free_bytes = max_bytes - drain.in_flight.size
-        pause_s = drain.refill.pause_s(free, drain.limits.low_water)
+        count, pause_s = drain.refill.next_pop(free, drain.limits)
         if free_bytes <= 0 or pause_s > 0:
             await drain.wakeup.wait(pause_s or math.inf)
             continue
-        popped = await drain.pop(free, max_bytes=free_bytes)
+        popped = await drain.pop(count, max_bytes=free_bytes)
         if popped is None:
             continue
         drain.admit(popped)

@@ -15,6 +15,7 @@ from worker.drain.progress import History, Progress
 from worker.drain.running_text import RunningText
 from worker.drain.scripts import ERRORS
 from worker.drain.sweeper import sweep
+from worker.drain.wakeup import REDIS_PAUSE_S
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class SideTasks:
         return [
             beat(self._drain),
             keep_leases(self._drain),
+            await_online(self._drain),
             sweep(self._drain),
             Watchdog(self._drain).run(),
             DeadlineOrder(self._drain).run(),
@@ -62,6 +64,17 @@ async def keep_leases(drain: Drain) -> None:
         if unended := [r for r in requests if r is not None and not r.ended]:
             drain.events.publish(LeasesLost([r.delivery for r in unended]))
             drain.in_flight.abort(unended, "lost")
+
+
+async def await_online(drain: Drain) -> None:
+    """Make the drain's loop take online requests when they arrive, until cancelled."""
+    while True:
+        try:
+            if await drain.leases.wait_for_online():
+                drain.wakeup.poke()
+                await drain.refill.online_arrived()
+        except ERRORS:
+            await asyncio.sleep(REDIS_PAUSE_S)
 
 
 class Watchdog:

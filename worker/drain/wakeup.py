@@ -74,13 +74,16 @@ class Arrivals:
     a key that this connection has read. If that key did not exist, it has been created.
     """
 
-    def __init__(self, client: AsyncClient, keys: Sequence[str]) -> None:
-        """Prepare to watch `keys` in the Redis of `client`, without a connection yet."""
+    def __init__(self, client: AsyncClient, keys: Sequence[str], *, warns: bool = True) -> None:
+        """Prepare to watch `keys` in the Redis of `client`, without a connection yet.
+
+        `warns`: log a warning if Redis does not push, so that it is polled.
+        """
         self._client = client
         self._keys = keys
         self._connection: Any = None
         self._polls_until = 0.0
-        self._warned = False
+        self._warned = not warns
         self._quick_calls = 0
 
     async def wait(self, timeout_s: float) -> bool:

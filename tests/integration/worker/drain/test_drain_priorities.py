@@ -60,19 +60,26 @@ async def test_an_online_request_starts_before_the_look_ahead_and_flex_before_th
         await soon(lambda: now(store).finished)
 
 
-async def test_while_online_requests_come_the_next_one_waits_for_one_free_place_only(
+async def test_an_online_request_is_taken_before_any_request_of_a_batch_ends(
     redis_client: redis.Redis, redis_url: str, store: BatchStore
 ) -> None:
-    submit_batch(store, bodies=lines(40, 0.3))
+    submit_batch(store, bodies=lines(40, 0.6))
     async with draining(redis_url, **ROOM) as running:
-        await soon(lambda: len(running.drain.in_flight) == 10)
-        waited = []
-        for name in ("first", "second", "third"):
-            before = now(store).number("completed")
+        drain = running.drain
+        await soon(lambda: len(drain.in_flight) == 10)
+        send_online(redis_client, "first")
+        await soon(lambda: stored(redis_client, "first"))
+        places = drain.limits.limit - drain.limits.reserved
+        await soon(lambda: len(drain.in_flight) == places)
+        # The batch runs on, while the reserved places stay free.
+        ended = now(store).number("completed")
+        await soon(lambda: now(store).number("completed") >= ended + 4)
+        assert len(drain.in_flight) <= places
+        ended = now(store).number("completed")
+        for name in ("second", "third"):
             send_online(redis_client, name)
-            await soon(lambda name=name: stored(redis_client, name))
-            waited.append(now(store).number("completed") - before)
-        assert max(waited[1:]) <= 4, waited
+        await soon(lambda: drain.in_flight.unended("second") and drain.in_flight.unended("third"))
+        assert now(store).number("completed") <= ended + 2
         await asyncio.to_thread(store.cancel, now(store))
 
 

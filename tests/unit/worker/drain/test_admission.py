@@ -21,16 +21,21 @@ def room(*, one_step: bool, **given: int) -> AdmissionLimits:
 
 
 def test_a_quarter_of_the_slots_waits_where_requests_end_one_by_one() -> None:
-    assert room(one_step=False) == AdmissionLimits(256, 320, 32, 1024)
+    assert room(one_step=False) == AdmissionLimits(256, 320, 32, 8, 1024)
 
 
 def test_two_steps_wait_where_all_slots_are_free_at_once() -> None:
-    assert room(one_step=True) == AdmissionLimits(256, 768, 256, 1024)
+    assert room(one_step=True) == AdmissionLimits(256, 768, 256, 8, 1024)
 
 
 @pytest.mark.parametrize("one_step", [False, True])
 def test_what_is_set_holds_for_both(one_step: bool) -> None:
     assert room(one_step=one_step, look_ahead=16).limit == 272
+
+
+@pytest.mark.parametrize(("look_ahead", "places"), [(0, 0), (3, 0), (8, 2), (64, 8)])
+def test_few_places_are_reserved_for_online_requests(look_ahead: int, places: int) -> None:
+    assert room(one_step=False, look_ahead=look_ahead).reserved == places
 
 
 @pytest.mark.parametrize(("slots", "places"), [(1, 1), (2, 1), (4, 3), (32, 30), (256, 240)])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from contract.message import Delivery, MessageWriter, read_delivery, write_online
 from worker.drain import refill
+from worker.drain.admission import AdmissionLimits
 from worker.drain.refill import ONLINE_FOR_S, QUICK_S, Refill
 
 BATCH = read_delivery(
     "w/1", MessageWriter("b", 1, "l", "warmq", 0).write("i", "c", 1, "/v1", b"{}")
 )
+#: 256 slots and a look-ahead of 64.
+LIMITS = AdmissionLimits(256, 320, 32, 8, 1024)
 ONLINE = read_delivery(
     "w/2",
     write_online("j", "/v1", b"{}", queue="warmq", priority=0, tenant="t", deadline=1, keep_ms=1),
@@ -38,20 +42,37 @@ def test_a_batch_waits_until_half_of_the_look_ahead_is_free(
 ) -> None:
     clock, when = asked(monkeypatch, BATCH)
     clock.now += 10
-    assert [when.pause_s(free, 32) for free in (-3, 0, 1, 31)] == [math.inf] * 4
-    assert when.pause_s(32, 32) == when.pause_s(40, 32) == 0
+    assert [when.next_pop(free, LIMITS).pause_s for free in (-3, 0, 1, 31)] == [math.inf] * 4
+    assert [when.next_pop(free, LIMITS) for free in (32, 40)] == [(32, 0), (40, 0)]
 
 
-def test_after_an_online_request_one_free_place_is_enough_for_a_while(
+def test_after_an_online_request_batches_leave_places_free_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, when = asked(monkeypatch, BATCH, ONLINE)
-    assert when.pause_s(1, 32) == pytest.approx(QUICK_S)
-    assert when.pause_s(32, 32) == 0
-    assert when.pause_s(0, 32) == math.inf
+    assert when.next_pop(9, LIMITS) == (1, pytest.approx(QUICK_S))
+    assert when.next_pop(40, LIMITS) == (32, 0)
+    assert [when.next_pop(free, LIMITS).pause_s for free in (0, 8)] == [math.inf] * 2
     clock.now += QUICK_S + 0.001
-    assert when.pause_s(1, 32) == 0
+    assert when.next_pop(9, LIMITS) == (1, 0)
     when.asked([BATCH])
-    assert when.pause_s(1, 32) == pytest.approx(QUICK_S)
+    assert when.next_pop(9, LIMITS) == (1, pytest.approx(QUICK_S))
     clock.now += ONLINE_FOR_S + 1
-    assert when.pause_s(1, 32) == math.inf
+    assert when.next_pop(9, LIMITS).pause_s == math.inf
+    assert when.next_pop(32, LIMITS) == (32, 0)
+
+
+async def test_an_online_request_that_arrives_is_taken_immediately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, when = asked(monkeypatch, BATCH)
+    arrived = asyncio.create_task(when.online_arrived())
+    await asyncio.sleep(0)
+    assert [when.next_pop(free, LIMITS).pause_s for free in (-1, 0)] == [math.inf] * 2
+    assert when.next_pop(1, LIMITS) == (1, 0)
+    when.asked([ONLINE])  # perhaps there are more, which get the reserved places, too
+    assert when.next_pop(1, LIMITS) == (1, 0)
+    assert when.next_pop(12, LIMITS) == (4, 0)
+    when.asked([BATCH])
+    await asyncio.wait_for(arrived, 5)
+    assert when.next_pop(1, LIMITS).pause_s == math.inf
