@@ -7,9 +7,10 @@ memory, and kills the child after CPU_S seconds of processor time, even if it ne
 GIL.
 
 Each message is pickled, with its length in four bytes before it. The first message is the
-VllmConfig; all later ones are StructuredOutputsParams. Each answer is a tuple: "ready" for the
-configuration, then "valid" with the parameters as vLLM has completed them, "refused" with the
-reason, "slow", or "stalled".
+VllmConfig; all later ones are a number and StructuredOutputsParams. Each answer is a tuple: the
+number (0 for the configuration) and "ready" for the configuration, then "valid" with the parameters
+as vLLM has completed them, "refused" with the reason, "slow", or "stalled". The sender limits how
+many children run at a time.
 """
 
 import os
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 from worker.engine.parent_death import end_with_parent
 
@@ -44,12 +45,22 @@ LENGTH = struct.Struct(">I")
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
 
 
-def read_message(stream: BinaryIO) -> Any:
-    """Return the next message. Raises EOFError at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    return pickle.loads(stream.read(*LENGTH.unpack(head)))  # noqa: S301  the parent wrote it
+def read_message(file: int) -> Any:
+    """Return the next message from a file descriptor. Raises EOFError at the end."""
+    (length,) = LENGTH.unpack(_read_exactly(file, LENGTH.size))
+    return pickle.loads(_read_exactly(file, length))  # noqa: S301  the parent wrote it
+
+
+def _read_exactly(file: int, length: int) -> bytes:
+    # Not a buffered reader: `select` does not know what is in its buffer.
+    pieces = []
+    while length:
+        piece = os.read(file, min(length, 1 << 16))
+        if not piece:
+            raise EOFError
+        pieces.append(piece)
+        length -= len(piece)
+    return b"".join(pieces)
 
 
 def as_message(value: bytes) -> bytes:
@@ -60,60 +71,76 @@ def as_message(value: bytes) -> bytes:
 def main() -> None:
     """Answer messages until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the end of its input or parent ends it
-    answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
+    answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.fileno()
     os.dup2(2, 1)  # libraries may print to stdout
     compiler = Compiler(read_message(incoming))
-    answer: tuple[Any, ...] = ("ready",)
+    children: dict[int, Child] = {}
+    answer: tuple[Any, ...] | None = (0, "ready")
     while True:
-        answers.write(as_message(pickle.dumps(answer)))
-        answers.flush()
-        try:
-            constraint = read_message(incoming)
-        except EOFError:
-            return
-        answer = _in_child(compiler, constraint)
+        if answer is not None:
+            answers.write(as_message(pickle.dumps(answer)))
+            answers.flush()
+            answer = None
+        file = _next_readable(incoming, children)
+        if file == incoming:
+            try:
+                child = Child(compiler, *read_message(incoming))
+            except EOFError:
+                return
+            children[child.reading] = child
+        elif (found := children[file].read()) is not None:
+            answer = (children.pop(file).number, *found)
 
 
-def _in_child(compiler: "Compiler", constraint: Any) -> tuple[Any, ...]:
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        try:
-            end_with_parent(parent)
-            _limit_memory()
-            answer = pickle.dumps(compiler.answer(constraint))
-            with os.fdopen(writing, "wb") as stream:
-                stream.write(answer)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    answer_bytes = _read_until(reading, time.monotonic() + WALL_S)
-    if answer_bytes is None:
-        os.kill(child, signal.SIGKILL)
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    if answer_bytes is None:
-        return ("stalled",)
-    if answer_bytes:
-        return tuple(pickle.loads(answer_bytes))  # noqa: S301  our child wrote it
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
-        return ("slow",)
-    return (
-        "refused",
-        f"the JSON schema, regex, choice or grammar takes more than {MEMORY >> 20} MB to compile, "
-        "which is the limit, or ends the compiler; make it smaller",
-    )
+def _next_readable(incoming: int, children: "dict[int, Child]") -> int:
+    """Wait for a message or a child. Return its file; that of a child whose time is over, too."""
+    overdue = min(children.values(), key=lambda child: child.deadline, default=None)
+    wait_s = None if overdue is None else max(0.0, overdue.deadline - time.monotonic())
+    readable = select.select([*children, incoming], [], [], wait_s)[0]
+    return readable[0] if readable else overdue.reading  # type: ignore[union-attr]
 
 
-def _read_until(reading: int, deadline: float) -> bytes | None:
-    pieces: list[bytes] = []
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        piece = os.read(reading, 1 << 16)
-        if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-    return None
+class Child:
+    """A forked child that compiles one constraint; `reading` is the file with its answer."""
+
+    def __init__(self, compiler: "Compiler", number: int, constraint: Any) -> None:
+        self.number, self.deadline = number, time.monotonic() + WALL_S
+        self._pieces: list[bytes] = []
+        self.reading, writing = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                end_with_parent(parent)
+                _limit_memory()
+                answer = pickle.dumps(compiler.answer(constraint))
+                with os.fdopen(writing, "wb") as stream:
+                    stream.write(answer)
+            finally:
+                os._exit(0)
+        os.close(writing)
+
+    def read(self) -> tuple[Any, ...] | None:
+        """Read a piece of the answer, if there is one; return the answer at its end."""
+        stalled = time.monotonic() >= self.deadline
+        if stalled:
+            os.kill(self._pid, signal.SIGKILL)
+        elif piece := os.read(self.reading, 1 << 16):
+            self._pieces.append(piece)
+            return None
+        os.close(self.reading)
+        _, status = os.waitpid(self._pid, 0)
+        if stalled:
+            return ("stalled",)
+        if self._pieces:
+            return tuple(pickle.loads(b"".join(self._pieces)))  # noqa: S301  our child wrote it
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
+            return ("slow",)
+        return (
+            "refused",
+            f"the JSON schema, regex, choice or grammar takes more than {MEMORY >> 20} MB to "
+            "compile, which is the limit, or ends the compiler; make it smaller",
+        )
 
 
 def _limit_memory() -> None:
@@ -140,6 +167,7 @@ class Compiler:
     """Compiles constraints with vLLM's backends for one model, whose VllmConfig is `config`."""
 
     def __init__(self, config: Any) -> None:
+        from vllm.sampling_params import StructuredOutputsParams
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._config = config
@@ -149,20 +177,14 @@ class Compiler:
         configured = config.structured_outputs_config.backend
         for name in ("xgrammar", "guidance") if configured == "auto" else (configured,):
             self._backend(name)
+        # Else each child would import what the first validation imports.
+        self._validated(StructuredOutputsParams(json='{"type": "boolean"}'))
 
     def answer(self, constraint: Any) -> tuple[Any, ...]:
         """Validate and compile StructuredOutputsParams as vLLM does, and try the grammar."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(structured_outputs=constraint)
         try:
             with _timed():
-                params._validate_structured_outputs(
-                    self._config.model_config,
-                    self._config.structured_outputs_config,
-                    self._manager.tokenizer,
-                )
-            validated = params.structured_outputs
+                validated = self._validated(constraint)
             # An engine uses only one backend, the one that its first constraint needs.
             for name in (
                 {validated._backend, "xgrammar"}
@@ -177,6 +199,18 @@ class Compiler:
             reason = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
             return "refused", f"the JSON schema, regex, choice or grammar is refused: {reason}"
         return "valid", vars(validated)
+
+    def _validated(self, constraint: Any) -> Any:
+        """Return StructuredOutputsParams as vLLM's validation completes them."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(structured_outputs=constraint)
+        params._validate_structured_outputs(
+            self._config.model_config,
+            self._config.structured_outputs_config,
+            self._manager.tokenizer,
+        )
+        return params.structured_outputs
 
     def _backend(self, name: str) -> Any:
         if name not in self._backends:

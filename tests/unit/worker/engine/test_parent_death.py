@@ -111,14 +111,14 @@ def test_a_parent_that_ended_before_its_child_could_ask_is_noticed(function: str
 def test_a_grammar_that_is_compiled_ends_with_the_process_that_forked_its_compiler() -> None:
     program = """
 import os, threading
-from worker.engine.vllm.grammar_process import _in_child
+from worker.engine.vllm.grammar_process import Child
 
 class Endless:
     def answer(self, asked):
         os.write(1, b"%d\\n" % os.getpid())
         threading.Event().wait()
 
-_in_child(Endless(), None)
+Child(Endless(), 1, None).read()
 """
     started = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from worker.engine.vllm.grammars import FairLock
+from worker.engine.vllm.grammars import FairTurns
 
 
 class Line:
-    """Requests of tenants at one `FairLock`; `ended` has them in the order of their turns."""
+    """Requests of tenants at one `FairTurns`; `ended` has them in the order of their turns."""
 
-    def __init__(self) -> None:
-        self.turns, self.go_on = FairLock(), asyncio.Event()
+    def __init__(self, places: int = 1) -> None:
+        self.turns, self.go_on = FairTurns(places), asyncio.Event()
         self.entered: list[str] = []
 
     async def enter(self, tenant: str) -> None:
@@ -73,9 +73,23 @@ async def test_one_that_gives_up_as_it_gets_its_turn_passes_it_on() -> None:
 
 
 async def test_an_error_passes_the_turn_on() -> None:
-    turns = FairLock()
+    turns = FairTurns(1)
     with pytest.raises(ValueError, match="no"):
         async with turns.taken("a"):
             raise ValueError("no")
     async with turns.taken("b"):
         pass
+
+
+async def test_as_many_as_there_are_places_have_one_at_a_time() -> None:
+    line = Line(2)
+    tasks = await line.come("aaab")
+    assert line.entered == ["a", "a"]
+    line.go_on.set()
+    await asyncio.gather(*tasks)
+    assert line.entered == ["a", "a", "a", "b"]
+    line.go_on.clear()
+    tasks = await line.come("zzz")
+    assert line.entered[4:] == ["z", "z"]  # both places were given back
+    line.go_on.set()
+    await asyncio.gather(*tasks)
