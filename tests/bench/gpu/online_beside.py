@@ -1,7 +1,7 @@
 """People's online requests beside a batch on the worker's own engine, on one GPU.
 
     online_beside.py --out FILE [--rounds 2] [--seconds 25] [--until 560]
-                     [--shape 8b | --model DIR --engine JSON]
+                     [--rows alone,beside,batch] [--shape 8b | --model DIR --engine JSON]
 
 alone   5 people a second at the gateway; nothing else is queued
 beside  the same; a batch of 100,000 requests is queued
@@ -49,11 +49,13 @@ PEOPLE_PER_S = 5
 #: Seconds until a batch fills the engine, and between two rows of one batch.
 FILLS_S, BETWEEN_S = 12.0, 3.0
 IDLE_S = 60.0
+#: By name: the two rows whose figures are divided, and the bar of the ratio.
 BARS = {
-    "first p99, beside to alone": 3.5,
-    "batch tokens/s, beside to batch": 0.9,
-    "batch tokens/s, batch to fcfs": 0.99,
+    "first p99, beside to alone": ("beside", "alone", 3.5),
+    "batch tokens/s, beside to batch": ("beside", "batch", 0.9),
+    "batch tokens/s, batch to fcfs": ("batch", "fcfs", 0.99),
 }
+POLICIES = ("priority", "fcfs")
 ROWS = ("alone", "beside", "batch", "fcfs")
 
 
@@ -121,19 +123,20 @@ class Side:
 class Field:
     """Both sides, and the gateway of the first one."""
 
-    def __init__(self, ours: Side, fcfs: Side, url: str, seconds: float) -> None:
-        self._ours, self._fcfs, self._url, self._seconds = ours, fcfs, url, seconds
+    def __init__(self, sides: dict[str, Side], url: str, seconds: float) -> None:
+        self._sides, self._url, self._seconds = sides, url, seconds
+        self._ours = sides["priority"]
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             self._model: str = orjson.loads(answer.read())["data"][0]["id"]
 
     def measure(self, row: str, number: int) -> dict[str, Any]:
-        """Measure one row; the rows of a round come in the order of ROWS."""
+        """Measure one row; the rows of a round come in this order."""
         if row in ("alone", "beside"):
             return asyncio.run(self._with_people(row, number))
+        side = self._sides["fcfs"] if row == "fcfs" else self._ours
         if row == "fcfs":
-            self._fcfs.held.release()
+            side.held.release()
         time.sleep(FILLS_S if row == "fcfs" else BETWEEN_S)
-        side = self._fcfs if row == "fcfs" else self._ours
         rate = side.batch_per_s(self._seconds)
         side.hold_back()
         return {"batch_tokens_per_s": round(rate, 1)}
@@ -159,31 +162,32 @@ def started(chosen: argparse.Namespace) -> Iterator[Field]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmq-online-")))
         stack.callback(keep_logs, folder, chosen.out)
-        ours, fcfs = (Side(stack, folder / p, chosen, p) for p in ("priority", "fcfs"))
-        gateway = stack.enter_context(GatewayProcess(ours.redis.url, folder))
-        for side in (ours, fcfs):
+        policies = POLICIES if "fcfs" in chosen.rows else POLICIES[:1]
+        sides = {name: Side(stack, folder / name, chosen, name) for name in policies}
+        gateway = stack.enter_context(GatewayProcess(sides["priority"].redis.url, folder))
+        for side in sides.values():
             wait_ready(side.client, START_S)
             side.held.release()  # the engine is warm after a full server's worth
             time.sleep(FILLS_S)
             side.hold_back()
-        yield Field(ours, fcfs, gateway.url, chosen.seconds)
+        yield Field(sides, gateway.url, chosen.seconds)
+
+
+def figure(row: dict[str, Any], bar: str) -> float:
+    """Return what a bar compares of a row."""
+    in_ms = bar.startswith("first")
+    return float(row["people"]["first_ms"]["p99"] if in_ms else row["batch_tokens_per_s"])
 
 
 def reached(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the ratios of each round, over the rounds."""
-    by_round: dict[int, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        by_round.setdefault(row["round"], {})[row["row"]] = row
+    """Return the ratios of each round whose rows are all there, over the rounds."""
+    measured = {(row["round"], row["row"]): row for row in rows}
     found: dict[str, list[float]] = {}
-    for one in by_round.values():
-        if len(one) < len(ROWS):
-            continue
-        firsts = [one[name]["people"]["first_ms"]["p99"] for name in ("beside", "alone")]
-        rates = {name: one[name]["batch_tokens_per_s"] for name in ROWS[1:]}
-        ratios = (firsts[0] / firsts[1], rates["beside"] / rates["batch"],
-                  rates["batch"] / rates["fcfs"])  # fmt: skip
-        for name, ratio in zip(BARS, ratios, strict=True):
-            found.setdefault(name, []).append(ratio)
+    for bar, (dividend, divisor, _) in BARS.items():
+        for number in range(rows[-1]["round"] + 1):
+            pair = [measured.get((number, name)) for name in (dividend, divisor)]
+            if pair[0] and pair[1]:
+                found.setdefault(bar, []).append(figure(pair[0], bar) / figure(pair[1], bar))
     return {name: report.spread(values, 3) for name, values in found.items()}
 
 
@@ -191,6 +195,7 @@ def arguments() -> argparse.Namespace:
     """Return the chosen options."""
     parser = options(__doc__ or "", rounds=2, seconds=25, seconds_are="measured in each row")
     parser.add_argument("--until", type=float, default=1e9, help="begin no round that ends later")
+    parser.add_argument("--rows", type=lambda rows: rows.split(","), default=ROWS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
@@ -208,12 +213,12 @@ def main() -> None:
             chosen, begin, seconds=chosen.seconds, engine=chosen.engine, kv_gib=chosen.kv_gib,
             prompt=PROMPT, bars=BARS, rows=rows,
         )  # fmt: skip
-        round_s = 2 * (FILLS_S + BETWEEN_S) + len(ROWS) * chosen.seconds + 15
+        round_s = 2 * (FILLS_S + BETWEEN_S) + len(chosen.rows) * chosen.seconds + 15
         for number in range(chosen.rounds):
             if time.monotonic() - begin + round_s > chosen.until:
                 print(f"no time for round {number}", flush=True)
                 break
-            for name in ROWS:
+            for name in chosen.rows:
                 row = {"row": name, "round": number} | field.measure(name, number)
                 rows.append(row | {"ended_s": round(time.monotonic() - begin, 1)})
                 record.keep(rows=rows, reached=reached(rows), accelerator=accelerator())
