@@ -38,6 +38,19 @@ def joined(record: Batch, windows: Sequence[Batch]) -> Batch:
     return Batch(record.id, fields, record.reconnects, tuple(windows))
 
 
+def no_request_text(run: Batch, custom_id: str) -> str:
+    """Return a text about a request that is in none of a run's windows in Redis."""
+    if run.finished and not run.stopped:
+        return (
+            f"no request {custom_id!r} is in Redis: run {run.id} has ended, and the results of all "
+            "its lines are in OUT or ERR"
+        )
+    return (
+        f"no request {custom_id!r} is queued now: results of the earlier lines of run {run.id} are "
+        "in OUT or ERR, later lines are not queued yet"
+    )
+
+
 def _stop_of(record: Batch, windows: Sequence[Batch]) -> dict[str, str]:
     """Return the fields that a stopped batch has, if failures stopped the run; else {}.
 

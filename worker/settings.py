@@ -80,7 +80,10 @@ class WorkerSettings(Settings):
         "for each replica, at most one for every 4 cores",
     )
     lease_s: Seconds = Field(
-        60, ge=2, description="seconds until a dead worker's requests run elsewhere"
+        60,
+        ge=2,
+        description="seconds until a dead worker's requests run elsewhere; from the next worker's "
+        "start if none runs",
     )
     max_deaths: Count = Field(
         2, ge=1, description="engine deaths after which a request is run as a suspect"

@@ -36,22 +36,35 @@ class FailedCode(msgspec.Struct, frozen=True):
     first: list[FailedRequest] = []
 
 
+#: Field of a run's record with the first failed requests of the windows that are gone, as JSON.
+FIRST_FAILED = "first_failed"
+_decode = msgspec.json.Decoder(list[FailedRequest]).decode
+
+
 class FailureReads(Reads):
     """Reads failures in one Redis. Calls raise StoreUnavailable."""
 
     def first(self, batches: Sequence[Batch]) -> list[FailedCode]:
         """Return the failures of one or several queue batches, the most frequent code first.
 
-        Takes at most one round trip; a request whose result has expired is left out.
+        Takes at most one round trip. A request whose result is gone is left out, unless the record
+        of its run has it.
         """
         codes = failures_of(batches)
         ids = [request_id for one in codes for request_id in one.first]
         raws = self._client.mget([keys.result_key(one) for one in ids]) if ids else []
-        found = {rid: _failed(rid, raw) for rid, raw in zip(ids, raws, strict=True) if raw}
+        kept = (one for batch in batches for one in _decode(batch.fields.get(FIRST_FAILED) or "[]"))
+        found = {one.request_id: one for one in kept}
+        found |= {rid: _failed(rid, raw) for rid, raw in zip(ids, raws, strict=True) if raw}
         return [
             FailedCode(one.code, one.count, [found[rid] for rid in one.first if rid in found])
             for one in codes
         ]
+
+    def kept(self, run: Batch) -> dict[str, str]:
+        """Return the field with a run's first failed requests; its record keeps it."""
+        first = [one for code in self.first([run]) for one in code.first]
+        return {FIRST_FAILED: msgspec.json.encode(first).decode()}
 
 
 def _failed(request_id: str, raw: bytes) -> FailedRequest:

@@ -71,14 +71,14 @@ def _entry(code: str, source: Stored | QueueBatch) -> str:
 def retry_of(
     services: Services, batch_view: BatchView, row: Mapping[str, Any], codes: list[FailureGroup]
 ) -> Retry:
-    """Return what a retry would run; nothing before the batch has ended."""
+    """Return what a retry would run; before the batch has ended, only a run's invalid lines."""
     unanswered = row["failed"] + row["cancelled"] + row["expired"]
+    invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
+    if isinstance(batch_view.source, QueueBatch) and batch_view.source.is_run:
+        return Retry(invalid=invalid)  # its requests are deleted
     if not row["ended"] or not unanswered:
         return Retry()
-    invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
     if isinstance(batch_view.source, QueueBatch):
-        if batch_view.source.is_run:  # its requests are deleted
-            return Retry(invalid=invalid)
         retryable = RequestReads.using(services.batches).retryable(batch_view.id)
         stopped = min(
             retryable, batch_view.source.number("cancelled") + batch_view.source.number("expired")

@@ -16,11 +16,12 @@ from contract.batch import Batch
 from contract.index import IndexEntry, entry_request_id, leader_of
 from contract.redis.objects import Stored
 from contract.results import outcome_of
+from contract.runs import no_request_text
 from gateway.batches.api import batches as api
 from gateway.batches.api.protocol import part_ids
 from gateway.batches.api.record import decode
 from gateway.files.files import Files
-from gateway.http.errors import not_found
+from gateway.http.errors import ApiError, not_found
 from gateway.page import file_reading
 from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file
 from gateway.page.requests import (
@@ -70,7 +71,10 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
     if one is None:
         if guard is None:
             raise _NeedsSearch
-        part, entry = _in_index(view, parts, custom_id, guard)
+        found = _in_index(view, parts, custom_id, guard)
+        if found is None:
+            raise _unknown(batch_view.source, custom_id)
+        part, entry = found
         line, request_id = entry[0], leader_of(entry) or entry_request_id(part.id, entry)
         waiting = RequestState(request_id, b"", b"", "", 0, 0, "")
         one = reads.request(part, request_id, workers) or waiting
@@ -96,8 +100,8 @@ def _request_id(part: Batch, *, custom_id: str, line: str) -> str:
 
 def _in_index(
     view: View, parts: Sequence[Batch], custom_id: str, guard: ReadGuard
-) -> tuple[Batch, IndexEntry]:
-    """Return the line with a custom_id, and its queue batch; raise ApiError (404) if none has it.
+) -> tuple[Batch, IndexEntry] | None:
+    """Return the line with a custom_id, and its queue batch; None if none has it.
 
     The search is needed for a request that waits, which has no key, and for one without a
     custom_id, whose id comes from its line's number.
@@ -109,7 +113,15 @@ def _in_index(
                 for entry in chunk.entries:
                     if entry[1] == custom_id:
                         return part, entry
-    raise not_found("request", custom_id)
+    return None
+
+
+def _unknown(source: Stored | Batch, custom_id: str) -> ApiError:
+    """Return the error for a custom_id that is not in Redis."""
+    if isinstance(source, Batch) and source.is_run:
+        text = no_request_text(source, custom_id[:200])
+        return ApiError(404, text, code="request_not_found", param="id")
+    return not_found("request", custom_id)
 
 
 def _in_file(view: View, source: Stored, line: object, guard: ReadGuard) -> str:

@@ -13,6 +13,7 @@ import click
 from contract.batch import Batch
 from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis.batches import BatchStore
+from contract.runs import no_request_text
 from contract.settings import Settings, load
 from contract.traces import tracing
 from producer.batch_watch import BatchChanged, find_batch
@@ -101,6 +102,8 @@ class Context:
             with contextlib.suppress(BatchConflict):
                 self.store.find(window, custom_id)
                 return window
+        if batch.is_run:
+            raise BatchConflict(no_request_text(batch, custom_id))
         return batch
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from contract.batch import Batch
 from contract.errors import WarmqError
-from contract.failures import noted_codes
+from contract.failures import failures_of, noted_codes
 from contract.redis.batches import BatchStore
+from contract.redis.failures import FIRST_FAILED, FailureReads
 from contract.redis.runs import Runs
 from contract.runs import COUNTS, joined
 from producer.input.source import Source
@@ -15,6 +16,7 @@ from producer.submit.submission import Submission
 #: Fields that the record takes from the run's record before a retry.
 _KEPT = (
     "created_at", "prompt_tokens", "completion_tokens", "cut", "retried", "cached", "queues",
+    FIRST_FAILED,
 )  # fmt: skip
 #: Fields that the record takes from a collected window.
 _OF_WINDOWS = (*COUNTS, "cursor", "failures", "queues")
@@ -42,13 +44,14 @@ class RunRecord:
     ) -> None:
         done = files.done
         self._runs, self._name = Runs.using(store), done.name
+        self._failures = FailureReads.using(store)
         kept = earlier.fields if earlier is not None else {}
         fields = {
             **{name: kept[name] for name in _KEPT if name in kept},
             **submission.run_fields(done.name, source.name),
             **_counts(done),
             "valid": done.ended,
-            **_of_retry(files, int(kept.get("retried", 0))),
+            **_of_retry(files, earlier),
         }
         self._record = self._runs.begin(done.name, submission.seed, fields)
         # An earlier call may have ended before it noted its last window, or was stopped.
@@ -73,6 +76,8 @@ class RunRecord:
         if window is not None:
             state = joined(self._record, [window])
             fields = {name: state.fields[name] for name in _OF_WINDOWS if name in state.fields}
+            if window.number("failed"):
+                fields |= self._failures.kept(state)
         self._note(fields | _counts(done))
 
     def note_unread(self, lines: float | None) -> None:
@@ -105,16 +110,23 @@ def begin_retry(store: BatchStore, files: RunFiles) -> Batch | None:
     return earlier
 
 
-def _of_retry(files: RunFiles, retried: int) -> dict[str, str | int]:
+def _of_retry(files: RunFiles, earlier: Batch | None) -> dict[str, str | int]:
     """Return the fields that a record has only if lines of a complete run run again.
 
-    `retried` lines ran again in earlier retries. The error codes are those of the other lines.
+    The error codes are those of the other lines. First requests stay for the codes of which no line
+    runs again.
     """
     if not files.again:
         return {}
-    codes = "\n".join(f"{code} {count}" for code, count in noted_codes(files.kept).items())
+    retried = earlier.number("retried") if earlier is not None else 0
+    before = {one.code: one for one in failures_of([earlier] if earlier is not None else [])}
+    codes = list[str]()
+    for code, count in noted_codes(files.kept).items():
+        same = before.get(code)
+        first = same.first if same is not None and same.count == count else ()
+        codes.append(" ".join((code, str(count), *first)))
     fields: dict[str, str | int] = {"retried": retried + len(files.again)}
-    return fields | {"failures": codes} if codes else fields
+    return fields | {"failures": "\n".join(codes)} if codes else fields
 
 
 def _counts(done: RunProgress) -> dict[str, str | int]:

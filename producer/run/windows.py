@@ -316,8 +316,7 @@ class Run:
         for ordinal in count():
             if ordinal and self._ends_before(window, raws.peek()):
                 return
-            raw = raws.take()
-            if raw is None:
+            if (raw := raws.take()) is None:
                 return
             window.lines += len(raw.lines)
             window.line, window.digest, raw.ordinal = raw.cursor, raw.digest, ordinal
@@ -362,8 +361,9 @@ class Run:
             limit.check_window(batch.id)
             now = self.store.batch(batch.id) or batch  # if deleted, the collector raises
             ended = f"{now.terminal} of the next {now.number('total')} requests have ended"
+            ended += f" ({failing})" if (failing := failures_so_far(now)) else ""
             eta = "" if (left := left_s()) is None else f"ETA {left_text(left)}"
-            return ", ".join(filter(None, (ended, eta, failures_so_far(now), workers.text(now))))
+            return ", ".join(filter(None, (ended, eta, workers.text(now))))
 
         collector = Collector(
             self.store, batch, follow=True, sleep=lambda wait_s: self._wait(wait_s, done, progress)

@@ -105,6 +105,28 @@ def test_a_complete_run_with_only_wrong_lines_offers_no_retry(
     page = shown("request_failed", "", "out.jsonl")
     assert "--retry failed" in page
     assert "interrupted" not in page
+    # It names the failed lines, whose requests are deleted, and where the others are
+    assert "it broke" in page and "colour" in page
+    assert "error_message" in page
+    assert "/request" not in page
     page = shown("", "--retry failed", "out.jsonl")
     assert "a retry does not change: 1" in page
     assert "--retry" not in page
+
+
+def test_a_run_that_has_only_wrong_lines_so_far_advises_no_retry(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    wrong = chat_line("wrong", colour=1)
+    source = write_lines(tmp_path / "in.jsonl", [chat_line("a"), chat_line("b"), wrong])
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+    lessee = Lessee(client_of(store))
+    with running(redis_server.url, source, tmp_path / "out.jsonl") as process:
+        leases = eventually(lambda: lessee.pop(9), 30)
+        (run,) = [one.id for one in store.batches() if one.fields["input"] == str(source)]
+        page = httpx.get(f"{gateway.url}/ui/batches/{run}").text
+        assert "a retry does not change: 1" in page
+        assert "--retry" not in page
+        assert "/request" in page
+        finish(lessee, leases)
+        eventually(lambda: process.poll() is not None, 30)

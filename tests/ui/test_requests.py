@@ -94,6 +94,24 @@ def test_an_unknown_custom_id_is_no_such_request_and_one_that_waits_is_one(
     ended(stack, held)
 
 
+def test_a_request_of_a_run_that_has_ended_is_not_denied(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(orjson.dumps({"prompt": "Hi", "custom_id": "hi", "model": MODEL}))
+    subprocess.run(
+        [sys.executable, "-m", "producer", "run", path, tmp_path / "out.jsonl", "--model", MODEL],
+        env=environment_of({"redis_url": stack.redis.url}), cwd=ROOT, capture_output=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    listed = httpx.get(f"{stack.gateway.url}/v1/batches").json()["data"]
+    (run,) = [one["id"] for one in listed if one["metadata"].get("input") == str(path)]
+    url = f"{stack.gateway.url}/ui/batches/{run}"
+    answer = httpx.get(f"{url}/request?id=hi")
+    assert (answer.status_code, "is in Redis" in answer.text, "OUT" in answer.text) == (
+        404, True, True
+    )  # fmt: skip
+    assert "/request" not in rows_of(url)
+
+
 def test_a_batch_of_which_all_failed_is_not_green_and_has_one_state_everywhere(
     chrome: Browser, stack: Stack, tmp_path: Path
 ) -> None:

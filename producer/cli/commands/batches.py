@@ -5,6 +5,7 @@ import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from contract.failures import LINE_ERRORS, failures_of
 from contract.redis.announced_servers import SharedServer, shared_servers
 from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
@@ -16,6 +17,7 @@ from producer.model_states import model_states
 from producer.over_http import HttpBatches, with_http_batches
 from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
+from producer.run.again import UNANSWERED
 from producer.stalls import Stall, StallReads, model_of
 from producer.submit.run_again import open_again, program_input, run_cut_again
 from producer.time_left import OutlookReads
@@ -26,11 +28,32 @@ _request = click.option(
 )
 
 
-#: What to do instead of a retry of a run.
-_RUN_AGAIN = (
-    "when it is complete, the same `producer run` with --retry failed,cancelled runs these lines "
-    "again"
+#: Where the errors of a run that has ended are.
+_ALL_ERRORS = (
+    "All errors are in OUT, if it is a table (columns status, error_code, error_message); "
+    "else in ERR."
 )
+#: What to do instead of a retry of a run's cut answers.
+_CUT_AGAIN = "run FILE into another OUT with a higher --set max_tokens=N"
+
+
+def _no_run(context: Context, batch_id: str) -> Batch:
+    """Return a batch; raise BatchConflict for a run, with what to do instead of a retry."""
+    batch = context.batch(batch_id)
+    if not batch.is_run:
+        return batch
+    wrong = sum(one.count for one in failures_of([batch]) if one.code in LINE_ERRORS)
+    counts = {name: batch.number(name) for name in UNANSWERED}
+    counts["failed"] -= wrong
+    again = [name for name, count in counts.items() if count > 0]
+    if wrong and not again:
+        text = "its failed lines are wrong: correct them, and run them as a new file"
+    else:
+        options = ",".join(again or ("failed", "cancelled"))
+        text = f"the same `producer run` with --retry {options} runs these lines again"
+        if batch.stopped or not batch.finished:
+            text = f"when it is complete, {text}"
+    raise BatchConflict(f"{batch_id} is a run: {text}")
 
 
 @click.command("list")
@@ -107,6 +130,8 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
         show.print_batch(shown, BatchWorkers(store).text(batch), left_s, stalls, webhook, servers)
     show.print_failures(failures)
+    if batch.is_run and batch.finished and batch.number("failed") and not batch.stopped:
+        click.echo(f"\n{_ALL_ERRORS}")
 
 
 @click.command("cancel")
@@ -187,7 +212,7 @@ def retry(
     included = [word.strip() for word in include.split(",") if word.strip()]
     if set(included) - {"cancelled", "expired"}:
         raise click.UsageError("--include takes cancelled, expired, or both with a comma")
-    store, batch = context.store, context.no_run(batch_id, _RUN_AGAIN)
+    store, batch = context.store, _no_run(context, batch_id)
     HttpBatches.using(store).refuse_retry(batch)
     outcomes = ["failed", *included]
     with hint(f"the same `producer retry {batch_id}` goes on"):
@@ -207,7 +232,7 @@ def _retry_cut(
     as_json: bool,
 ) -> None:
     """Run requests with a cut answer again, from the batch's input."""
-    store, batch = context.store, context.no_run(batch_id, _RUN_AGAIN)
+    store, batch = context.store, context.no_run(batch_id, _CUT_AGAIN)
     HttpBatches.using(store).refuse_retry(batch)
     overrides = options.parse_overrides(pairs)
     columns = options.parse_map(mapped)

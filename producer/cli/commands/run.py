@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import click
 
 from contract.errors import StoreUnavailable
+from contract.failures import LINE_ERRORS
+from contract.redis.failures import FailedRequest, FailureReads
 from contract.settings import Settings, load
 from producer.batch_watch import WritesLost
 from producer.cli import options
 from producer.cli.collect import check_outputs, tell_renamed
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.show import cut_text, put_json, written_json
+from producer.cli.show import cut_text, printable, put_json, written_json
 from producer.cli.submitting import (
     check_workers,
     ignored_text,
@@ -47,11 +49,15 @@ _AFTER = {
 
 
 class _Ended(NamedTuple):
-    """The end of a run: its progress, and how many answers were cut, and how many were known."""
+    """The end of a run: its progress, and how many answers were cut, and how many were known.
+
+    `first_bad` is the error of its first wrong line, '' if there is none or it is unknown.
+    """
 
     done: RunProgress
     cut: int = 0
     known: int = 0
+    first_bad: str = ""
 
 
 def _retried(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -130,7 +136,7 @@ def command(
     submission = _submission(context, values, local=local)
     source = open_input(file, mapped, submission.overrides, submission.keep, values["delimiter"])
     done = export.already_written(source, submission.seed, retry) if exported else None
-    if (ended := _Ended(done) if done else None) is None:
+    if (ended := _ended_before(context, submission, done, local=local)) is None:
         try:
             with _local(context, values["model"]) if local else nullcontext():
                 make = partial(Run, window=window, local=local, retry=retry)
@@ -199,7 +205,7 @@ def _run(
     with hint(again, changed=again, fix_input=fix_input), Meter(output) as meter:
 
         def report(done: RunProgress, waiting: str) -> None:
-            text = f"{done.done} lines done, {done.unanswered}"
+            text = f"{counted(done.done, 'line')} done, {done.unanswered}"
             if waiting:
                 text += f", {waiting}"
             if run.choice:
@@ -225,17 +231,27 @@ def _run(
                 source.close()
             source = source.reopen()
     _tell_end(output, run, done)
-    return _Ended(done, cut, _known(context, submission, done.name))
+    return _Ended(done, cut, *_of_record(context, submission, done.name))
 
 
-def _known(context: Context, submission: Submission, run: str) -> int:
-    """Return how many of a run's lines known answers have answered, 0 if that is unknown."""
-    if submission.reuse_s is None:
-        return 0
+def _ended_before(
+    context: Context, submission: Submission, done: RunProgress | None, *, local: bool
+) -> _Ended | None:
+    """Return the end of a run that an earlier call has completed, None without one."""
+    if done is None or local:
+        return _Ended(done) if done else None
+    return _Ended(done, 0, *_of_record(context, submission, done.name))
+
+
+def _of_record(context: Context, submission: Submission, run: str) -> tuple[int, str]:
+    """Return how many of a run's lines known answers have answered, and its first wrong line."""
+    record, wrong = None, list[FailedRequest]()
     with suppress(StoreUnavailable):
         if (record := context.store.batch(run)) is not None:
-            return record.number("cached")
-    return 0
+            failures = FailureReads.using(context.store).first([record])
+            wrong = [one for code in failures if code.code in LINE_ERRORS for one in code.first]
+    known = record.number("cached") if record and submission.reuse_s is not None else 0
+    return known, min(wrong, key=lambda one: one.line or 0).message if wrong else ""
 
 
 def _tell_end(output: str, run: Run, done: RunProgress) -> None:
@@ -261,10 +277,12 @@ def _print_result(
     output: str, errors: str | None, ended: _Ended, as_json: bool, retry: str
 ) -> Exit:
     """Print the numbers of results; return the exit status."""
-    done, cut, known = ended
+    done, cut, known, first_bad = ended
     already = "was complete already, " if done.complete else ""
     of_known = f" ({counted(known, 'known answer')})" if known else ""
     tell(f"{output}: {already}{counted(done.completed, 'result')}{of_known}, {done.unanswered}")
+    if first_bad:
+        tell(f"{output}: first bad line: {printable(first_bad)}")
     if done.complete and retry:
         tell(f"{output}: nothing runs again: no line ended as {retry}, except wrong lines")
     if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):
