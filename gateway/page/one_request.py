@@ -118,10 +118,10 @@ def _in_index(
 
 def _unknown(source: Stored | Batch, custom_id: str) -> ApiError:
     """Return the error for a custom_id that is not in Redis."""
+    error = not_found("request", custom_id)
     if isinstance(source, Batch) and source.is_run:
-        text = no_request_text(source, custom_id[:200])
-        return ApiError(404, text, code="request_not_found", param="id")
-    return not_found("request", custom_id)
+        error.message = no_request_text(source, custom_id[:200])
+    return error
 
 
 def _in_file(view: View, source: Stored, line: object, guard: ReadGuard) -> str:

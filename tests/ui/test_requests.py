@@ -103,7 +103,7 @@ def test_a_request_of_a_run_that_has_ended_is_not_denied(stack: Stack, tmp_path:
         check=True, timeout=60,
     )  # fmt: skip
     listed = httpx.get(f"{stack.gateway.url}/v1/batches").json()["data"]
-    (run,) = [one["id"] for one in listed if one["metadata"].get("input") == str(path)]
+    (run,) = [one["id"] for one in listed if (one["metadata"] or {}).get("input") == str(path)]
     url = f"{stack.gateway.url}/ui/batches/{run}"
     answer = httpx.get(f"{url}/request?id=hi")
     assert (answer.status_code, "is in Redis" in answer.text, "OUT" in answer.text) == (
