@@ -11,10 +11,10 @@ import datetime as dt
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 from contract.compression import inflated
 from contract.errors import RequestRejected
@@ -152,8 +152,7 @@ def write_online(
     ))  # fmt: skip
 
 
-@dataclass(slots=True)
-class Delivery:
+class Delivery(Struct):
     """One hand-over of a message to this worker.
 
     `created` is the batch's creation time in ms as text, or that of the request's last retry;
@@ -187,9 +186,9 @@ class Delivery:
     size: int = 0
     keep_ms: int | None = None
     listener: str = ""
+    priority: int = 0
     trace: Mapping[str, str] | None = None
     tenant: str = ""
-    priority: int = 0
     requeued_at: int = 0
 
     @property
@@ -219,27 +218,28 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
         ours = headers.get("warmq")
         ours = ours if isinstance(ours, dict) else {}
         return Delivery(
-            lease=lease,
-            request_id=headers["id"],
-            task=_text(headers.get("task")) or "",
-            batch=_text(ours.get("batch")) or "",
-            created=_text(ours.get("created")) or "",
-            life=_text(ours.get("life")) or "",
-            content=hash(message["body"]),
-            custom_id=_text(ours.get("custom_id")),
-            line=_integer(ours.get("line")),
-            url=_text(ours.get("url")),
-            deadline=_deadline(ours.get("deadline"), headers.get("expires")),
-            ignore_result=headers.get("ignore_result") is True,
-            headers=headers,
-            message=message,
-            returns=returns,
-            deaths=deaths,
-            size=len(raw),
+            # In the order of the fields: their names would take a fifth of this function's time.
+            lease,
+            headers["id"],
+            _text(headers.get("task")) or "",
+            _text(ours.get("batch")) or "",
+            _text(ours.get("created")) or "",
+            _text(ours.get("life")) or "",
+            hash(message["body"]),
+            _text(ours.get("custom_id")),
+            _integer(ours.get("line")),
+            _text(ours.get("url")),
+            _deadline(ours.get("deadline"), headers.get("expires")),
+            headers.get("ignore_result") is True,
+            headers,
+            message,
+            returns,
+            deaths,
+            len(raw),
             # The tests with `in` save time: most messages have neither field.
-            keep_ms=_integer(ours["keep_ms"]) if "keep_ms" in ours else None,
-            listener=_listener(ours["listener"]) if "listener" in ours else "",
-            priority=_step(message.get("properties")),
+            _integer(ours["keep_ms"]) if "keep_ms" in ours else None,
+            _listener(ours["listener"]) if "listener" in ours else "",
+            _step(message.get("properties")),
         )
     except (RequestRejected, KeyError, TypeError, AttributeError) as error:
         raise RequestRejected(f"unreadable message: {error}") from None

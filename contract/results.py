@@ -89,7 +89,10 @@ def _warmq(
     batch: str, custom_id: str | None, line: int | None, error: object, timing: object,
     prompt: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    ours = dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
+    ours = {
+        "batch": batch or None, "custom_id": custom_id, "line": line, "error": error,
+        "timing": timing,
+    }  # fmt: skip
     if prompt:
         ours["prompt"] = prompt
     return ours

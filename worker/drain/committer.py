@@ -40,6 +40,8 @@ class Committer:
         """Add an ending; the ending of an online request does not wait for more."""
         self._waiting.append(ending)
         self._idle.clear()
+        if self._due.is_set():  # the next group has it
+            return
         online = ending.delivery.keep_ms is not None
         if online or len(self._waiting) >= min(GROUP, self._enough()):
             self._due.set()

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from contract.errors import EngineDead, RequestFailed
 from worker.drain import events
@@ -143,6 +144,7 @@ class Drain:
         """Start a task for each delivery; the look-ahead waits in the engine's scheduler."""
         if popped.deliveries:
             self.events.publish(events.Leased(popped.deliveries, popped.now))
+        loop = asyncio.get_running_loop()
         for delivery in popped.deliveries:
             if repeated := self.in_flight.same_request(delivery):
                 # The lease was swept although the request runs here, or a client sent the request
@@ -156,11 +158,9 @@ class Drain:
             if left_s <= 0:
                 self._fail(running, "not started before its deadline", "expired", "expired")
                 continue
-            running.task = asyncio.create_task(self._serve(running, popped.now))
+            running.task = loop.create_task(self._serve(running, popped.now))
             if left_s < math.inf:
-                running.timer = asyncio.get_running_loop().call_later(
-                    left_s, self.in_flight.abort, [running], "expired"
-                )
+                running.timer = loop.call_later(left_s, self.in_flight.abort, [running], "expired")
 
     async def _serve(self, running: Running, popped_at: float) -> None:
         try:

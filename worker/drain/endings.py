@@ -6,8 +6,9 @@ worker/lua/done.lua.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery
@@ -20,9 +21,8 @@ log = logging.getLogger(__name__)
 MAX_TOKENS = 2**40
 
 
-# Not frozen: a frozen one takes three times as long to make, and each request makes one.
-@dataclass(slots=True)
-class Ending:
+# Each request makes one: a dataclass takes four times as long to make.
+class Ending(Struct):
     """How one delivery ended.
 
     An empty `outcome` only drops the lease. `keep`: the message stays for a retry. `cut`: the

@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from contract.batch import BY_USER
 from contract.message import Delivery
@@ -15,8 +16,7 @@ from worker.drain.leases import lease_number
 _ERRORS = {"cancelled": BY_USER, "expired": "not finished before its deadline"}
 
 
-@dataclass(slots=True, eq=False)
-class Running:
+class Running(Struct, eq=False):
     """One request in flight.
 
     `engine_id` is the request's id in the engine. `task` runs the request; `timer` aborts it at its

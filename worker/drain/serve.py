@@ -51,7 +51,9 @@ def timing_of(running: Running, popped_at: float) -> dict[str, float | int]:
         "attempts": delivery.attempt,
     }
     if delivery.batch:
-        queued_at = max(int(delivery.created), delivery.requeued_at)
+        queued_at = int(delivery.created)
+        if delivery.requeued_at:
+            queued_at = max(queued_at, delivery.requeued_at)
         timing["queued_s"] = round(popped_at - queued_at / 1000, 3)
     return timing
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 from kit.servers.stub_server import StubServer
+from msgspec.structs import replace
 
 from contract.openai.body import CHAT_URL
 from worker.engine import Completion, EngineRequest, RequestReturned
