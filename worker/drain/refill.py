@@ -18,7 +18,7 @@ QUICK_S = 0.05
 class NextPop(NamedTuple):
     """How many requests to ask for, and the seconds until then; infinite: more must end first."""
 
-    count: int
+    requests: int
     pause_s: float
 
 
@@ -28,7 +28,7 @@ class Refill:
     Half of the look-ahead must be free (`low_water`), so that one POP takes many requests. With
     long answers that takes a second. An online request must not wait for it in Redis: its arrival
     is noted (`online_arrived`) and it is taken immediately. For a minute after one, batches leave
-    places for others free (`reserved`), and POPs are frequent, because not every online request has
+    a few places free (`reserved`), and POPs are frequent, because not every online request has
     the highest priority, whose arrivals are noted. A batch alone costs no further POPs.
     """
 

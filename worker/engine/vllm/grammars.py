@@ -191,7 +191,8 @@ class CompilerProcess:
     async def _exchange(self, number: int, message: bytes, limit_s: float) -> Answer:
         if self._reading.done() or (writing := self.process.stdin) is None:
             raise EOFError
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
         try:
             async with asyncio.timeout(limit_s):
                 writing.write(as_message(message))
