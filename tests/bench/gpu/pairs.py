@@ -116,6 +116,8 @@ class Peer:
         try:
             return self._lines[0].recv()
         except EOFError:
+            with suppress(subprocess.TimeoutExpired):  # its log is not at the end yet
+                self.process.wait(10)
             raise RuntimeError(f"{self.name} has ended:\n{self.tail()}") from None
 
     def tail(self) -> str:
