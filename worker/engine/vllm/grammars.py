@@ -217,8 +217,7 @@ class CompilerProcess:
                     asked.set_exception(EOFError())
 
     def kill(self) -> None:
-        """Kill the process; what is asked ends with EOFError."""
-        self._reading.cancel()
+        """Kill the process; what is asked ends with EOFError. Any thread may call this."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 self.process.kill()
