@@ -153,6 +153,11 @@ class Batch:
         return "windows" in self.fields
 
     @property
+    def may_grow(self) -> bool:
+        """Whether this is a run that may read more lines."""
+        return self.is_run and (self.stopped or not self.finished)
+
+    @property
     def parts(self) -> tuple[Batch, ...]:
         """The batches that have the requests: the windows of a run, otherwise this batch."""
         return self.windows if self.is_run else (self,)

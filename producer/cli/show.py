@@ -250,7 +250,7 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
         state["status"] = outcome_of(meta)
         state["timing"] = (meta.get("warmq") or {}).get("timing")
     elif not batch.finished:
-        state["attempts"] = store.returns(request_id) + 1
+        state["attempts"] = store.returns(request_id)
         return state
     else:
         state["status"] = "result_expired"

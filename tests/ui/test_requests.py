@@ -70,7 +70,7 @@ def test_a_request_of_producer_submit_has_the_beginning_of_its_prompt(
     assert asked[:90] in rows_of(url)
     one = rows_of(f"{url}/request?id=line-1")
     assert asked[:90] in one
-    assert "The whole prompt is in the input file." in one
+    assert "Redis does not keep the whole prompt." in one
 
 
 def test_an_unknown_custom_id_is_no_such_request_and_one_that_waits_is_one(

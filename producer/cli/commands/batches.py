@@ -74,21 +74,16 @@ def list_batches(context: Context, *, as_json: bool) -> None:
     rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED", *(["MODEL"] if states else []))]
     for one in batches:
         created = str(show.iso_time(one.created))[:19]
-        done = f"{one.done}/{one.number('total')}{'+' * _reads_on(one)}"
+        done = f"{one.done}/{one.number('total')}{'+' * one.may_grow}"
         queue = one.fields.get("queue", "")
         model = [states.get(queue, model_of(queue, context.settings.queue))] if states else []
         rows.append((one.id, one.status, done, str(one.number("failed")), created, *model))
     show.print_columns(rows)
-    if any(map(_reads_on, batches)):
+    if any(one.may_grow for one in batches):
         tell("+: the run may read more lines")
     for one in batches:
         if text := waits_for_run(one):
             tell(f"{one.id}: {text}")
-
-
-def _reads_on(batch: Batch) -> bool:
-    """Return whether this is a run that may read more lines."""
-    return batch.is_run and (batch.stopped or not batch.finished)
 
 
 @click.command("status")

@@ -1,6 +1,6 @@
 """Implements `producer run`, which answers a file of any size window by window."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from contract.batch import Batch
 from contract.errors import StoreUnavailable
-from contract.failures import LINE_ERRORS
-from contract.redis.failures import FailedRequest, FailureReads
+from contract.failures import LINE_ERRORS, failures_text
+from contract.redis.failures import FailedCode, FailureReads
 from contract.settings import Settings, load
 from producer.batch_watch import WritesLost
 from producer.cli import options
@@ -51,13 +52,13 @@ _AFTER = {
 class _Ended(NamedTuple):
     """The end of a run: its progress, and how many answers were cut, and how many were known.
 
-    `first_bad` is the error of its first wrong line, '' if there is none or it is unknown.
+    `failures` are texts about failed lines, none if there are none or the record is unknown.
     """
 
     done: RunProgress
     cut: int = 0
     known: int = 0
-    first_bad: str = ""
+    failures: Sequence[str] = ()
 
 
 def _retried(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -243,15 +244,27 @@ def _ended_before(
     return _Ended(done, 0, *_of_record(context, submission, done.name))
 
 
-def _of_record(context: Context, submission: Submission, run: str) -> tuple[int, str]:
-    """Return how many of a run's lines known answers have answered, and its first wrong line."""
-    record, wrong = None, list[FailedRequest]()
+def _of_record(context: Context, submission: Submission, run: str) -> tuple[int, Sequence[str]]:
+    """Return how many of a run's lines known answers have answered, and texts on its failures."""
     with suppress(StoreUnavailable):
         if (record := context.store.batch(run)) is not None:
-            failures = FailureReads.using(context.store).first([record])
-            wrong = [one for code in failures if code.code in LINE_ERRORS for one in code.first]
-    known = record.number("cached") if record and submission.reuse_s is not None else 0
-    return known, min(wrong, key=lambda one: one.line or 0).message if wrong else ""
+            codes = FailureReads.using(context.store).first([record])
+            known = record.number("cached") if submission.reuse_s is not None else 0
+            return known, _failures(record, codes)
+    return 0, ()
+
+
+def _failures(record: Batch, codes: Sequence[FailedCode]) -> list[str]:
+    """Return the counts of a run's failures by code, its first wrong line, and what runs again."""
+    wrong = [one for code in codes if code.code in LINE_ERRORS for one in code.first]
+    again = sum(code.count for code in codes if code.code not in LINE_ERRORS)
+    texts = [failures_text(record)]
+    if wrong:
+        first = min(wrong, key=lambda one: one.line or 0)
+        texts.append(f"first bad line: {printable(first.message)}")
+    if again:
+        texts.append(f"the same command with --retry failed runs {counted(again, 'line')} again")
+    return list(filter(None, texts))
 
 
 def _tell_end(output: str, run: Run, done: RunProgress) -> None:
@@ -277,12 +290,12 @@ def _print_result(
     output: str, errors: str | None, ended: _Ended, as_json: bool, retry: str
 ) -> Exit:
     """Print the numbers of results; return the exit status."""
-    done, cut, known, first_bad = ended
+    done, cut, known, failures = ended
     already = "was complete already, " if done.complete else ""
     of_known = f" ({counted(known, 'known answer')})" if known else ""
     tell(f"{output}: {already}{counted(done.completed, 'result')}{of_known}, {done.unanswered}")
-    if first_bad:
-        tell(f"{output}: first bad line: {printable(first_bad)}")
+    for text in failures:
+        tell(f"{output}: {text}")
     if done.complete and retry:
         tell(f"{output}: nothing runs again: no line ended as {retry}, except wrong lines")
     if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):

@@ -144,7 +144,7 @@ class _Fleet:
                 _escaped(batch.id),
                 batch.status,
                 f"{batch.done:,}",
-                f"{batch.number('total'):,}",
+                f"{batch.number('total'):,}{'+' * batch.may_grow}",
                 f"{batch.number('failed'):,}",
                 "" if rate is None else f"{rate:,.1f}",
                 "" if left_s is None else left_text(left_s),

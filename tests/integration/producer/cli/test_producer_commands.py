@@ -262,7 +262,7 @@ def test_status_of_one_request_names_its_key_and_shows_its_result(
     assert ended["timing"] == {"queued_ms": 1, "engine_ms": 2}
     assert ended["result"]["custom_id"] == "c1"
     assert ended["line"] == 1
-    assert (waiting["status"], waiting["attempts"], waiting["result"]) == ("in_progress", 2, None)
+    assert (waiting["status"], waiting["attempts"], waiting["result"]) == ("in_progress", 1, None)
     shown = run_producer("status", "b1", "--request", "c1", redis_url=redis_url)
     assert f"result_key  celery-task-meta-{request_id}" in shown.stdout
     unknown = run_producer("status", "b1", "--request", "c9", redis_url=redis_url)

@@ -99,11 +99,16 @@ def test_a_retry_keeps_the_first_wrong_lines(
     with running(redis_url, *command) as process:
         finish(lessee, eventually(lambda: lessee.pop(1), 30), RequestFailed("it broke", code="bad"))
         eventually(lambda: (finish(lessee, lessee.pop(9)), process.poll())[1] is not None, 30)
+        assert process.stderr is not None
+        told = process.stderr.read()
+    assert "2 of 3 failed: " in told and "1 bad" in told
+    assert "--retry failed runs 1 line again" in told
     run = run_of(store)
     assert sorted(first_failed(redis_url, run)) == [("a", 1), ("wrong", 3)]
     advice = run_producer("retry", run, redis_url=redis_url).stderr
     assert "--retry failed runs" in advice and "when it is complete" not in advice
     status, told = served(redis_url, store, *command, "--retry", "failed")
     assert (status, "2 results, 1 failed" in told) == (1, True)
+    assert "1 of 3 failed: " in told and "runs 1 line again" not in told
     assert "first bad line: line 3, field body.colour: " in told
     assert first_failed(redis_url, run) == [("wrong", 3)]
