@@ -174,7 +174,7 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
     asyncio.run(run())
 
 
-SIDE_TASKS = 12
+SIDE_TASKS = 13
 
 
 @pytest.mark.parametrize("number", range(SIDE_TASKS))
