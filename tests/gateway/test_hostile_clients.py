@@ -308,12 +308,15 @@ def test_a_small_body_must_have_come_in_its_time(impatient: tuple[int, set[Any]]
     assert read(got)[0] == 408
 
 
-def test_a_body_that_keeps_coming_is_waited_for(impatient: tuple[int, set[Any]]) -> None:
-    count = 15
+def test_a_body_that_keeps_coming_is_waited_for(
+    impatient: tuple[int, set[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "BODY_S", 3.0)  # a busy machine may stop for a second
+    count = 20
     head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", impatient[0]), timeout=10) as client:
         client.sendall(head % (count * 1024))
-        for _ in range(count):  # three seconds in all
+        for _ in range(count):  # four seconds in all
             client.sendall(b"a" * 1024)
             time.sleep(0.2)
         got = client.recv(65536)
