@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 
@@ -12,6 +13,10 @@ from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 
 RESULT_TTL_MS = 60_000
+
+# A virtual machine may stop for seconds; the time of one example shows nothing.
+hypothesis.settings.register_profile("warmq", deadline=None)
+hypothesis.settings.load_profile("warmq")
 
 # A shell starts background commands with Ctrl-C ignored, and `nohup` has SIGHUP ignored. Children
 # inherit that: the processes under test would ignore the signals that tests send them.

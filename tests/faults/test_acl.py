@@ -101,7 +101,8 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
     settings = {"lease_s": 2, "simulated_slots": 8, "rebuild_tries": 9, "result_ttl_s": 60}
     with simulated(worker_url, tmp_path, **settings) as worker:
         producer("submit", file, "--batch-id", "b1", "--wait", status=1)
-        assert client.info("clients")["tracking_clients"] == 2  # of messages and online ones
+        # One hears of messages, one of online requests.
+        eventually(lambda: client.info("clients")["tracking_clients"] == 2, 10, "two")
         producer("results", "b1", status=1)
         producer("status", "b1", "--request", "good")
         producer("list")

@@ -35,7 +35,8 @@ def test_worker_producer_and_control_commands_speak_tls(server: TlsRedis, tmp_pa
     with simulated(url, tmp_path) as worker:
         submitted, bodies = submit_sleepers(store, [0.01] * 20)
         finished(store, submitted.id)
-        assert server.client().info("clients")["tracking_clients"] == 2  # messages, online ones
+        # One hears of messages, one of online requests.
+        eventually(lambda: server.client().info("clients")["tracking_clients"] == 2, 10, "two")
         file = batch_file(tmp_path / "in.jsonl", 20)
         done = run_producer("submit", file, "-o", tmp_path / "out.jsonl", redis_url=url)
         assert done.returncode == 0, done.stderr

@@ -145,8 +145,8 @@ async def test_a_worker_announces_its_protocol(redis_url: str, store: BatchStore
 def test_the_doctor_names_workers_of_another_protocol(
     redis_client: redis.Redis, redis_url: str
 ) -> None:
-    announce(redis_client, "celery@a.12.0a")
-    announce(redis_client, "celery@b.13.0b", protocol=PROTOCOL + 1)
+    announce(redis_client, "celery@a.12.0a", ahead_s=14)
+    announce(redis_client, "celery@b.13.0b", ahead_s=14, protocol=PROTOCOL + 1)
     told = run_producer("doctor", redis_url=redis_url)
     assert told.returncode == 1
     assert f"celery@a.12.0a has protocol 1, this producer has {PROTOCOL}" in told.stdout
