@@ -67,7 +67,7 @@ async def keep_leases(drain: Drain) -> None:
 
 
 async def await_online(drain: Drain) -> None:
-    """Make the drain's loop take online requests when they arrive, until cancelled."""
+    """Make the drain's loop take online requests (of priority 0) when they arrive."""
     while True:
         try:
             if await drain.leases.wait_for_online():
