@@ -24,14 +24,16 @@ class AdmissionLimits:
     """Most requests that run in the engine (`slots`), and that are in flight (`limit`).
 
     The loop asks Redis for more once `low_water` places below `limit` are free (refill.py).
-    Where online requests are expected, batches leave `reserved` places free for them. `context` is
-    the model's context length in tokens, 0 if it is unknown.
+    Where online requests are expected, batches leave `reserved` places free for them, or more.
+    `one_step`: all slots become free in one step. `context` is the model's context length in
+    tokens, 0 if it is unknown.
     """
 
     slots: int = 0
     limit: int = 0
     low_water: int = 1
     reserved: int = 0
+    one_step: bool = False
     context: int = 0
 
     @classmethod
@@ -47,7 +49,7 @@ class AdmissionLimits:
         # One POP refills half the look-ahead: few POPs are needed, and no slot stays empty.
         low_water = max(1, min(look_ahead // 2, limit))
         reserved = min(RESERVED, look_ahead // 4)
-        return cls(slots, limit, low_water, reserved, capacity.max_model_len)
+        return cls(slots, limit, low_water, reserved, capacity.one_step, capacity.max_model_len)
 
     @property
     def multi_sequence_slots(self) -> int:

@@ -21,11 +21,11 @@ def room(*, one_step: bool, **given: int) -> AdmissionLimits:
 
 
 def test_a_quarter_of_the_slots_waits_where_requests_end_one_by_one() -> None:
-    assert room(one_step=False) == AdmissionLimits(256, 320, 32, 8, 1024)
+    assert room(one_step=False) == AdmissionLimits(256, 320, 32, 8, context=1024)
 
 
 def test_two_steps_wait_where_all_slots_are_free_at_once() -> None:
-    assert room(one_step=True) == AdmissionLimits(256, 768, 256, 8, 1024)
+    assert room(one_step=True) == AdmissionLimits(256, 768, 256, 8, one_step=True, context=1024)
 
 
 @pytest.mark.parametrize("one_step", [False, True])
