@@ -1,10 +1,13 @@
 """The program of the process that compiles requests' grammars before the engine gets them.
 
-grammars.py starts the process, which loads vLLM, the tokenizer and the grammar backend once. For
-each constraint (JSON schema, regex, choice or grammar) it forks a child, which does the same as
-vLLM: validate, compile, and make the token masks of the first steps. The kernel limits the child's
-memory, and kills the child after CPU_S seconds of processor time, even if it never releases the
-GIL.
+grammars.py starts the process, which loads vLLM, the tokenizer and the grammar backend once. Its
+forked children do the same as vLLM with each constraint (JSON schema, regex, choice or grammar):
+validate, compile, and make the token masks of the first steps. The kernel limits a child's memory,
+and kills the child after CPU_S seconds of processor time, even if it never releases the GIL.
+
+A fork takes longer than the compilation of a usual schema. So a child compiles constraints until
+one is not valid or the child has grown by GROWN bytes. A new child compiles again what a used one
+refuses, so that the memory that others needed does not count against a constraint.
 
 Each message is pickled, with its length in four bytes before it. The first message is the
 VllmConfig; all later ones are a number and StructuredOutputsParams. Each answer is a tuple: the
@@ -23,7 +26,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +40,8 @@ CPU_S = 2.0
 WALL_S = 30.0
 #: Bytes that one constraint may add to the process; vLLM caches 512 MB of compiled grammars.
 MEMORY = 768 << 20
+#: Bytes by which a child may have grown when it gets another constraint.
+GROWN = 96 << 20
 #: Tokens whose masks are made; this is slow for an ambiguous grammar.
 STEPS = 32
 #: The format of a message's length.
@@ -73,67 +78,108 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the end of its input or parent ends it
     answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.fileno()
     os.dup2(2, 1)  # libraries may print to stdout
-    compiler = Compiler(read_message(incoming))
-    children: dict[int, Child] = {}
+    children = Children(Compiler(read_message(incoming)))
     answer: tuple[Any, ...] | None = (0, "ready")
     while True:
         if answer is not None:
             answers.write(as_message(pickle.dumps(answer)))
             answers.flush()
             answer = None
-        file = _next_readable(incoming, children)
+        file = children.next_readable(incoming)
         if file == incoming:
             try:
-                child = Child(compiler, *read_message(incoming))
+                children.give(*read_message(incoming))
             except EOFError:
                 return
-            children[child.reading] = child
-        elif (found := children[file].read()) is not None:
-            answer = (children.pop(file).number, *found)
+        else:
+            answer = children.read(file)
 
 
-def _next_readable(incoming: int, children: "dict[int, Child]") -> int:
-    """Wait for a message or a child. Return its file; that of a child whose time is over, too."""
-    overdue = min(children.values(), key=lambda child: child.deadline, default=None)
-    wait_s = None if overdue is None else max(0.0, overdue.deadline - time.monotonic())
-    readable = select.select([*children, incoming], [], [], wait_s)[0]
-    return readable[0] if readable else overdue.reading  # type: ignore[union-attr]
+class Children:
+    """The children of this process: those that compile a constraint, and idle ones."""
+
+    def __init__(self, compiler: "Compiler") -> None:
+        self._compiler = compiler
+        self._busy: dict[int, Child] = {}
+        self._idle: list[Child] = []
+
+    def give(self, number: int, constraint: Any) -> None:
+        """Have a constraint compiled."""
+        self._give(self._idle.pop() if self._idle else Child(self._compiler), number, constraint)
+
+    def _give(self, child: "Child", number: int, constraint: Any) -> None:
+        child.give(number, constraint)
+        self._busy[child.reading] = child
+
+    def next_readable(self, incoming: int) -> int:
+        """Wait for a message or a child. Return its file, also that of a child that is overdue."""
+        overdue = min(self._busy.values(), key=lambda child: child.deadline, default=None)
+        wait_s = None if overdue is None else max(0.0, overdue.deadline - time.monotonic())
+        readable = select.select([*self._busy, incoming], [], [], wait_s)[0]
+        return readable[0] if readable else overdue.reading  # type: ignore[union-attr]
+
+    def read(self, file: int) -> tuple[Any, ...] | None:
+        """Read from a child; return a constraint's number and answer, if the answer is whole."""
+        child = self._busy[file]
+        answer = child.read()
+        if answer is None:
+            return None
+        del self._busy[file]
+        if answer[0] == "valid" and child.grown < GROWN:
+            self._idle.append(child)
+        else:
+            child.end()
+            if answer[0] == "refused" and child.given > 1:
+                self._give(Child(self._compiler), child.number, child.constraint)
+                return None
+        return child.number, *answer
 
 
 class Child:
-    """A forked child that compiles one constraint; `reading` is the file with its answer."""
+    """A forked child that compiles one constraint after the other; its answers are in `reading`.
 
-    def __init__(self, compiler: "Compiler", number: int, constraint: Any) -> None:
-        self.number, self.deadline = number, time.monotonic() + WALL_S
-        self._pieces: list[bytes] = []
-        self.reading, writing = os.pipe()
+    `given` is how many constraints it got; `grown`, the bytes by which it has grown with them.
+    """
+
+    def __init__(self, compiler: "Compiler") -> None:
+        self.given = self.grown = self.number = 0
+        self.constraint: Any = None
+        self.deadline = 0.0
+        self._answer, self._status = b"", 0
+        self.reading, answers = os.pipe()
+        constraints, self._writing = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 end_with_parent(parent)
-                _limit_memory()
-                answer = pickle.dumps(compiler.answer(constraint))
-                with os.fdopen(writing, "wb") as stream:
-                    stream.write(answer)
+                _compile_all(compiler, constraints, answers)
             finally:
                 os._exit(0)
-        os.close(writing)
+        os.close(answers)
+        os.close(constraints)
+
+    def give(self, number: int, constraint: Any) -> None:
+        """Have the next constraint compiled."""
+        self.number, self.constraint = number, constraint
+        self.deadline = time.monotonic() + WALL_S
+        self.given += 1
+        with suppress(BrokenPipeError), os.fdopen(self._writing, "wb", closefd=False) as stream:
+            stream.write(as_message(pickle.dumps(constraint)))  # else `read` finds its end
 
     def read(self) -> tuple[Any, ...] | None:
-        """Read a piece of the answer, if there is one; return the answer at its end."""
-        stalled = time.monotonic() >= self.deadline
-        if stalled:
-            os.kill(self._pid, signal.SIGKILL)
-        elif piece := os.read(self.reading, 1 << 16):
-            self._pieces.append(piece)
-            return None
-        os.close(self.reading)
-        _, status = os.waitpid(self._pid, 0)
-        if stalled:
+        """Read a piece of the answer, if there is one; return the answer once it is whole."""
+        if time.monotonic() >= self.deadline:
+            self.end()
             return ("stalled",)
-        if self._pieces:
-            return tuple(pickle.loads(b"".join(self._pieces)))  # noqa: S301  our child wrote it
+        if piece := os.read(self.reading, 1 << 16):
+            self._answer += piece
+            if len(self._answer) < LENGTH.size + LENGTH.unpack(self._answer[: LENGTH.size])[0]:
+                return None
+            self.grown, *answer = pickle.loads(self._answer[LENGTH.size :])  # noqa: S301  our child wrote it
+            self._answer = b""
+            return tuple(answer)
+        status = self.end()
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
             return ("slow",)
         return (
@@ -142,11 +188,39 @@ class Child:
             "compile, which is the limit, or ends the compiler; make it smaller",
         )
 
+    def end(self) -> int:
+        """Kill the child, if it still runs; return its exit status."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)  # without effect if it has ended
+            os.close(self.reading)
+            os.close(self._writing)
+            _, self._status = os.waitpid(self._pid, 0)
+            self._pid = 0
+        return self._status
 
-def _limit_memory() -> None:
-    data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+
+def _compile_all(compiler: "Compiler", constraints: int, answers: int) -> None:
+    """Answer constraints; the parent ends this child."""
+    before = _limit_memory()
+    with os.fdopen(answers, "wb") as stream:
+        while True:
+            constraint = read_message(constraints)
+            _remaining_s[0] = CPU_S
+            answer = compiler.answer(constraint)
+            stream.write(as_message(pickle.dumps((_data() - before, *answer))))
+            stream.flush()
+
+
+def _limit_memory() -> int:
+    """Limit the bytes of this process to MEMORY more than now; return how many it has now."""
+    data = _data()
     resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, data + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return data
+
+
+def _data() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 #: Seconds of processor time that the constraint may still use, in a list of one.
@@ -246,12 +320,13 @@ def _try_grammar(backend: Any, grammar: Any) -> None:
         if grammar.is_terminated():
             return
         grammar.fill_bitmask(mask, 0)
-        allowed = [(place, bits) for place, bits in enumerate(mask[0].tolist()) if bits]
-        if not allowed:
+        allowed = mask[0].nonzero().flatten()
+        if not len(allowed):
             if step == 0:
                 raise ValueError("it allows no text at all, not even an empty one")
             return
-        place, bits = allowed[len(allowed) // 2]
+        place = int(allowed[len(allowed) // 2])
+        bits = int(mask[0][place])
         lowest = (bits & -bits).bit_length() - 1
         if not grammar.accept_tokens("", [32 * place + lowest]):
             return

@@ -118,7 +118,9 @@ class Endless:
         os.write(1, b"%d\\n" % os.getpid())
         threading.Event().wait()
 
-Child(Endless(), 1, None).read()
+child = Child(Endless())
+child.give(1, None)
+child.read()
 """
     started = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
