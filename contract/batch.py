@@ -138,9 +138,13 @@ class Batch:
 
     @property
     def shown_s(self) -> float | None:
-        """The `seconds` that people see, of which `rate` is the mean."""
+        """The `seconds` that people see, of which `rate` is the mean.
+
+        None after a retry: `seconds` count the pause before it.
+        """
         least_s = LEAST_HTTP_S if WHOLE_SECONDS in self.fields else 0.0
-        return None if self.seconds is None else max(least_s, self.seconds)
+        known = self.seconds is not None and not self.number("retried")
+        return max(least_s, self.seconds or 0.0) if known else None
 
     @property
     def rate(self) -> float | None:
@@ -154,8 +158,12 @@ class Batch:
 
     @property
     def may_grow(self) -> bool:
-        """Whether this is a run that may read more lines."""
-        return self.is_run and (self.stopped or not self.finished)
+        """Whether this is a run that may read more lines.
+
+        One that was stopped reads again the lines of the windows that it has deleted.
+        """
+        read_all = self.finished or self.fields.get("unread") == "0"
+        return self.is_run and (self.stopped or not read_all)
 
     @property
     def parts(self) -> tuple[Batch, ...]:

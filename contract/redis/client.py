@@ -62,6 +62,8 @@ def translated(error: Exception) -> StoreUnavailable:
         remedy = _FINAL_REMEDIES.get(text.split()[0], "sending it again does not help")
     elif isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text:
         kind, remedy = StoreForbidden, _CHECK_LOGIN
+    elif text.startswith("Timeout reading"):
+        remedy = "Redis or this machine is busy, or the network fails"
     elif isinstance(error, exceptions.ConnectionError):
         kind = StoreUnreachable
         if isinstance(error, exceptions.AuthenticationError):

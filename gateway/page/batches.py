@@ -77,6 +77,7 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "input": metadata.get("input") or batch.input_file_id,
         "input_file_id": batch.input_file_id,
         "total": counts.total,
+        "grows": isinstance(batch_view.source, QueueBatch) and batch_view.source.may_grow,
         "completed": counts.completed,
         "failed": failed,
         "cancelled": cancelled,
@@ -94,7 +95,7 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
     }
 
 
-def _seconds(batch_view: BatchView, batch: ApiBatch, until: float) -> tuple[float, bool]:
+def _seconds(batch_view: BatchView, batch: ApiBatch, until: float) -> tuple[float | None, bool]:
     """Return the seconds that a batch has taken until now or its end, and if it was retried.
 
     Commands show the same for an ended batch (`Batch.shown_s`).
@@ -102,7 +103,7 @@ def _seconds(batch_view: BatchView, batch: ApiBatch, until: float) -> tuple[floa
     source, retried = batch_view.source, False
     if isinstance(source, QueueBatch):
         retried = bool(source.number("retried"))
-        if source.shown_s is not None:
+        if source.finished:
             return source.shown_s, retried
     return max(LEAST_HTTP_S, until - (batch.in_progress_at or batch.created_at)), retried
 

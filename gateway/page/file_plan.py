@@ -27,7 +27,7 @@ from gateway.page.conversion.running import Conversion, convert
 from gateway.page.file_reading import ReadGuard, TooLong
 from gateway.page.requests import prompt_in
 from gateway.served_models import ServedModels
-from producer.input.options import BadOption
+from producer.input.options import BadOption, field_value
 from producer.input.reader import Input
 from producer.input.structured import with_structure
 from producer.input.tables.source import kind_of
@@ -82,16 +82,24 @@ class Choices:
     def overrides(self) -> dict[str, Any]:
         """The fields for all requests; a value is JSON if it is valid, otherwise text.
 
-        Raises BadOption for bad allowed answers.
+        Raises BadOption for a bad field or bad allowed answers.
         """
         fields: dict[str, Any] = {"model": self.model} if self.model else {}
         for line in filter(str.strip, self.fields.split("\n")):
-            name, _, text = line.partition("=")
-            try:
-                fields[name.strip()] = orjson.loads(text)
-            except orjson.JSONDecodeError:
-                fields[name.strip()] = text.strip()
+            name, equals, text = line.partition("=")
+            if not equals:
+                raise BadOption(f"{line.strip()}: write name=value, for example max_tokens=64")
+            fields[name.strip()] = field_value(name.strip(), text.strip())
         return with_structure(fields, self.answers.strip() or None, None)
+
+    @property
+    def problem(self) -> str:
+        """Why the fields or the allowed answers are bad, '' if they are good."""
+        try:
+            _ = self.overrides
+        except BadOption as error:
+            return error.message
+        return ""
 
 
 @dataclass(slots=True)
@@ -149,7 +157,8 @@ def plan_file(
     """Plan a file for the queue of the model that most of its lines name."""
     head = b"".join(services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES)))
     urls, models = named_in(lines_of([head]))
-    file_plan = FilePlan(convert=must_convert(record, choices), size=record.bytes)
+    convert_it = must_convert(record, choices)
+    file_plan = FilePlan(problem=choices.problem, convert=convert_it, size=record.bytes)
     _set_url_and_models(file_plan, urls, models)
     ready = bool(urls) and not file_plan.convert
     if not urls and head.lstrip()[:1] == b"{":
@@ -210,11 +219,8 @@ def _convert(
             raise TooLong
         lines.write(line)
 
-    longest, problem = services.settings.max_line_bytes, ""
-    try:
-        overrides = choices.overrides
-    except BadOption as error:  # the page shows it next to the columns
-        overrides, problem = {}, error.message
+    longest, problem = services.settings.max_line_bytes, choices.problem
+    overrides = {} if problem else choices.overrides  # the page shows it next to the columns
     conversion = convert(path, record.filename, choices.pairs, overrides, longest, write, guard)
     conversion.error = conversion.error or problem
     return conversion

@@ -53,14 +53,19 @@ class Fleet:
         return [worker for worker in self.workers if worker["alive"]]
 
     @property
+    def seen(self) -> list[dict[str, Any]]:
+        """The living workers whose next announcement is not overdue."""
+        return [worker for worker in self.alive if worker["seen_s"] is None]
+
+    @property
     def slots(self) -> int:
-        """Slots of all living workers."""
-        return sum(worker["slots"] for worker in self.alive)
+        """Slots of all workers that were seen lately."""
+        return sum(worker["slots"] for worker in self.seen)
 
     @property
     def running(self) -> int:
-        """Slots in use of all living workers; requests in flight beyond the slots wait."""
-        return sum(worker["running"] for worker in self.alive)
+        """Slots in use of these workers; requests in flight beyond the slots wait."""
+        return sum(worker["running"] for worker in self.seen)
 
     def model_of(self, queue: str) -> str:
         """Return the model of a queue, from the queue's name or else from its workers."""

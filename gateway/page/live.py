@@ -218,7 +218,7 @@ class LiveFeed:
             "waiting": fleet.waiting,
             "slots": fleet.slots,
             "running": fleet.running,
-            "workers": len(fleet.alive),
+            "workers": len(fleet.seen),
             **self._fleet_rates({worker["id"]: worker["done"] for worker in fleet.alive}),
         }
         state["each"] = [

@@ -5,9 +5,11 @@ A login exchanges a key for a session cookie, so that the browser does not keep 
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.page import (
@@ -70,6 +72,12 @@ async def _asset(request: Request) -> Response:
     return Response(content, headers=HEADERS | {"cache-control": cache_control}, media_type=media)
 
 
+async def _without_slash(request: Request) -> Response:
+    """Redirect to the path without the slashes at its end."""
+    path, query = quote(request.scope["path"].rstrip("/")), request.url.query
+    return RedirectResponse(f"{path}?{query}" if query else path, headers=HEADERS)
+
+
 def routes() -> list[Route]:
     """Return the routes."""
     one = "/ui/batches/{batch_id}"
@@ -95,4 +103,6 @@ def routes() -> list[Route]:
         ),
         Route("/ui/submit/try", writes(submit.trial, file_reading.one_at_a_time), methods=["POST"]),
         Route(LIVE, live.live),
+        Route("/ui/", _without_slash),
+        Route("/ui/{path:path}/", _without_slash),
     ]

@@ -149,6 +149,8 @@ def _chosen(view: View) -> tuple[FileRecord, Choices, bool]:
     record = Files(view.services).get(view.caller.tenant, file_id)
     if record is None:
         raise not_found("file", file_id)
+    if problem := choices.problem:
+        raise invalid(problem, "fields")
     return record, choices, view.form.get("convert") == "on" or must_convert(record, choices)
 
 

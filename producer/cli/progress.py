@@ -208,7 +208,7 @@ def describe(
     Rates that are not known yet are None.
     `quiet_s` is the seconds since an unsealed batch got its last line, `left_s` those to its end.
     """
-    counts = [f"{batch.done}/{batch.number('total')} done"]
+    counts = [f"{batch.done}/{batch.number('total')}{'+' * batch.may_grow} done"]
     for name in ("failed", "cancelled", "expired"):
         if batch.number(name):
             counts.append(f"{batch.number(name)} {name}")

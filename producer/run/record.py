@@ -56,6 +56,8 @@ class RunRecord:
         self._record = self._runs.begin(done.name, submission.seed, fields)
         # An earlier call may have ended before it noted its last window, or was stopped.
         now = _counts(done) | {"reason": "", "stopped_at": ""}
+        if self._record.fields.get("unread") == "0":
+            now["unread"] = ""  # the file is read again, and windows of it may be lost
         if self._record.fields.get("stop_after", "") != submission.stop_after:
             now["stop_after"] = submission.stop_after
         self._note(now)
@@ -81,7 +83,7 @@ class RunRecord:
         self._note(fields | _counts(done))
 
     def note_unread(self, lines: float | None) -> None:
-        """Note about how many lines follow the queued ones, if that is known."""
+        """Note about how many lines follow the queued ones, if known; 0 if the file is read."""
         if lines is not None:
             self._note({"unread": round(lines)})
 

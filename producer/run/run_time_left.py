@@ -53,8 +53,8 @@ class RunTimeLeft:
 
 
 def unread_lines(read: int, queued: int, position: int, size: int | None) -> float | None:
-    """Return about how many lines follow the `queued` ones; None if unknown.
+    """Return about how many lines follow the `queued` ones, at least one; None if unknown.
 
     The `read` lines are the input up to byte `position` of `size`.
     """
-    return max(0.0, read * size / position - queued) if size and position else None
+    return max(1.0, read * size / position - queued) if size and position else None

@@ -339,7 +339,7 @@ class Run:
         if raws.peek() is None:
             unread: float | None = 0
         elif self.choice:
-            unread = self.planned_lines - queued
+            unread = max(1, self.planned_lines - queued)
         else:
             unread = unread_lines(raws.line, queued, source.position, source.size)
         self._record.note_unread(unread)

@@ -41,6 +41,9 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
         assert batch["id"] in page("")
         shown = page(f"/{batch['id']}")
         assert "producer run" in shown
+        # More lines follow
+        for path in ("", f"/{batch['id']}"):
+            assert 'data-b="total">1,000+<' in page(path)
         assert "/download/" not in shown
         cancelled = httpx.post(f"{gateway.url}/v1/batches/{batch['id']}/cancel")
         assert cancelled.status_code == 200, cancelled.text
@@ -51,6 +54,23 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
     assert (ended["output_file_id"], ended["error_file_id"]) == (None, None)
     shown = page(f"/{batch['id']}")
     assert "/retry" not in shown and "/download/" not in shown
+
+
+def test_the_total_of_a_run_whose_file_is_read_has_no_mark(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    source = batch_file(tmp_path / "in.jsonl", 700)
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+
+    def page() -> str:
+        runs = [one.id for one in store.batches() if one.fields["input"] == str(source)]
+        return httpx.get(f"{gateway.url}/ui/batches/{runs[0]}").text if runs else ""
+
+    with running(redis_server.url, source, tmp_path / "out.jsonl", "--window", "500") as process:
+        eventually(lambda: 'data-b="total">700<' in page(), 30)
+        (run,) = [one.id for one in store.batches() if one.fields["input"] == str(source)]
+        httpx.post(f"{gateway.url}/v1/batches/{run}/cancel").raise_for_status()
+        assert process.wait(30) == 1
 
 
 def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(

@@ -23,6 +23,12 @@ DEFAULT_TAKEN_BYTES = 512 * 2**20
 BROKEN_TIMES = 3
 #: The scripts that every worker runs; /metrics has their series from the start.
 SCRIPTS = ("done", "pop", "release", "renew", "ring", "sweep")
+#: What a worker does by each script that it tries until Redis has run it.
+UNTIL_DONE = {
+    "bury": "move a request to the dead letters",
+    "done": "store results",
+    "release": "put requests back into the queue",
+}
 
 
 class Scripts:
@@ -85,8 +91,8 @@ class Scripts:
                         "Redis is unreachable while stopping; leased requests return to the queue "
                         f"when their leases end. {error}"
                     ) from error
-                text = "Redis did not run %s, trying again: %s"
-                log.log(level, text, name, error, extra={"action": "redis_retry"})
+                text = "Redis did not %s, trying again: %s"
+                log.log(level, text, UNTIL_DONE[name], error, extra={"action": "redis_retry"})
                 level = logging.DEBUG  # only the first try logs a warning
                 await asyncio.sleep(delay)
                 delay = min(1.0, delay * 2)

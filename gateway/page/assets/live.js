@@ -70,7 +70,7 @@ function showBatch(row) {
   for (const place of document.querySelectorAll(`[data-batch="${name}"]`)) {
     const putAll = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
     putAll("done", number(row.done));
-    putAll("total", number(row.total));
+    putAll("total", number(row.total) + (row.grows ? "+" : ""));
     putAll("failed", number(row.failed));
     if (row.rate !== null) { // null in the first seconds: the page keeps the mean
       putAll("rate", number(row.rate));

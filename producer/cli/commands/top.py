@@ -180,13 +180,15 @@ def spark(minutes: Sequence[Minute]) -> str:
 def _head(
     rates: dict[str, float], workers: list[dict[str, Any]], waiting: int, last_hour: str
 ) -> Text:
-    slots = sum(int(worker.get("slots") or 0) for worker in workers)
+    seen = [worker for worker in workers if not worker.get("overdue")]
+    unseen = f", {len(workers) - len(seen)} not seen lately" if len(seen) < len(workers) else ""
+    slots = sum(int(worker.get("slots") or 0) for worker in seen)
     lines = [
         f"{rates['completion_tokens']:,.0f} tokens/s written, {rates['prompt_tokens']:,.0f} read, "
         f"{rates['completed'] + rates['other']:,.1f} requests/s",
-        f"{sum(map(_running, workers)):,} of {slots:,} slots in use, "
+        f"{sum(map(_running, seen)):,} of {slots:,} slots in use, "
         f"{'1 request waits' if waiting == 1 else f'{waiting:,} requests wait'}, "
-        f"{counted(len(workers), 'worker')}",
+        f"{counted(len(seen), 'worker')}{unseen}",
         f"slots, last hour [{last_hour}]",
     ]
     if not workers:

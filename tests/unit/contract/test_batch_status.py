@@ -18,3 +18,26 @@ ENDED = {"created_at": "1", "sealed": "1", "finished_at": "9", "total": "2"}
 ])  # fmt: skip
 def test_the_status_of_an_ended_batch_is_openais(fields: dict[str, str], status: str) -> None:
     assert Batch("b", ENDED | fields).status == status
+
+
+@pytest.mark.parametrize(("fields", "grows"), [
+    ({}, True),
+    ({"unread": ""}, True),
+    ({"unread": "1"}, True),
+    ({"unread": "0"}, False),
+    ({"unread": "7", "finished_at": "9"}, False),
+    # What was queued after the collected windows is deleted
+    ({"unread": "0", "cancelling": "1", "stopped": "sealed", "finished_at": "9"}, True),
+])  # fmt: skip
+def test_a_run_may_grow_until_its_file_is_read_to_the_end(
+    fields: dict[str, str], grows: bool
+) -> None:
+    run = {"created_at": "1", "sealed": "1", "windows": "0", "total": "2"}
+    assert Batch("run_1", run | fields).may_grow is grows
+    assert not Batch("b", {"created_at": "1", "total": "2"}).may_grow
+
+
+def test_a_retried_batch_has_no_time_that_people_see() -> None:
+    ended = Batch("b", ENDED)
+    retried = Batch("b", ENDED | {"retried": "1"})
+    assert (ended.shown_s, retried.shown_s, retried.seconds) == (0.008, None, 0.008)

@@ -26,3 +26,12 @@ def test_top_has_the_age_of_its_announcement(redis_url: str, store: BatchStore) 
     (row,) = (line for line in lines if line.startswith("celery@a.1.0"))
     assert "seen 0:00:" in row
     assert "ready" not in row
+
+
+def test_top_counts_the_slots_of_workers_that_were_seen_lately(
+    redis_url: str, store: BatchStore
+) -> None:
+    announce(store, "celery@a.1.0", silent_s=4, slots=64, in_flight=64)
+    announce(store, "celery@b.2.0", slots=64, in_flight=3)
+    head = run_producer("top", redis_url=redis_url).stdout.splitlines()[1]
+    assert head == "3 of 64 slots in use, 0 requests wait, 1 worker, 1 not seen lately"

@@ -143,6 +143,17 @@ def test_choices_are_those_of_the_command(tmp_path: Path) -> None:
     assert Choices.of({"system": "x"}).pairs == {}
 
 
+@pytest.mark.parametrize(("fields", "named"), [
+    ("max_tokens=abc", "max_tokens"), ("max_tokns=5", "max_tokns"), ("max_tokens", "name=value"),
+])  # fmt: skip
+def test_a_bad_field_is_refused_as_the_command_does(fields: str, named: str) -> None:
+    found = Choices.of({"fields": f"temperature=0\n{fields}"})
+    assert named in found.problem
+    with pytest.raises(BadOption):
+        _ = found.overrides
+    assert Choices.of({"fields": "max_tokens=5"}).problem == ""
+
+
 def test_allowed_answers_are_those_of_the_command() -> None:
     found = Choices.of({"answers": " good, bad "})
     assert found.overrides == {"structured_outputs": {"choice": ["good", "bad"]}}

@@ -69,11 +69,24 @@ def test_a_batch_over_http_has_the_rate_and_the_time_that_the_commands_have(
     assert shown.seconds == ended - began
 
 
-def test_a_retried_batch_has_no_mean_rate() -> None:
+def test_a_retried_batch_has_no_mean_rate_and_no_time() -> None:
     retried = Batch("b1", FIELDS | {"retried": "3"})
     row = row_of(BatchView("b1", retried, []), 20.0)
     assert row is not None
-    assert (row["rate"], retried.rate, row["seconds"]) == (None, None, 10.0)
+    assert (row["rate"], retried.rate, row["seconds"]) == (None, None, None)
+
+
+def test_the_row_of_a_run_that_may_read_more_lines_is_marked() -> None:
+    running = {name: FIELDS[name] for name in FIELDS if name not in ("finished_at", "cancelling")}
+    marks = {}
+    for unread in ("", "7", "0"):
+        run = Batch("run_1", running | {"windows": "1", "unread": unread})
+        row = row_of(BatchView("run_1", run, []), 20.0)
+        assert row is not None
+        marks[unread] = row["grows"]
+    assert marks == {"": True, "7": True, "0": False}
+    row = row_of(BatchView("b1", Batch("b1", running), []), 20.0)
+    assert row is not None and not row["grows"]
 
 
 def test_a_batch_that_waits_for_its_first_worker_does_not_run():

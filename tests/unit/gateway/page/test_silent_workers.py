@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.http.caller import Caller
-from gateway.page.fleet import Chart, _worker
+from gateway.page.fleet import Chart, Fleet, _worker
 from gateway.page.rendering import LANGUAGES, render
 
 VIEW: dict[str, Any] = {
@@ -36,6 +36,13 @@ def test_a_worker_that_is_overdue_is_silent_and_has_the_age_of_its_announcement(
         caller=Caller(operator=True), **VIEW,
     )  # fmt: skip
     assert "8.0 s" in shown or "8 s" in shown
+
+
+def test_the_slots_of_a_silent_worker_are_not_counted() -> None:
+    slots: dict[str, Any] = {"slots": 64, "in_flight": 3}
+    workers = [_worker(announced(age, overdue=age > 2) | slots, True, "warmq") for age in (8, 0)]
+    fleet = Fleet(workers, "warmq", 0)
+    assert (fleet.running, fleet.slots, len(fleet.seen), len(fleet.alive)) == (3, 64, 1, 2)
 
 
 def test_other_workers_have_their_state() -> None:

@@ -25,6 +25,13 @@ def test_cancelled_requests_are_not_done():
     assert describe(cancelled, 0.0, 0.0).startswith("966/5000 done, 1 failed, 4034 cancelled")
 
 
+def test_the_total_of_a_run_that_may_read_more_lines_is_marked():
+    run = batch(windows=1, total=500, completed=100)
+    assert describe(run, None, None) == "100/500+ done"
+    read = batch(windows=1, total=500, completed=100, unread=0)
+    assert describe(read, None, None) == "100/500 done"
+
+
 def test_a_narrow_line_leaves_out_the_rates_and_keeps_the_time_left():
     running = batch(total=500, completed=100, failed=2)
     assert describe(running, 20.0, 400.4, width=60, left_s=20.0) == (
