@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -35,10 +34,7 @@ from contract.settings import Settings
 from demo.stack import eventually
 from gateway.batches.api.protocol import Batch, batch_object
 from gateway.redis.batch_views import BatchViews
-from producer.run.journal import RunProgress
-from producer.run.record import RunRecord
 from producer.stalls import StallReads
-from producer.submit.submission import Submission
 
 pytestmark = pytest.mark.timeout(120)
 #: Lines of a window, of which a run queues two.
@@ -148,25 +144,6 @@ def test_a_run_is_one_batch_with_the_counts_of_all_its_windows(
     assert (results.returncode, "OUT" in results.stderr) == (2, True)
     assert run_producer("delete", run, redis_url=redis_url).returncode == 0
     assert list(client_of(store).scan_iter("warmq:batch:*")) == []
-
-
-def test_a_run_that_has_read_its_file_is_not_marked_until_it_begins_again(
-    redis_url: str, store: BatchStore, tmp_path: Path
-) -> None:
-    source, out = batch_file(tmp_path / "in.jsonl", 700), tmp_path / "out.jsonl"
-    with two_windows(redis_url, store, source, out):
-        run = run_of(store)
-        eventually(lambda: row(redis_url, run)[2] == "0/700", 30)
-    listed = run_producer("list", redis_url=redis_url)
-    assert "may read more" not in listed.stderr
-    top = run_producer("top", redis_url=redis_url).stdout
-    assert "700" in top and "700+" not in top
-    # The same command reads the file again
-    files: Any = SimpleNamespace(done=RunProgress(run, "s", "in", "f", errors_file=""), again=())
-    RunRecord(store, Submission("run", QUEUE, 5), SimpleNamespace(name="in"), files)
-    assert row(redis_url, run)[2] == "0/700+"
-    with running(redis_url, source, out, "--window", str(WINDOW)):
-        eventually(lambda: row(redis_url, run)[2] == "0/700", 30)
 
 
 def test_requests_of_a_run_wait_for_a_worker_as_those_of_a_batch_do(
