@@ -7,7 +7,7 @@ and kills the child after CPU_S seconds of processor time, even if it never rele
 
 A fork takes longer than the compilation of a usual schema. So a child compiles constraints until
 one is not valid or the child has grown by GROWN bytes. A new child compiles again what a used one
-refuses, so that the memory that others needed does not count against a constraint.
+refuses, so that the memory of earlier constraints does not count against a later one.
 
 Each message is pickled, with its length in four bytes before it. The first message is the
 VllmConfig; all later ones are a number and StructuredOutputsParams. Each answer is a tuple: the
