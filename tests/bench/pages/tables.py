@@ -164,7 +164,6 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("reuse", "cpu_none_known", "`submit --reuse`, no line known: CPU ÷ without `--reuse`", "",
      "a hash and a look-up for each line"),
     ("reuse", "reused_per_s", "the same, all known: lines/s without the command's start", "", ""),
-    ("reuse", "reused_per_cpu_s", "of that: lines for each second of CPU, client and Redis", "", ""),
     ("structured", "fields5_schemas1_queue_to_all",
      "JSON schema of 5 fields: tokens/s through the queue ÷ engine", "", ""),
     ("structured", "fields5_schemas100_queue_to_all", "100 schemas of 5 fields", "", ""),
