@@ -7,6 +7,7 @@ are counted first. Counting takes 1 ms per MB; a text below half a megabyte is n
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from operator import is_
 from typing import Any
@@ -20,6 +21,10 @@ from contract.errors import RequestRejected
 MAX_VALUES = 500_000
 #: Most levels of nesting; orjson writes 254 levels and reads 1,024.
 MAX_DEPTH = 250
+_READ_DEPTH = 1_024
+#: Most bytes of a text that needs no look at its depth: each level has two brackets, and before
+#: Python 3.12 msgspec reads no deeper than Python's own limit of recursion.
+SHALLOW = 2 * _READ_DEPTH if sys.version_info >= (3, 12) else sys.maxsize
 
 # The end quote is optional, so that an unclosed string is one match, not a match at each quote.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -41,6 +46,18 @@ def decode(raw: bytes) -> Any:
             "write one JSON object per line, in UTF-8",
             code="invalid_json",
         ) from None
+
+
+def may_be_too_deep(raw: bytes) -> bool:
+    """Return whether a JSON text has enough brackets to be deeper than orjson reads.
+
+    orjson then has to judge it, because msgspec's limit depends on the release of Python.
+    """
+    # The brackets at either end are too few; usually a long text is between them.
+    middle = _READ_DEPTH, len(raw) - _READ_DEPTH
+    if raw.find(b"[", *middle) < 0 and raw.find(b"{", *middle) < 0:
+        return False
+    return raw.count(b"[") + raw.count(b"{") > _READ_DEPTH
 
 
 def encode(value: Any) -> bytes:

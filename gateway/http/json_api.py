@@ -8,10 +8,11 @@ import secrets
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from contract.openai.decode import int_if_whole_at
+from contract.openai.decode import SHALLOW, int_if_whole_at, may_be_too_deep
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid
 from gateway.http.services import Services
@@ -55,7 +56,10 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 def read(body: bytes, shape: type[T]) -> T:
     """Decode a JSON body to a type; raise ApiError (400) with the wrong field."""
     try:
-        return _decoded(body or b"{}", shape)
+        found = _decoded(body or b"{}", shape)
+        if len(body) > SHALLOW and may_be_too_deep(body):
+            orjson.loads(body)
+        return found
     except msgspec.ValidationError as error:
         text, path = str(error), _PATH.search(str(error))
         field = path[1].removesuffix("[...]") or None if path else None
@@ -69,7 +73,7 @@ def read(body: bytes, shape: type[T]) -> T:
         raise invalid(f"{field}: {text}" if field else text, field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    except RecursionError:
+    except (RecursionError, orjson.JSONDecodeError):
         message = "the body is nested too deeply; make it flatter"
         raise ApiError(400, message, code="invalid_json") from None
 

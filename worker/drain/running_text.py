@@ -118,7 +118,10 @@ class RunningText:
         listener, raw = message["listener"], message.get("raw") is True
         if not LISTENER.fullmatch(listener):
             raise ValueError(listener)
-        for request_id in map(str, message["ids"]):
+        request_ids = message["ids"]
+        if not all(isinstance(one, str) for one in request_ids):
+            raise TypeError("an id is not a text")
+        for request_id in request_ids:
             published = _Published(time.monotonic() + LISTEN_S, raw)
             self._add(Key(request_id, listener), published)
 

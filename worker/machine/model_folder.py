@@ -5,6 +5,7 @@ The hub is Hugging Face's (huggingface.co).
 
 import json
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,12 +43,13 @@ def check_model(
         return  # the engine's own loader reads it from an object store
     folder = Path(model)
     try:
-        if folder.is_dir():
+        mode = _mode(folder)
+        if stat.S_ISDIR(mode):
             yield from _check_folder(folder, holds)
-        elif not folder.exists():
+        elif not mode:
             yield from _check_name(model, ask_hub)
         elif folder.suffix != SINGLE_FILE:
-            is_model = any((folder.parent / name).exists() for name in CONFIGS)
+            is_model = any(_mode(folder.parent / name) for name in CONFIGS)
             inside = f"Name the folder that the file is in: WARMQ_MODEL={folder.parent}"
             problem = f"WARMQ_MODEL: {model} is a file, not a folder"
             yield Finding(problem, inside if is_model else REMEDY)
@@ -55,10 +57,21 @@ def check_model(
         yield Finding(f"WARMQ_MODEL: {model} cannot be read: {error.strerror}", REMEDY)
 
 
+def _mode(path: Path) -> int:
+    """Return a path's st_mode; 0 if nothing is there.
+
+    Path.exists hides all other errors since Python 3.14.
+    """
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
 def _check_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
-    files = [folder / name for name in holds if (folder / name).exists()]
+    files = [folder / name for name in holds if _mode(folder / name)]
     if not files:
-        adapter = (folder / "adapter_config.json").exists()
+        adapter = bool(_mode(folder / "adapter_config.json"))
         inner_folders = sorted(one.parent for one in folder.glob(f"*/{holds[0]}"))
         remedy = f"Name the folder inside: {inner_folders[0]}" if inner_folders else REMEDY
         if adapter:

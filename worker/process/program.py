@@ -180,19 +180,22 @@ def open_streams() -> None:
 
     A closed stderr becomes a copy of stdout, so that a failed start can print its reason. A closed
     stdin or stdout becomes /dev/null. If stderr stayed closed, the next socket would get number 2,
-    and the text that vLLM or faulthandler write to stderr would be sent to Redis.
+    and the text that vLLM or faulthandler write to stderr would be sent to Redis. A number that a
+    library has taken since the start stays the library's.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
-        if not _is_open(number):
-            place = os.dup(1) if number == 2 else os.open(os.devnull, os.O_RDWR)
+        taken = _is_open(number)  # by a library's file: libffi keeps one
+        place = os.dup(sys.stdout.fileno()) if number == 2 else os.open(os.devnull, os.O_RDWR)
+        if not taken:
             os.dup2(place, number)
             os.set_inheritable(number, True)
             if place != number:
                 os.close(place)
+            place = number
         mode = "w" if number else "r"
-        stream = open(number, mode, 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+        stream = open(place, mode, 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from contract.openai.decode import SHALLOW, may_be_too_deep
 from contract.openai.lines import MAX_CUSTOM_ID
 from gateway.batches.api.record import BatchError
 from producer.input.reader import Input, InputUnreadable, NotJsonLines
@@ -200,6 +201,8 @@ def _problem_of_file(error: InputUnreadable) -> BatchError:
 def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> str:
     """Return the model that a line names; raise _Refused if it makes the file invalid."""
     try:
+        if len(line) > SHALLOW and may_be_too_deep(line):
+            raise RecursionError
         fields = _decode(line)
         custom_id, model = fields.custom_id, fields.body.model
         is_usual = fields.url == endpoint and fields.method == "POST"

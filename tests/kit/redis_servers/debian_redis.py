@@ -41,6 +41,10 @@ class Authority:
         root = _certificate(issuer, issuer, ca_key).add_extension(usage, True)
         root = root.add_extension(x509.BasicConstraints(True, None), True)
         leaf = _certificate(subject, issuer, key).add_extension(address, False)
+        # Python 3.13 and newer refuse certificates without them (VERIFY_X509_STRICT).
+        named = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+        by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(named)
+        root, leaf = root.add_extension(named, False), leaf.add_extension(by, False)
         pem = serialization.Encoding.PEM
         self.ca.write_bytes(root.sign(ca_key, hashes.SHA256()).public_bytes(pem))
         self.cert.write_bytes(leaf.sign(ca_key, hashes.SHA256()).public_bytes(pem))

@@ -96,9 +96,18 @@ def test_a_subscription_that_is_closed_while_it_asks_is_an_unreachable_store(
         client = connect_async(redis_url, "reset")
         subscription = Subscription(client, [], ["a"])
         await subscription.open()
+        connection, closed = subscription._connection, asyncio.Event()
+        write = connection._send_packed_command
+
+        async def write_when_closed(command: Any) -> None:
+            await closed.wait()
+            await write(command)
+
+        connection._send_packed_command = write_when_closed
         asking = asyncio.create_task(getattr(subscription, ask)("a"))
         await asyncio.sleep(0)  # it has looked at the connection, and not written yet
         await subscription.close()
+        closed.set()
         with pytest.raises(StoreUnreachable):
             await asyncio.wait_for(asking, 5)
         await client.aclose()

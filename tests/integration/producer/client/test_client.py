@@ -300,7 +300,7 @@ async def test_the_same_with_asyncio_and_the_loop_is_never_held_up(
         assert [each.id for each in await client.batches()] == ["b1"]
         assert await (await client.batch("b1")).cancel() == 0
     ticking.cancel()
-    assert len(gaps) > 5
+    assert len(gaps) > 2
 
 
 async def test_who_stops_reading_results_leaves_no_thread_behind(redis_url: str, store: BatchStore):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -15,7 +17,7 @@ from kit.stacks.celery_side import client_app, send, stats
 from kit.stacks.odd_host import OddHostWorker
 
 from contract.redis import keys
-from demo.stack import eventually
+from demo.stack import ROOT, eventually
 
 #: A C locale that Python does not take for UTF-8.
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -69,6 +71,23 @@ def test_a_worker_whose_streams_are_shut_serves(
     redis_url: str, tmp_path: Path, streams: str
 ) -> None:
     serves(OddHostWorker(redis_url, tmp_path / "log", streams=streams), redis_url)
+
+
+@pytest.mark.parametrize(("streams", "shown"), [("2>&-", "b"), ("1>&- 2>&-", ""), ("1>&-", "")])
+def test_the_number_of_a_shut_stream_may_be_a_librarys(streams: str, shown: str) -> None:
+    # libffi keeps a file open from the first import of ctypes.
+    code = (
+        "import os, sys; mine = [os.open(sys.executable, os.O_RDONLY) for _ in range(3)];"
+        "from worker.process.program import open_streams; open_streams();"
+        "print('b', file=sys.stderr); print('a', file=sys.__stdout__); sys.stderr.flush();"
+        "assert all(os.pread(one, 4, 0) == b'\\x7fELF' for one in mine)"
+    )
+    script = f'exec "$@" {streams}'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", sys.executable, "-c", code],
+        stdout=subprocess.PIPE, cwd=ROOT, check=False, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.replace("a", "").strip()) == (0, shown)
 
 
 def test_without_an_error_stream_the_log_goes_to_the_other(redis_url: str, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ import importlib, json, sys, traceback, warnings
 told = []
 def show(message, category, filename, lineno, *_):
     stack = [frame.filename for frame in traceback.extract_stack()[:-1]]
-    others = [name for name in stack if "importlib" not in name and name != warnings.__file__]
+    others = [name for name in stack if "importlib" not in name and "warnings.py" not in name]
     callers = [name for name in others if name != filename] or [filename]
     if category is DeprecationWarning and sys.argv[1] in (filename + callers[-1]):
         told.append(str(message))
