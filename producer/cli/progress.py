@@ -45,6 +45,10 @@ def counted(number: int, noun: str) -> str:
 
 #: Text about a run whose requests have not ended.
 RUN_GOES_ON = "If its `producer run` has ended, the same command goes on."
+CANCELLED_RUN = (
+    "Its `producer run` writes the output, with all other lines as cancelled. If that command "
+    "has ended, start it once more."
+)
 
 
 def waits_for_run(batch: Batch) -> str:

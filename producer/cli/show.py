@@ -20,7 +20,7 @@ from contract.redis.failures import FailedCode
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
 from producer.cli.marks import MARKS, level_of
-from producer.cli.progress import RUN_GOES_ON, tell, waits_for_run
+from producer.cli.progress import CANCELLED_RUN, RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, left_text, server_text
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
@@ -141,6 +141,8 @@ def print_batch(
         click.echo(f"\n{STOPPED_RUN_GOES_ON}")
     elif batch.is_run and not batch.finished:
         click.echo(f"\n{waits_for_run(batch) or RUN_GOES_ON}")
+    elif batch.is_run and batch.status == "cancelled" and batch.fields.get("unread") != "0":
+        click.echo(f"\n{CANCELLED_RUN}")
     if not batch.sealed and not any(stall.code == "submit_stopped" for stall in stalls):
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
@@ -261,6 +263,9 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
 def print_request(state: dict[str, Any]) -> None:
     """Print a request as text, and its result as JSON."""
     rows = {k: v for k, v in state.items() if k not in ("object", "timing", "result")}
+    if "attempts" in state:
+        rows["status"] = "in_progress: it waits, or runs"
+        rows["attempts"] = f"{state['attempts']} ended without a result"
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
     put_rows(rows)

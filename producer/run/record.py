@@ -100,8 +100,9 @@ class RunRecord:
 def end_record(store: BatchStore, done: RunProgress) -> None:
     """Note that a run has ended: its output is complete, and in its place."""
     record = store.batch(done.name)
-    if record is not None and not record.finished:
-        Runs.using(store).note(record, _counts(done), ends=True)
+    if record is not None:
+        now = _counts(done) | {"unread": 0}
+        Runs.using(store).note(record, now, ends=not record.finished)
 
 
 def begin_retry(store: BatchStore, files: RunFiles) -> Batch | None:

@@ -54,7 +54,7 @@ class FailureLimit:
         """Raise RunStopped if a window was stopped, once its requests have ended."""
         batch = self.store.batch(batch_id)
         if self.stop_after and batch is not None and batch.stopped:
-            reason = batch.fields["reason"]
+            reason = self._complete(batch.fields["reason"])
             self.store.cancel(batch, reason)
             raise RunStopped(reason)
 
@@ -67,6 +67,14 @@ class FailureLimit:
             return
         if (100 * failed / ended if is_share else failed) >= limit:
             raise RunStopped(
-                f"stopped: {failed} of {ended} requests failed (stop after failures: "
-                f"{self.stop_after})"
+                self._complete(
+                    f"stopped: {failed} of {ended} requests failed (stop after failures: "
+                    f"{self.stop_after})"
+                )
             )
+
+    def _complete(self, reason: str) -> str:
+        """Return a reason with the requests that it does not count."""
+        ended, failed = self.begun.ended, self.begun.failed
+        earlier = f"; {failed} of {ended} before this command are not counted" if ended else ""
+        return reason + earlier

@@ -11,7 +11,7 @@ from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
 from producer.cli import options, show
 from producer.cli.context import Context, hint, pass_context
-from producer.cli.progress import counted, tell, waits_for_run
+from producer.cli.progress import CANCELLED_RUN, counted, tell, waits_for_run
 from producer.cli.unchanged import unchanged_texts
 from producer.model_states import model_states
 from producer.over_http import HttpBatches, with_http_batches
@@ -136,7 +136,7 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
 @pass_context
 def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Cancel a batch's or run's requests."""
-    store, what = context.store, "cancelled"
+    store, what, ends_run = context.store, "cancelled", False
     if custom_id is not None:
         count = store.cancel_request(context.batch_of(batch_id, custom_id), custom_id)
         if not count:
@@ -145,16 +145,17 @@ def cancel(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         batch = context.batch(batch_id)
         with hint(f"the same `producer cancel {batch_id}` completes it"):
             in_flight, count = store.in_flight(batch), store.cancel(batch)
+        ends_run = batch.is_run and (batch.stopped or not batch.finished)
         if count:
             in_flight = min(in_flight, count)  # some may have ended before they were cancelled
             what += f" ({count - in_flight} queued, {in_flight} in flight)"
-        elif batch.finished and not (batch.is_run and batch.stopped):
+        elif ends_run:
+            what += "; 0 requests were waiting"
+        elif batch.finished:
             what += f": it has ended already ({batch.status})"
-        elif batch.is_run:  # the same command will write the lines that it has not submitted
-            what = "cancelled; 0 requests were waiting"
-            _print_changed(batch_id, what, count, as_json, counts=False)
-            return
-    _print_changed(batch_id, what, count, as_json)
+    _print_changed(batch_id, what, count, as_json, counts=bool(count) or not ends_run)
+    if ends_run:
+        tell(CANCELLED_RUN)
 
 
 @click.command("retry")

@@ -34,6 +34,7 @@ from contract.settings import Settings
 from demo.stack import eventually
 from gateway.batches.api.protocol import Batch, batch_object
 from gateway.redis.batch_views import BatchViews
+from producer.cli.progress import CANCELLED_RUN
 from producer.stalls import StallReads
 
 pytestmark = pytest.mark.timeout(120)
@@ -240,13 +241,18 @@ def test_a_run_that_was_cancelled_while_it_was_away_ends_with_the_same_command(
 
 
 def test_a_cancel_of_a_run_without_waiting_requests_tells_what_it_did(
-    run: str, redis_url: str, store: BatchStore
+    run: str, redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:
     run_all(store)
     done = run_producer("cancel", run, "--json", redis_url=redis_url)
-    assert done.stderr == f"{run}: cancelled; 0 requests were waiting\n"
+    assert done.stderr.startswith(f"{run}: cancelled; 0 requests were waiting\n")
+    assert CANCELLED_RUN in done.stderr
     assert orjson.loads(done.stdout) == {"id": run, "requests": 0}
     assert status(redis_url, run)["status"] == "cancelled"
+    assert CANCELLED_RUN in run_producer("status", run, redis_url=redis_url).stdout
+    files = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    run_producer("run", *files, redis_url=redis_url)
+    assert CANCELLED_RUN not in run_producer("status", run, redis_url=redis_url).stdout
     again = run_producer("cancel", run, redis_url=redis_url)
     assert again.stderr == f"{run}: 0 requests cancelled: it has ended already (cancelled)\n"
 

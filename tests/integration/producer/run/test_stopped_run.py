@@ -77,6 +77,21 @@ def test_a_stopped_run_goes_on_with_another_limit(
     assert len(custom_ids(out)) == 598
 
 
+def test_the_reason_of_a_run_that_goes_on_names_what_it_does_not_count(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    lines = (chat_line(f"r{n}", **({"colour": 1} if n in (3, 1200) else {})) for n in range(1500))
+    path, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    command, told = (path, out, "--window", "500", "--stop-after-failures", "1"), []
+    for _ in range(3):
+        with running(redis_url, *command) as process:
+            eventually(lambda: (run_all(store), process.poll())[1] is not None, 60)
+            assert process.stderr is not None
+            told.append(process.stderr.read())
+    assert "before this command are not counted" not in told[0] + told[1]
+    assert "; 1 of 500 before this command are not counted" in told[2]
+
+
 def test_a_run_without_failures_does_not_stop(
     redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def grow(script: Script) -> None:
 
 def keep(script: Script) -> None:
     """Take some bytes, and keep them."""
-    script.kept.append(bytes(64 << 20))
+    script.kept.append(bytes(grammar_process.GROWN - (4 << 20)))
 
 
 def wait(_: Script) -> None:
@@ -46,7 +46,7 @@ def wait(_: Script) -> None:
 
 def once_more(script: Script) -> None:
     """Need bytes that a child that has grown does not have."""
-    script.kept.append(bytes(grammar_process.MEMORY - (16 << 20)))
+    script.kept.append(bytes(grammar_process.MEMORY - (48 << 20)))
 
 
 def end(_: Script) -> None:
