@@ -47,7 +47,8 @@ class LostLeaseReads(Reads):
     def lost_leases(self, batch: tuple[str, str] | None = None) -> dict[str, LostLeases]:
         """Return the leases of dead workers by queue; with `batch` (id, life) only this batch's.
 
-        A worker is dead if its announcement, which it writes every second, is missing or old.
+        A worker is dead if its announcement, which it writes every second, is missing or old. An
+        old one shows nothing while Redis has just come back.
         """
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(keys.WORKERS).time().hget(keys.SWEEP, "hold")
@@ -58,14 +59,17 @@ class LostLeaseReads(Reads):
         except StoreForbidden:
             return {}
         now_s = seconds + microseconds / 1e6
+        silent = {name for name, one in announced.items() if _is_silent(one, now_s)}
+        if silent and self.up_s() < WORKER_SILENT_S:
+            silent = set()
         ends: dict[bytes, dict[bytes, float]] = {}
         for lease, ends_ms in leases:
             worker = lease.rpartition(b"/")[0]
-            if _silent_s(announced.get(worker), now_s) >= WORKER_SILENT_S:
+            if worker in silent or worker not in announced:
                 ends.setdefault(worker, {})[lease] = ends_ms
         by_queue: dict[str, LostLeases] = {}
         # Each living worker sweeps; until `hold` a sweep returns no lease.
-        swept = any(_silent_s(one, now_s) < WORKER_SILENT_S for one in announced.values())
+        swept = len(silent) < len(announced)
         held_s = int(hold_ms or 0) / 1000 - now_s
         names = [worker.decode(errors="replace") for worker in ends]
         records = self._each("hgetall", [keys.worker_key(name) for name in names])
@@ -87,7 +91,7 @@ def _place(key: str) -> Place | None:
     return (int(step), rest[0], rest[1]) if len(rest) == 2 and step.isdecimal() else None
 
 
-def _silent_s(announcement: bytes | None, now_s: float) -> float:
-    """Return the age of an announcement in seconds; infinity without one."""
-    at_ms = (announcement or b"").partition(b"\0")[0]
-    return abs(now_s - int(at_ms) / 1000) if at_ms.isdigit() else float("inf")
+def _is_silent(announcement: bytes, now_s: float) -> bool:
+    """Return whether an announcement is so old that its worker counts as dead."""
+    at_ms = announcement.partition(b"\0")[0]
+    return not at_ms.isdigit() or abs(now_s - int(at_ms) / 1000) >= WORKER_SILENT_S

@@ -50,6 +50,8 @@ class Outage(Retry):
         self._since: float | None = None
         self._report_at = 0.0
         self._reported = False
+        #: When the last reported outage ended (time.monotonic); contract/redis/reads.py reads it.
+        self.back_at: float | None = None
 
     def __deepcopy__(self, _: object) -> Outage:
         """Return itself, because redis-py copies the object for each connection."""
@@ -118,5 +120,6 @@ class Outage(Retry):
     def _note_end(self) -> None:
         with self._lock:
             if self._reported and self._since is not None:
-                self._report(f"Redis is back after {time.monotonic() - self._since:.1f} s")
+                self.back_at = time.monotonic()
+                self._report(f"Redis is back after {self.back_at - self._since:.1f} s")
             self._since, self._reported = None, False

@@ -32,8 +32,12 @@ def queues_of(worker: Mapping[str, Any]) -> list[str]:
 
 
 def is_alive(worker: Mapping[str, Any]) -> bool:
-    """Return whether a worker's announcement is recent, and is not that of its end."""
-    return bool(worker["silent_s"] < WORKER_SILENT_S and worker.get("state") != "stopped")
+    """Return whether a worker's announcement is recent, and is not that of its end.
+
+    While Redis was away, no worker could announce itself: only the time since then counts.
+    """
+    silent_s = min(worker["silent_s"], worker.get("redis_up_s", worker["silent_s"]))
+    return bool(silent_s < WORKER_SILENT_S and worker.get("state") != "stopped")
 
 
 def protocol_of(worker: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -9,9 +10,14 @@ import redis
 
 from contract import naming
 from contract.batch import Batch
-from contract.errors import ProtocolMismatch
+from contract.errors import ProtocolMismatch, StoreForbidden
 from contract.redis import keys
-from contract.redis.announcements import is_alive, queues_of, read_announcements
+from contract.redis.announcements import (
+    WORKER_SILENT_S,
+    is_alive,
+    queues_of,
+    read_announcements,
+)
 from contract.redis.client import Client
 from contract.redis.connect import Reconnects
 from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wrong_types
@@ -170,6 +176,20 @@ class Reads:
         """Return the reply of Redis's INFO: version, role, persistence, memory."""
         return dict(self._client.info())
 
+    def up_s(self) -> float:
+        """Return for how many seconds Redis has run, or has been back for this client.
+
+        An outage without a restart is known only to a client whose retry waits for its end
+        (producer/outage.py). Infinity if nothing is known.
+        """
+        try:
+            up_s = float(self._client.info("server").get("uptime_in_seconds", "inf"))
+        except StoreForbidden:
+            up_s = float("inf")
+        retry = self._raw_client.connection_pool.connection_kwargs.get("retry")
+        back_at = getattr(retry, "back_at", None)
+        return up_s if back_at is None else min(up_s, time.monotonic() - back_at)
+
     # -- queues and workers ---------------------------------------------------------
 
     def queue_lengths(self, queue: str) -> dict[str, int]:
@@ -228,7 +248,7 @@ class Reads:
     def workers(self, queue: str) -> list[dict[str, Any]]:
         """Return the announcements of the living workers of a queue."""
         living = [worker for worker in self.announcements(queue) if is_alive(worker)]
-        read = ("silent_s", "overdue")  # the rest is what the worker wrote
+        read = ("silent_s", "overdue", "redis_up_s")  # the rest is what the worker wrote
         return [{k: v for k, v in worker.items() if k not in read} for worker in living]
 
     def served_queues(self) -> set[str]:
@@ -239,11 +259,14 @@ class Reads:
     def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
         """Return the last announcement of each worker of a queue, or of all queues.
 
-        A worker of several models is returned for the queue of each of them.
+        A worker of several models is returned for the queue of each of them. With a silent one,
+        all have `redis_up_s` if Redis came back less than WORKER_SILENT_S ago.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         found = read_announcements(raw, now_s)
+        if not all(map(is_alive, found)) and (up_s := self.up_s()) < WORKER_SILENT_S:
+            found = [each | {"redis_up_s": up_s} for each in found]
         return [each for each in found if queue is None or queue in queues_of(each)]
 
     def memory_for_batches(self, high_water: float) -> int | None:

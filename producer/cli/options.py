@@ -90,9 +90,10 @@ def _at_most_once(
     """Return the value of an option that may be given once; None if it is not given."""
     if len(given) > 1:
         name = parameter.opts[0]
-        remedy = f": give it once, with all texts, {name} {','.join(given)[:200]}"
-        if name != "--choice":
-            remedy = "; give it once"
+        remedy = "; give it once"
+        if name == "--choice" and not any(one.startswith("[") for one in given):
+            texts = dict.fromkeys(text.strip() for one in given for text in one.split(","))
+            remedy = f": give it once, with all texts, {name} {','.join(texts)[:200]}"
         raise BadOption(f"{name} is given {len(given)} times{remedy}")
     return given[0] if given else None
 

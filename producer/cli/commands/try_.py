@@ -104,7 +104,9 @@ def command(
             spread.watch,
         )  # fmt: skip
     tried = _run(context, submission, spread, file)
-    planned = measured_plan(planned, tried)
+    # The worker that ran the rows may have started after them.
+    workers, outlook = known_workers(context, [queue])
+    planned = measured_plan(planned, tried).on(len(workers), outlook, submission)
     if as_json:
         show.put_json(_json(file, tried, planned))
     else:

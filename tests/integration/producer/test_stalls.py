@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from kit.commands.doctor_findings import announce
+from kit.commands.doctor_findings import announce, up_for_long
 from kit.commands.support import as_json, run_producer, state
 from kit.protocol.lessee import QUEUE, Lessee, client_of, submit_batch
+from redis import exceptions
 
 from contract.redis import keys
+from contract.redis.announcements import WORKER_SILENT_S
 from contract.redis.batches import BatchStore
+from contract.redis.connect import connect
+from contract.redis.reads import Reads
 from contract.redis.tenants import Tenant, Tenants
 from contract.settings import Settings
+from demo.stack import RedisServer
+from producer import outage
 from producer.cli.progress import LeasesLost
+from producer.queue_workers import QueueWorkers
 from producer.stalls import Stall, StallReads
 from producer.time_left import OutlookReads
 
@@ -113,6 +121,7 @@ def test_requests_of_a_dead_worker_wait_until_its_lease_ends(
     announce(store)
     Lessee(client_of(store), "celery@a.12.0a1b2c3d").pop(1)
     assert stalls(store) == {}
+    up_for_long(store)
     announce(store, "celery@dead.7.1", silent_s=20)
     stall = stalls(store)["lease_held"]
     assert (stall.facts["count"], stall.facts["queue"], stall.passing) == (2, QUEUE, True)
@@ -126,6 +135,59 @@ def test_requests_of_a_dead_worker_wait_until_its_lease_ends(
     assert batch is not None
     text = LeasesLost(store).text(batch)
     assert "its 2 requests of queue warmq wait for the end of their leases" in text
+
+
+def test_no_worker_counts_as_dead_while_redis_has_just_come_back(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = BatchStore(own.client(), ttl_ms=60_000)
+    submit_batch(before, 5)
+    Lessee(client_of(before), "celery@a.12.0a1b2c3d").pop(2)
+    announce(before, "celery@a.12.0a1b2c3d", silent_s=22)
+    own.stop()
+    own.start()
+    store = BatchStore(own.client(), ttl_ms=60_000)
+    assert stalls(store) == {}
+    batch = store.batch("b1")
+    assert batch is not None
+    assert LeasesLost(store).text(batch) == ""
+    assert QueueWorkers(store, QUEUE).text().startswith("workers: silent (celery@a (process 12)")
+    assert "redis_up_s" not in store.workers(QUEUE)[0]
+    monkeypatch.setattr(Reads, "up_s", lambda self: WORKER_SILENT_S)
+    assert set(stalls(store)) == {"queue_unserved", "lease_held"}
+    assert "a worker has died" in LeasesLost(store).text(batch)
+    assert QueueWorkers(store, QUEUE).text().startswith("no worker serves queue warmq any more")
+
+
+def test_a_client_that_may_not_call_info_counts_the_whole_silence(own: RedisServer) -> None:
+    client = own.client()
+    client.execute_command("ACL", "SETUSER", "default", "-info")
+    store = BatchStore(client, ttl_ms=60_000)
+    announce(store, silent_s=22)
+    assert store.up_s() == float("inf")
+    assert store.workers(QUEUE) == []
+
+
+def test_an_outage_without_a_restart_counts_too(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "_REPORT_AFTER_S", 0.0)
+    told: list[str] = []
+    waits = outage.Outage(60, told.append)
+    store = BatchStore(connect(redis_url, "test", retry=waits), ttl_ms=60_000)
+    assert waits.back_at is None
+    replies: list[Any] = [exceptions.ConnectionError("gone"), b"there"]
+
+    def call() -> Any:
+        if isinstance(reply := replies.pop(0), Exception):
+            raise reply
+        return reply
+
+    waits.call_with_retry(call, lambda error, count: None, with_failure_count=True)
+    assert told[-1].startswith("Redis is back")
+    assert store.up_s() < 10
+    monkeypatch.setattr(waits, "back_at", time.monotonic() - 0.1)
+    assert store.up_s() < 1
 
 
 def test_leases_that_no_sweep_may_return_yet_wait_for_that_too(store: BatchStore) -> None:

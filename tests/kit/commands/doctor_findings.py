@@ -10,8 +10,10 @@ from kit.protocol.lessee import client_of
 
 from contract.naming import DEFAULT_QUEUE
 from contract.redis import keys
+from contract.redis.announcements import WORKER_SILENT_S
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL, version
+from demo.stack import eventually
 
 Found = dict[str, dict[str, Any]]
 
@@ -49,3 +51,8 @@ def announce(store: BatchStore, name: str = "celery@a.12.0a1b2c3d", **more: Any)
     seconds, _ = client_of(store).time()
     record = b"%d\0" % ((seconds - said.pop("silent_s", -14)) * 1000)
     client_of(store).hset(keys.WORKERS, name, record + orjson.dumps(said))
+
+
+def up_for_long(store: BatchStore) -> None:
+    """Wait until Redis has run for so long that a silent worker counts as dead."""
+    eventually(lambda: store.up_s() >= WORKER_SILENT_S, 30, "Redis has run for long")

@@ -59,7 +59,7 @@ def test_an_answer_is_one_of_some_texts_or_follows_a_schema(
         (b"PK\x03\x04", ("--map", "prompt=x"), "spreadsheet"),
         (b'{"prompt": "x"}', ("--choice", ""), "--choice: "),
         (b'{"prompt": "x"}', ("--set", "guided_choice=a,b c"), "or --choice 'a,b c'"),
-        (b'{"prompt": "x"}', ("--choice", "a", "--choice", "b"), "give it once, with all texts"),
+        (b'{"prompt": "x"}', ("--choice", "a,b", "--choice", "a"), "all texts, --choice a,b\n"),
         (b'{"prompt": "x"}', ("--schema", "a", "--schema", "b"), "--schema is given 2 times"),
         (b'{"prompt": "x"}', ("--delimiter", ";"), "--delimiter: only CSV"),
     ],

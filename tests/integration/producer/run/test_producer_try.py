@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
+from kit.commands.doctor_findings import announce
 from kit.commands.support import (
     chat_line,
     finish,
@@ -243,3 +244,15 @@ def test_without_a_worker_it_says_at_once_what_it_waits_for_and_what_to_do(
         process.communicate(timeout=30)
     assert "no worker serves the queue warmq; requests waiting: 2" in told
     assert "start a worker for it (`warmq-worker`" in told
+
+
+def test_a_worker_that_starts_after_the_command_is_known_at_its_end(
+    redis_url: str, store: BatchStore, lines: Path
+) -> None:
+    with trying(redis_url, lines, "--rows", "2") as process:
+        eventually(lambda: queued(store), 30)
+        announce(store)
+        run_all(store)
+        out, _ = process.communicate(timeout=30)
+    assert b"no worker of queue" not in out
+    assert b"not known: 1 worker, but none has recorded work" in out

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from kit.commands.doctor_findings import up_for_long
 from kit.commands.runs import custom_ids
 from kit.commands.submitting import assert_queued_once
 from kit.commands.support import (
@@ -26,6 +27,7 @@ from kit.commands.support import (
 from kit.protocol.lessee import client_of, submit_batch
 
 from contract.redis import keys
+from contract.redis.announcements import WORKER_SILENT_S
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer import queue_workers
@@ -180,6 +182,8 @@ def test_a_piped_watch_says_at_once_how_far_the_batch_is(redis_url: str, store: 
 
 def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0, **more: str) -> None:
     """Leave what a worker said of itself so many seconds ago."""
+    if silent_s >= WORKER_SILENT_S:
+        up_for_long(store)
     seconds, _ = client_of(store).time()
     record = b"%d\0" % ((seconds - silent_s) * 1000)
     told = {"state": state, "queue": "warmq"} | more
