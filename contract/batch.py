@@ -166,6 +166,15 @@ class Batch:
         return self.is_run and (self.stopped or not read_all)
 
     @property
+    def waits_for_run(self) -> bool:
+        """Whether this is an unfinished run whose queued requests have all ended.
+
+        Its `producer run` queues more lines or writes the results, unless it has ended.
+        """
+        queued = self.number("total")
+        return self.is_run and not self.finished and 0 < queued == self.terminal
+
+    @property
     def parts(self) -> tuple[Batch, ...]:
         """The batches that have the requests: the windows of a run, otherwise this batch."""
         return self.windows if self.is_run else (self,)
