@@ -206,6 +206,7 @@ def batch(view: View) -> Response:
         sample=sample(services, parts),
         failed=failed,
         of_run=of_run,
+        complete=isinstance(batch_view.source, QueueBatch) and batch_view.source.complete,
         retry=retry_of(services, batch_view, row, failed),
         retry_cut=isinstance(batch_view.source, QueueBatch) and not of_run,
         stalls=stalls_of(view, [] if row["ended"] else [row]),

@@ -44,6 +44,7 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
         # More lines follow
         for path in ("", f"/{batch['id']}"):
             assert 'data-b="total">1,000+<' in page(path)
+            assert "+: the run may read more lines" in page(path)
         assert "/download/" not in shown
         cancelled = httpx.post(f"{gateway.url}/v1/batches/{batch['id']}/cancel")
         assert cancelled.status_code == 200, cancelled.text
@@ -54,6 +55,9 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
     assert (ended["output_file_id"], ended["error_file_id"]) == (None, None)
     shown = page(f"/{batch['id']}")
     assert "/retry" not in shown and "/download/" not in shown
+    # The run is complete: only --retry runs the cancelled lines
+    assert "The same <code>producer run</code> with --retry cancelled runs them." in shown
+    assert "was interrupted" not in shown
 
 
 def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
@@ -78,7 +82,7 @@ def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
     assert error["message"] in shown
     assert "status-in_progress" not in shown and "/cancel" not in shown
     # The same command goes on with what was cancelled; it was never queued to its end
-    assert "The same <code>producer run</code> runs it when it goes on." in shown
+    assert "The same <code>producer run</code> runs them when it goes on." in shown
     assert "validated" not in shown
     assert "No batch runs." in httpx.get(f"{gateway.url}/ui").text
 
