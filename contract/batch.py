@@ -167,10 +167,7 @@ class Batch:
 
     @property
     def waits_for_run(self) -> bool:
-        """Whether this is an unfinished run whose queued requests have all ended.
-
-        Its `producer run` queues more lines or writes the results, unless it has ended.
-        """
+        """Whether this is an unfinished run whose queued requests have all ended."""
         queued = self.number("total")
         return self.is_run and not self.finished and 0 < queued == self.terminal
 

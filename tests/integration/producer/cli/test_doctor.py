@@ -18,7 +18,6 @@ from kit.protocol.lessee import Lessee, celery_message, client_of, submit_batch
 from contract.naming import DEFAULT_QUEUE
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.runs import Runs
 from contract.version import version
 from demo.stack import RedisServer, eventually, free_port, redis_binary
 from producer.cli.commands import doctor as doctor_command
@@ -393,14 +392,3 @@ def test_open_batches_suspects_and_dead_letters_are_counted(
     assert found["dead_letters"]["text"] == "1 dead letter"
     assert found["suspects"]["text"].startswith("queue warmq has 1 request suspected of")
     assert found["open_batch"]["text"].startswith("unfinished batches: 2; the oldest is first")
-
-
-def test_an_open_run_that_has_queued_nothing_more_waits_for_its_command(
-    own: RedisServer, own_store: BatchStore
-) -> None:
-    announce(own_store)
-    counts = {"windows": 1, "total": 5, "completed": 5, "unread": 70}
-    Runs.using(own_store).begin("run_1", "", {"queue": DEFAULT_QUEUE, **counts})
-    text = doctor(own.url, 0)["open_batch"]["text"]
-    assert "5/5+ done" in text
-    assert text.endswith("the same command goes on.")
