@@ -166,6 +166,18 @@ class Batch:
         return self.is_run and (self.stopped or not read_all)
 
     @property
+    def waits_for_run(self) -> bool:
+        """Whether this is an unfinished run whose queued requests have all ended."""
+        queued = self.number("total")
+        return self.is_run and not self.finished and 0 < queued == self.terminal
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is a run that has written all its results, also those of cancelled lines."""
+        read_all = self.finished and self.fields.get("unread") == "0"
+        return self.is_run and read_all and not (self.stopped or self.windows)
+
+    @property
     def parts(self) -> tuple[Batch, ...]:
         """The batches that have the requests: the windows of a run, otherwise this batch."""
         return self.windows if self.is_run else (self,)

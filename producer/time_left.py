@@ -27,7 +27,12 @@ _DEFAULT_STEP = 6
 
 
 def left_of(batch: Batch) -> int:
-    """Return the number of requests that have not ended, with those that a run queues later."""
+    """Return the number of requests that have not ended, with those that a run queues later.
+
+    It is 0 if the run has queued nothing more: its `producer run` may have ended.
+    """
+    if batch.waits_for_run:
+        return 0
     unread = batch.number("unread") if batch.is_run and not batch.stopped else 0
     return batch.number("total") - batch.terminal + unread
 

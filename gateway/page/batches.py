@@ -78,6 +78,8 @@ def row_of(batch_view: BatchView, now: float) -> dict[str, Any] | None:
         "input_file_id": batch.input_file_id,
         "total": counts.total,
         "grows": isinstance(batch_view.source, QueueBatch) and batch_view.source.may_grow,
+        "waits_for_run": isinstance(batch_view.source, QueueBatch)
+        and batch_view.source.waits_for_run,
         "completed": counts.completed,
         "failed": failed,
         "cancelled": cancelled,
@@ -204,6 +206,7 @@ def batch(view: View) -> Response:
         sample=sample(services, parts),
         failed=failed,
         of_run=of_run,
+        complete=isinstance(batch_view.source, QueueBatch) and batch_view.source.complete,
         retry=retry_of(services, batch_view, row, failed),
         retry_cut=isinstance(batch_view.source, QueueBatch) and not of_run,
         stalls=stalls_of(view, [] if row["ended"] else [row]),

@@ -64,6 +64,8 @@ def _entry(code: str, source: Stored | QueueBatch) -> str:
     if not isinstance(source, QueueBatch):
         return "expired_over_http" if code == "expired" else code
     if source.is_run and code == "cancelled":
+        if source.complete:
+            return "cancelled_in_complete_run"
         return "stopped_in_run" if source.stopped else "cancelled_in_run"
     return code
 

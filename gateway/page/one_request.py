@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from contract import naming
 from contract.batch import Batch
+from contract.failures import LINE_ERRORS
 from contract.index import IndexEntry, entry_request_id, leader_of
 from contract.redis.objects import Stored
 from contract.results import outcome_of
@@ -87,7 +88,8 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         prompt = _in_file(view, batch_view.source, state["line"], guard)
     return view.page(
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
-        prompt=prompt or state["prompt"], whole=bool(prompt), file=_name_of(view, batch_view),
+        prompt=prompt or state["prompt"], whole=bool(prompt),
+        refused=state["error"].get("code") in LINE_ERRORS, file=_name_of(view, batch_view),
     )  # fmt: skip
 
 

@@ -46,8 +46,9 @@ REMEDIES = {
     "expired_over_http": "Retry it: the new batch has the same completion window. For a longer "
     "one, submit the lines again.",
     "cancelled_in_run": "When the run is complete, the same `producer run` with --retry cancelled "
-    "runs it.",
-    "stopped_in_run": "The same `producer run` runs it when it goes on.",
+    "runs them.",
+    "cancelled_in_complete_run": "The same `producer run` with --retry cancelled runs them.",
+    "stopped_in_run": "The same `producer run` runs them when it goes on.",
     "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
     "internal_error": "Please report it.",
 }

@@ -26,6 +26,11 @@ CLAUSES = {
     "waits": ("1 batch waits: {model} has no worker that is ready.",
               "{n} batches wait: {model} has no worker that is ready."),
     "waits_first": ("1 batch waits for a worker.", "{n} batches wait for a worker."),
+    "waits_for_run": (
+        "1 run has done what it has queued. If its command has ended, the same command goes on.",
+        "{n} runs have done what they have queued. If their commands have ended, the same commands "
+        "go on.",
+    ),
     "failed": ("1 line failed in the last 24 hours: {codes}.",
                "{n} lines failed in the last 24 hours: {codes}."),
 }  # fmt: skip
@@ -72,11 +77,13 @@ def summary(rows: Sequence[Row], stalls: Sequence[Stall], now: float) -> list[Cl
     }
     stopped = {one.facts["batch"] for one in stalls if one.code == "submit_stopped"}
     unserved = any(one.code == "no_worker" for one in stalls)
-    waits, left, first = Counter[str](), [], 0
+    waits, left, first, done = Counter[str](), [], 0, 0
     for row in rows:
         if row["ended"]:
             continue
-        if unserved and not row["queues"]:
+        if row["waits_for_run"]:
+            done += 1
+        elif unserved and not row["queues"]:
             first += 1
         elif row["queues"] and all(queue in models for queue in row["queues"]):
             waits[models[row["queues"][0]]] += 1
@@ -85,6 +92,7 @@ def summary(rows: Sequence[Row], stalls: Sequence[Stall], now: float) -> list[Cl
     clauses = [_runs(left, now)] if left or not (waits or first) else []
     clauses += [_clause("waits_first", first)] if first else []
     clauses += [_clause("waits", count, model=model) for model, count in waits.most_common()]
+    clauses += [_clause("waits_for_run", done)] if done else []
     return clauses + _failed(rows, now)
 
 

@@ -53,9 +53,7 @@ CANCELLED_RUN = (
 
 def waits_for_run(batch: Batch) -> str:
     """Return a text if all requests that a run has queued have ended; '' otherwise."""
-    total = batch.number("total")
-    waits = batch.is_run and not batch.finished and total and batch.terminal == total
-    return f"What it has queued is done. {RUN_GOES_ON}" if waits else ""
+    return f"What it has queued is done. {RUN_GOES_ON}" if batch.waits_for_run else ""
 
 
 class Meter:
@@ -196,7 +194,9 @@ class _TimeLeft:
         now = time.monotonic()
         if now - self._read_at >= PLAIN_EVERY_S:
             self._read_at, self._outlook = now, self._reads.batch_outlook(batch)
-        return self._outlook and self._outlook.seconds_left(batch, recent)
+        if batch.waits_for_run or self._outlook is None:
+            return None
+        return self._outlook.seconds_left(batch, recent)
 
 
 def describe(

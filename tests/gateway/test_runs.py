@@ -44,6 +44,7 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
         # More lines follow
         for path in ("", f"/{batch['id']}"):
             assert 'data-b="total">1,000+<' in page(path)
+            assert "+: the run may read more lines" in page(path)
         assert "/download/" not in shown
         cancelled = httpx.post(f"{gateway.url}/v1/batches/{batch['id']}/cancel")
         assert cancelled.status_code == 200, cancelled.text
@@ -54,6 +55,9 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
     assert (ended["output_file_id"], ended["error_file_id"]) == (None, None)
     shown = page(f"/{batch['id']}")
     assert "/retry" not in shown and "/download/" not in shown
+    # The run is complete: only --retry runs the cancelled lines
+    assert "The same <code>producer run</code> with --retry cancelled runs them." in shown
+    assert "was interrupted" not in shown
 
 
 def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
@@ -78,7 +82,7 @@ def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(
     assert error["message"] in shown
     assert "status-in_progress" not in shown and "/cancel" not in shown
     # The same command goes on with what was cancelled; it was never queued to its end
-    assert "The same <code>producer run</code> runs it when it goes on." in shown
+    assert "The same <code>producer run</code> runs them when it goes on." in shown
     assert "validated" not in shown
     assert "No batch runs." in httpx.get(f"{gateway.url}/ui").text
 
@@ -133,6 +137,58 @@ def test_a_run_that_has_only_wrong_lines_so_far_advises_no_retry(
         assert "/request" in page
         finish(lessee, leases)
         eventually(lambda: process.poll() is not None, 30)
+
+
+def test_the_page_of_a_request_has_the_prompt_once_a_worker_has_the_request(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    lines = [chat_line("a"), chat_line("b"), chat_line("wrong", colour=1)]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+    lessee = Lessee(client_of(store))
+    with running(redis_server.url, source, tmp_path / "out.jsonl") as process:
+
+        def run() -> Any:
+            found = [one for one in store.batches() if one.fields["input"] == str(source)]
+            return found[0] if found and found[0].number("total") == 3 else None
+
+        url = f"{gateway.url}/ui/batches/{eventually(run, 30).id}"
+
+        def page(custom_id: str) -> str:
+            return httpx.get(f"{url}/request?id={custom_id}").text
+
+        assert "once a worker has the request" in page("a")
+        assert "Redis does not keep" not in page("a")
+        # A row without a request has no prompt
+        assert "status-failed" in page("wrong")
+        assert "Redis does not keep" not in page("wrong")
+        finish(lessee, lessee.pop(9))
+        eventually(lambda: process.poll() is not None, 30)
+
+
+def test_a_run_that_was_killed_waits_for_its_command(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    source = batch_file(tmp_path / "in.jsonl", 1700)
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+    lessee = Lessee(client_of(store))
+
+    def run() -> Any:
+        found = [one for one in store.batches() if one.fields["input"] == str(source)]
+        return found[0] if found and found[0].number("total") == 1000 else None
+
+    with running(redis_server.url, source, tmp_path / "o.jsonl", "--window", "500") as process:
+        name = eventually(run, 30).id
+        process.kill()
+        process.wait(30)
+    while leases := lessee.pop(1000):
+        finish(lessee, leases)
+    page = httpx.get(f"{gateway.url}/ui/batches/{name}").text
+    assert "What it has queued is done." in page
+    assert "was interrupted" not in page
+    overview = httpx.get(f"{gateway.url}/ui", follow_redirects=True).text
+    assert "1 run has done what it has queued." in overview
+    store.delete(name, force=True)
 
 
 def test_the_total_of_a_run_whose_file_is_read_has_no_mark(

@@ -102,7 +102,7 @@ class _Fleet:
             *_server_tables(workers),
             *_model_tables(workers, waiting),
             self._batches_table(batches[:BATCHES], workers),
-            self._rates_note(),
+            self._rates_note(batches[:BATCHES]),
         )
 
     def _rates(self, workers: list[dict[str, Any]], last_minute: Minute) -> dict[str, float]:
@@ -162,13 +162,14 @@ class _Fleet:
         found = {name: window.add(done[name])[0] for name, window in self._windows.items()}
         return {name: recent for name, recent in found.items() if self._windows[name].span}
 
-    def _rates_note(self) -> Text:
-        """Return a line about the seconds of which the batches' rates are means."""
+    def _rates_note(self, batches: list[Batch]) -> Text:
+        """Return a line about the batches' rates and the mark +."""
         spans = [window.span for window in self._windows.values()]
         last_s = min(WINDOW_S, max(1.0, max(spans, default=WINDOW_S)))
         return Text(
             f"requests/s of a batch: while it runs, of the last {last_s:.0f} s; then of all its "
             "time; none after a retry"
+            + ("\n+: the run may read more lines" if any(b.may_grow for b in batches) else "")
         )
 
 

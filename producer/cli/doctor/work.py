@@ -29,7 +29,7 @@ from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from contract.version import PROTOCOL, version
 from producer.cli.doctor.finding import Area, Finding, listed, of_stall, ok, problem, remark
-from producer.cli.progress import counted
+from producer.cli.progress import counted, waits_for_run
 from producer.model_states import swap_text
 from producer.over_http import with_http_batches
 from producer.queue_workers import clock_text, served_names, server_text
@@ -241,11 +241,13 @@ def _open_batches(batches: Sequence[Batch], now_s: float) -> Finding:
         return ok("queue", "no_open_batch", text, batches=len(batches))
     oldest = unfinished[-1]
     done, total = oldest.done, oldest.number("total")
+    more = "+" if oldest.may_grow else ""
+    waits = f". {text}" if (text := waits_for_run(oldest)) else ""
     age_s = max(0.0, round(now_s - int(oldest.created) / 1000))
     return ok(
         "queue", "open_batch",
         f"unfinished batches: {len(unfinished)}; the oldest is {oldest.id}: {oldest.status}, "
-        f"{done}/{total} done, submitted {clock_text(age_s)} ago",
+        f"{done}/{total}{more} done, submitted {clock_text(age_s)} ago{waits}",
         unfinished=len(unfinished), id=oldest.id, status=oldest.status, done=done, total=total,
         age_s=age_s,
     )  # fmt: skip

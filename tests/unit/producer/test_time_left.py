@@ -84,6 +84,14 @@ def test_after_a_retry_the_queue_s_last_minutes_count() -> None:
     assert (work.left, work.done, work.tokens) == (4998, 0, 0)
 
 
+def test_a_run_whose_queued_requests_have_ended_has_no_time_left() -> None:
+    fields = {"total": "50", "completed": "50", "windows": "1", "unread": "900", "tokens": "9"}
+    work = Work.of(Batch("run_1", fields))
+    assert work.left == 0
+    assert Outlook(Pace(10.0, 4, 40.0)).seconds_left(work, Recent(300, 2.0)) is None
+    assert Work.of(Batch("run_1", fields | {"completed": "49"})).left == 901
+
+
 def test_a_batch_in_several_queues_has_its_time_left_in_each() -> None:
     fields = {"list": turn_list("warmq", 3, "t", "b1"), "tenant": "t", "total": "90"}
     batch = Batch("b1", fields | {"queue": "warmq", "queues": "warmq.a\nwarmq.b"})

@@ -40,4 +40,7 @@ def test_expired_lines_over_http_are_retried_with_the_same_completion_window() -
 def test_the_command_runs_the_cancelled_lines_of_a_run() -> None:
     stopped = {"stopped": "sealed", "cancelling": "1", "reason": "stopped: 1 of 2"}
     assert "goes on" in remedies(Batch("run_1", RUN | stopped))["cancelled"]
-    assert "--retry cancelled" in remedies(Batch("run_1", RUN | {"cancelling": "1"}))["cancelled"]
+    cancelled = RUN | {"cancelling": "1", "finished_at": "9"}
+    assert remedies(Batch("run_1", cancelled))["cancelled"].startswith("When the run is complete")
+    complete = remedies(Batch("run_1", cancelled | {"unread": "0"}))["cancelled"]
+    assert complete.startswith("The same") and "--retry cancelled" in complete

@@ -7,12 +7,15 @@ import pytest
 
 from contract.batch import Batch
 from contract.redis.objects import Stored
+from contract.redis.pace import Pace
 from gateway.batches.api.record import BatchRecord, RequestCounts, encode
 from gateway.page.batches import row_of
+from gateway.page.estimates import QueueState, estimates
 from gateway.page.summary import summary
 from gateway.redis.batch_views import BatchView
 from producer.over_http import _with_times
 from producer.stalls import no_worker_stall
+from producer.time_left import Outlook
 
 FIELDS = {
     "created_at": "1000", "finished_at": "11000", "sealed": "1", "queue": "warmq",
@@ -91,5 +94,27 @@ def test_the_row_of_a_run_that_may_read_more_lines_is_marked() -> None:
 
 def test_a_batch_that_waits_for_its_first_worker_does_not_run():
     row = {"ended": False, "queues": [], "id": "b1", "failures": [], "ended_at": None}
-    (part,) = summary([row | {"left_s": None, "done": 0, "total": 0}], [no_worker_stall(1)], 0.0)
+    row |= {"left_s": None, "done": 0, "total": 0, "waits_for_run": False}
+    (part,) = summary([row], [no_worker_stall(1)], 0.0)
     assert part.text == "1 batch waits for a worker."
+
+
+def test_a_run_whose_queued_requests_have_ended_does_not_run() -> None:
+    fields = {name: FIELDS[name] for name in FIELDS if name not in ("finished_at", "cancelling")}
+    fields |= {"prompt_tokens": "90"}
+    rows = []
+    for completed in ("2", "3"):
+        run = Batch("run_1", fields | {"windows": "1", "unread": "70", "completed": completed})
+        row = row_of(BatchView("run_1", run, []), 20.0)
+        assert row is not None
+        row |= estimates(row, {"warmq": QueueState([], Outlook(Pace(1.0, 1, 9.0)))})
+        rows.append(row)
+    running, waiting = rows
+    assert (running["waits_for_run"], waiting["waits_for_run"]) == (False, True)
+    assert running["left_s"] and waiting["left_s"] is None
+    texts = [one.text.format(**one.fields) for one in summary([waiting], [], 0.0)[:2]]
+    assert texts[0] == "No batch runs."
+    assert texts[1].startswith("1 run has done what it has queued.")
+    texts = [one.text for one in summary([running, waiting, waiting], [], 0.0)[:2]]
+    assert texts[0] == "1 batch runs, done about {at}."
+    assert texts[1].startswith("{n} runs have done")
