@@ -46,9 +46,9 @@ def no_request_text(run: Batch, custom_id: str) -> str:
             "its lines are in OUT or ERR"
         )
     return (
-        f"no request {custom_id!r} is queued now: run {run.id} has not queued it yet, or has "
-        "written its result (to OUT or ERR; until the end to OUT.lines, if OUT is a table or in a "
-        "bucket)"
+        f"no request {custom_id!r} is queued now: run {run.id} has no such line, has not queued it "
+        "yet, or has written its result (to OUT or ERR; until the end to OUT.lines, if OUT is a "
+        "table or in a bucket)"
     )
 
 

@@ -117,7 +117,8 @@ def print_batch(
         "requests": (_counts(state) or "none yet") + _unread_text(batch),
         "failures": failures_text(batch) + _after_stop(batch) or None,
         "cut": _cut_text(batch) or None,
-        "stops at": state["stop_after_failures"] and f"{state['stop_after_failures']} failures",
+        "stops at": (limit := state["stop_after_failures"])
+        and f"{limit} {'failure' if limit == '1' else 'failures'}",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion"
         f"{retries}",
         "left": None if left_s is None else f"about {left_text(left_s)}",

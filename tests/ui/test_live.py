@@ -121,6 +121,24 @@ def test_the_text_of_a_request_appears_while_it_is_written(chrome: Browser, stac
         assert view.said == []
 
 
+def test_what_runs_and_what_ended_last_are_read_again(chrome: Browser, stack: Stack) -> None:
+    batch_id = send(stack, lines(["simulate:sleep=6", "simulate:sleep=40"]))
+    with watched(chrome) as view:
+        page = view.page
+
+        def both_run() -> bool:
+            page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+            return page.locator(".chips a").count() == 2
+
+        eventually(both_run, 30, "the page names both requests", every_s=0.2)
+        page.evaluate("window.loadedOnce = true")
+        assert page.locator("table.requests").count() == 0
+        expect(page.locator("table.requests")).to_contain_text("request-0", timeout=30_000)
+        expect(page.locator(".chips a")).to_have_text(["request-1"])
+        assert page.evaluate("window.loadedOnce")
+        assert view.said == []
+
+
 def test_dead_letters_are_queued_again_and_deleted(chrome: Browser, stack: Stack) -> None:
     client = stack.store._client
     for _ in range(3):  # no Celery message: nobody can read it

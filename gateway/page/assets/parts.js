@@ -14,7 +14,7 @@ export function localTimes(root) {
 }
 
 /** Milliseconds between two readings after an event, and without one. */
-const AFTER_MS = 10_000, IDLE_MS = 60_000;
+const AFTER_MS = 5_000, IDLE_MS = 60_000;
 let readAt = Date.now();
 let changed = false;
 

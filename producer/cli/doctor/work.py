@@ -106,7 +106,8 @@ def _worker(worker: Worker) -> Iterator[Finding]:
         text += f" ({state}, queue {queue})"
         yield remark("workers", "worker_silent", text, remedy, **facts)
         return
-    limit = f" of {facts['limit']}" if facts["limit"] is not None else ""
+    # A worker that has just become ready announces no limit yet.
+    limit = f" of {facts['limit']}" if facts["limit"] else ""
     text = f"{name}: {state}{why}, {facts['in_flight']}{limit} in flight, queue {queue}"
     text += f", model {facts['model']}" if facts["model"] else ""
     text += f", warmq {facts['version']}" if facts["version"] else ""
@@ -178,7 +179,11 @@ def _queues(
             "queue": queue, "waiting": waiting, "in_flight": in_flight, "workers": len(workers),
         }  # fmt: skip
         if workers:
-            text = f"{queue}: {waiting} waiting, {in_flight} in flight, workers: {len(workers)}"
+            unseen = sum(bool(worker.get("overdue")) for worker in workers)
+            text = f"{queue}: {waiting} waiting, {in_flight} in flight"
+            text += " when last seen" if unseen else ""
+            text += f", workers: {len(workers) - unseen}"
+            text += f", {unseen} not seen lately" if unseen else ""
             if any(map(models_of, workers)):
                 facts["loaded"] = sum(has_loaded(worker, queue) for worker in workers)
                 text += f" (its model is loaded in {facts['loaded']})"

@@ -13,9 +13,11 @@ from demo.stack import RedisServer
 
 def test_doctor_has_the_age_of_its_announcement(own: RedisServer, own_store: BatchStore) -> None:
     announce(own_store, "celery@a.1.0", silent_s=4)
-    announce(own_store, "celery@b.2.0")
+    announce(own_store, "celery@b.2.0", limit=0)  # it has just become ready
     found = doctor(own.url, 0)
-    assert "celery@b.2.0: ready" in found["worker"]["text"]
+    assert "celery@b.2.0: ready, 3 in flight" in found["worker"]["text"]
+    queue = "warmq: 0 waiting, 6 in flight when last seen, workers: 1, 1 not seen lately"
+    assert found["queue"]["text"] == queue
     text = found["worker_silent"]["text"]
     assert re.match(r"celery@a.1.0 last announced itself 0:00:[01]\d ago \(ready", text)
 
