@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +63,7 @@ def estimates(
     `recent` is the batch's own rate, which counts if it is known well enough.
     """
     left_s = None if row["ended"] else _left_s(row["works"], queues, recent)
-    return {"cached_share": _cached_share(row, queues), "left_s": left_s}
+    return {"cached_share": _cached_share(row), "left_s": left_s}
 
 
 def _left_s(works: Works, queues: Mapping[str, QueueState], recent: Recent | None) -> float | None:
@@ -84,18 +83,10 @@ def _left_s(works: Works, queues: Mapping[str, QueueState], recent: Recent | Non
     return longest
 
 
-def _cached_share(row: Mapping[str, Any], queues: Mapping[str, QueueState]) -> float | None:
+def _cached_share(row: Mapping[str, Any]) -> float | None:
     """Return the share of prompt tokens that came from the prefix cache; None if unknown.
 
     Answers have this number only if vLLM runs with `--enable-prompt-tokens-details`, and its sum is
-    known once the batch has ended. Otherwise this is the share of the batch's queues while it ran.
+    known once the batch has ended.
     """
-    if row["cached"] and row["tokens_in"]:
-        return float(row["cached"] / row["tokens_in"])
-    first, last = row["created_at"] // 60, (row["ended_at"] or time.time()) // 60
-    minutes = (m for q in row["queues"] if q in queues for m in queues[q].minutes)
-    while_running = [minute for minute in minutes if first <= minute.minute <= last]
-    prompt_tokens = sum(minute.prompt_tokens for minute in while_running)
-    if not prompt_tokens:
-        return None
-    return min(1.0, sum(minute.cached_tokens for minute in while_running) / prompt_tokens)
+    return row["cached"] / row["tokens_in"] if row["cached"] and row["tokens_in"] else None

@@ -30,7 +30,7 @@ from fuzz import corpus  # noqa: E402
 
 TARGETS = ("lines", "messages", "bodies", "files")
 #: libFuzzer calls an input that takes longer, in seconds, or more memory, in MB, a finding.
-SLOW_S, MEMORY_MB = 10, 1024
+SLOW_S, MEMORY_MB = 30, 1024
 #: The short form starts alike each time: a change is judged, not luck. 0 lets libFuzzer choose.
 SEED = 20261123
 #: One process fuzzes so long, in seconds of the clock; the next goes on with what it kept.
@@ -63,6 +63,7 @@ def fuzz(target: str, seconds: float, full: bool) -> dict[str, object]:
             done = subprocess.run(
                 [
                     sys.executable, str(HERE / "fuzz_one.py"), target, f"-timeout={SLOW_S}",
+                    f"-report_slow_units={SLOW_S}",
                     f"-rss_limit_mb={MEMORY_MB}", f"-max_total_time={turn_s}", "-max_len=20000",
                     f"-seed={0 if full else SEED}",
                     f"-dict={work}/words", "-print_final_stats=1",

@@ -139,6 +139,19 @@ def test_what_runs_and_what_ended_last_are_read_again(chrome: Browser, stack: St
         assert view.said == []
 
 
+def test_the_open_overview_shows_a_batch_that_begins(chrome: Browser, stack: Stack) -> None:
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui")
+        page.evaluate("window.loadedOnce = true")
+        batch_id = send(stack, lines([f"simulate:sleep={20 + n % 2}" for n in range(40)]))
+        row = page.locator(f'[data-part=batches] tr[data-batch="{batch_id}"]')
+        expect(row).to_be_visible(timeout=30_000)
+        expect(page.locator("[data-part=summary]")).to_contain_text("batch runs")
+        assert page.evaluate("window.loadedOnce")
+        assert view.said == []
+
+
 def test_dead_letters_are_queued_again_and_deleted(chrome: Browser, stack: Stack) -> None:
     client = stack.store._client
     for _ in range(3):  # no Celery message: nobody can read it

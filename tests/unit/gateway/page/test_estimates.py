@@ -59,13 +59,14 @@ def test_nothing_left_is_no_time(total: int) -> None:
     assert found["left_s"] is None
 
 
-def test_a_share_is_that_of_the_queues_while_the_batch_ran() -> None:
+@pytest.mark.parametrize(("cached", "share"), [(0, None), (15, 0.15)])
+def test_a_share_counts_only_the_tokens_of_the_batch(cached: int, share: float | None) -> None:
     minutes = [Minute(n, 1, 0, 100, 5, n * 10, 1, 1) for n in range(4)]
+    ended = row({}, ended=True, created_at=60, ended_at=150, queues=["warmq"])
     found = estimates(
-        row({}, ended=True, created_at=60, ended_at=150, queues=["warmq"]),
-        {"warmq": QueueState(minutes, None)},
+        ended | {"cached": cached, "tokens_in": 100}, {"warmq": QueueState(minutes, None)}
     )
-    assert found == {"cached_share": pytest.approx(0.15), "left_s": None}
+    assert found == {"cached_share": share, "left_s": None}
 
 
 def test_the_rate_of_a_batch_counts_if_it_has_one_queue() -> None:
