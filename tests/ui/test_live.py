@@ -122,7 +122,7 @@ def test_the_text_of_a_request_appears_while_it_is_written(chrome: Browser, stac
 
 
 def test_what_runs_and_what_ended_last_are_read_again(chrome: Browser, stack: Stack) -> None:
-    batch_id = send(stack, lines(["simulate:sleep=6", "simulate:sleep=40"]))
+    batch_id = send(stack, lines(["simulate:sleep=4", "simulate:sleep=16"]))
     with watched(chrome) as view:
         page = view.page
 
@@ -144,10 +144,10 @@ def test_the_open_overview_shows_a_batch_that_begins(chrome: Browser, stack: Sta
         page = view.page
         page.goto(f"{stack.gateway.url}/ui")
         page.evaluate("window.loadedOnce = true")
-        batch_id = send(stack, lines([f"simulate:sleep={20 + n % 2}" for n in range(40)]))
+        batch_id = send(stack, lines(["simulate:sleep=12"]))
         row = page.locator(f'[data-part=batches] tr[data-batch="{batch_id}"]')
         expect(row).to_be_visible(timeout=30_000)
-        expect(page.locator("[data-part=summary]")).to_contain_text("batch runs")
+        expect(page.locator("[data-part=summary]")).to_contain_text("run")
         assert page.evaluate("window.loadedOnce")
         assert view.said == []
 
@@ -220,9 +220,7 @@ def test_the_stream_says_when_redis_is_away_and_when_it_is_back(
         expect(view.page.locator("#pulse")).to_have_class("pulse on", timeout=30_000)
 
 
-def test_a_batch_shows_what_was_planned_of_its_time_and_its_share_of_cached_prompts(
-    chrome: Browser, stack: Stack
-) -> None:
+def test_a_batch_shows_what_was_planned_of_its_time(chrome: Browser, stack: Stack) -> None:
     # By the minutes in which requests have ended a plan has a time.
     ended(stack, send(stack, lines(["simulate:sleep=0.2"] * 60)))
 
@@ -232,18 +230,11 @@ def test_a_batch_shows_what_was_planned_of_its_time_and_its_share_of_cached_prom
     eventually(is_measured, 60, "the worker has measured")
     batch_id = send(stack, lines(["simulate:sleep=0.2"] * 40))
     ended(stack, batch_id)
-    client = stack.store._client
-    minute = stack.store.now_ms() // 60_000
-    for one in range(minute - 10, minute + 2):
-        client.hset(f"warmq:ring:{QUEUE}", one % 1440, f"{one} 1 0 1000 5 250 1 2")
     with watched(chrome) as view:
         view.page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
-        told = view.page.locator("main").inner_text()
-        assert "25.0 %" in told
-        assert "planned" in told
+        assert "planned" in view.page.locator("main").inner_text()
         view.page.goto(f"{stack.gateway.url}/ui/batches")
         row = view.page.locator(f'[data-batch="{batch_id}"]')
-        assert "25.0 %" in row.inner_text()
         assert "planned" in row.inner_text()
         assert view.said == []
 
