@@ -101,8 +101,10 @@ class RunBatch:
 
     name, warm = "vllm run-batch", False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, overlay: Path | None = None) -> None:
+        """Prepare; `overlay` is a folder with another release of vLLM, which comes first."""
         self._folder = folder
+        self._env = {"PYTHONPATH": str(overlay)} if overlay else {}
 
     def start(self) -> None:
         """Nothing stays between two files."""
@@ -118,7 +120,7 @@ class RunBatch:
                 sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(given),
                 "-o", str(answers), "--model", str(MODEL), *shlex.split(ENGINE_ARGS),
             ],
-            cwd=ROOT, env=os.environ | ENGINE_ENV, stderr=subprocess.PIPE,
+            cwd=ROOT, env=os.environ | ENGINE_ENV | self._env, stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         seconds = span_drawn(process, b"Running batch", folder / "run-batch.log")
