@@ -56,7 +56,7 @@ def bound(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
     from vllm.sampling_params import StructuredOutputsParams
 
     fields, numbers = ask["fields"], range(1, ask["count"] + 1)
-    made = schemas.schemas_of(fields, ask["schemas"], ask["run"])
+    made = schemas.schemas_of(fields, ask["schemas"], ask["run"], ask["mixed"])
     prompts = [schemas.prompt(number) for number in numbers]
     began, cpu = time.perf_counter(), time.process_time()
     params = [

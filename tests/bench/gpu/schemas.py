@@ -19,21 +19,29 @@ VALUES: tuple[dict[str, Any], ...] = (
 )
 
 
-def schema(fields: int, number: int, run: int) -> dict[str, Any]:
-    """Return a schema; each other number or run has the names in another order."""
+def schema(fields: int, number: int, run: int, mixed: bool = False) -> dict[str, Any]:
+    """Return a schema; each other number or run has the names in another order.
+
+    With `mixed` the fields' kinds are in another order, too: then two answers of the same length
+    are not at the same kind of token.
+    """
     # One character a name: the tokenizer of the random weights has few longer words.
     letters = string.ascii_letters + string.digits
-    names = random.Random(f"{run} {number}").sample(letters, fields)
-    properties = {name: VALUES[at % len(VALUES)] for at, name in enumerate(names)}
+    drawn = random.Random(f"{run} {number}")
+    names = drawn.sample(letters, fields)
+    values = [VALUES[at % len(VALUES)] for at in range(fields)]
+    if mixed:
+        drawn.shuffle(values)
+    properties = dict(zip(names, values, strict=True))
     return {
         "type": "object", "properties": properties, "required": names,
         "additionalProperties": False,
     }  # fmt: skip
 
 
-def schemas_of(fields: int, schemas: int, run: int) -> list[dict[str, Any]]:
+def schemas_of(fields: int, schemas: int, run: int, mixed: bool = False) -> list[dict[str, Any]]:
     """Return all schemas of a run."""
-    return [schema(fields, number, run) for number in range(schemas)]
+    return [schema(fields, number, run, mixed) for number in range(schemas)]
 
 
 def prompt(number: int) -> str:

@@ -7,8 +7,10 @@ all     `LLM.generate` with StructuredOutputsParams, everything handed over at o
 queue   from Redis, with `response_format`, through the real worker process
 
 Schemas of 5 and of 50 fields, about 50 and 500 tokens an answer; one schema for all requests, and
-100 different ones in turn. No run has a schema of another run. Both engines share the GPU, only
-one works at a time. Where --until would not suffice, a row has fewer requests, or is left out.
+100 different ones in turn; `mixed` ones differ in the order of their fields' types, too. No run has
+a schema of another run. Both engines share the GPU, only one works at a time. Where --until would
+not suffice, a row has fewer requests, or is left out. `mask_s` are the seconds in which vLLM
+computed masks, `chunk` is how many neighbours it gives to a thread (masks.py).
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 
 from bench.common import report
 from bench.common.load import Held, hold
-from bench.gpu import schemas, workload
+from bench.gpu import masks, schemas, workload
 from bench.gpu.pairs import ENGINE, GIB, HERE, ROOT, RUN_S, Peer, as_options
 from bench.gpu.record import Record, options
 from bench.gpu.swaps import keep_logs
@@ -38,54 +40,94 @@ from bench.gpu.swaps import keep_logs
 from contract.redis import keys
 from demo.stack import RedisServer, procfile_command
 
-#: (fields of a schema, different schemas)
-KINDS = ((5, 1), (5, 100), (50, 1), (50, 100))
-FORMS = ("queue", "all")
+
+class Kind(NamedTuple):
+    """What the requests of a row have in common."""
+
+    fields: int
+    #: Different schemas.
+    schemas: int
+    mixed: bool = False
+    #: Neighbours whose masks one thread computes.
+    chunk: int = masks.CHUNK
+
+    @property
+    def name(self) -> str:
+        """The row's name among the figures."""
+        parts = [f"fields{self.fields}", f"schemas{self.schemas}"]
+        parts += ["mixed"] * self.mixed
+        parts += [f"chunk{self.chunk}"] * (self.chunk != masks.CHUNK)
+        return "_".join([*parts, "queue_to_all"])
+
+
+KINDS = (
+    Kind(50, 100), Kind(50, 100, chunk=1), Kind(50, 100, mixed=True),
+    Kind(5, 100), Kind(5, 100, chunk=1), Kind(5, 100, mixed=True),
+    Kind(5, 1), Kind(50, 1), Kind(50, 1, chunk=1),
+)  # fmt: skip
+#: The engine whose masks a form needs.
+FORMS = {"queue": "worker", "all": "offline"}
 #: Without spaces at will, which random weights would write without end.
 GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 #: Tokens a second, and seconds that the queue takes for each different schema, until measured.
 RATE, SCHEMA_S = 7000.0, 0.1
 #: The least share of the chosen requests that a row is begun with.
 LEAST = 0.2
-BARS = {f"fields{fields}_schemas{schemas}_queue_to_all": 0.9 for fields, schemas in KINDS}
+BARS = {kind.name: 0.9 for kind in KINDS}
 EXPECTED = {
-    "written": "before the first run",
-    "fields5_schemas1_queue_to_all": 0.97,
-    "fields5_schemas100_queue_to_all": 0.6,
-    "fields50_schemas1_queue_to_all": 0.98,
-    "fields50_schemas100_queue_to_all": 0.65,
-    "why": "each different schema is compiled in a process of its own first, one after another, "
-    "0.1 s each; a run is so short that this is a large part of it",
+    "written": "before the first run with `mixed` and `chunk`; the first two rows were known",
+    "fields50_schemas100_queue_to_all": 0.69,
+    "fields50_schemas100_chunk1_queue_to_all": 0.95,
+    "fields50_schemas100_mixed_queue_to_all": 0.93,
+    "fields5_schemas100_queue_to_all": 0.67,
+    "fields5_schemas100_chunk1_queue_to_all": 0.85,
+    "fields5_schemas100_mixed_queue_to_all": 0.85,
+    "fields5_schemas1_queue_to_all": 1.0,
+    "fields50_schemas1_queue_to_all": 1.6,
+    "fields50_schemas1_chunk1_queue_to_all": 1.05,
+    "why": "if neighbours at the same token are the cause, a chunk of 1 and mixed types end it; "
+    "what is left is 16 ms for each different schema",
 }
 
 
 class Bench:
     """Both engines and Redis."""
 
-    def __init__(self, server: RedisServer, worker: Peer, offline: Peer) -> None:
+    def __init__(
+        self, server: RedisServer, worker: Peer, offline: Peer, computed: masks.Masks
+    ) -> None:
         self._server, self._worker, self._offline = server, worker, offline
+        self._masks = computed
         self._runs = 0
 
     def warm_up(self, count: int) -> None:
         """Run some requests in both; the process that compiles schemas starts meanwhile."""
         self._worker.wait_ready()
-        held = self._held(5, 1, count)
+        held = self._held(Kind(5, 1), count)
         held.release()
         self._offline.wait_ready()
-        print("warm:", self.time("all", 5, 1, count), flush=True)
+        print("warm:", self._all(Kind(5, 1), count), flush=True)
         self._ended(held, count)
 
-    def time(self, form: str, fields: int, number: int, count: int) -> dict[str, Any]:
-        """Run all requests one way; return tokens a second."""
-        if form == "queue":
-            found = self._queue(fields, number, count)
-        else:
-            self._runs += 1
-            found = self._offline.ask(fields=fields, schemas=number, count=count, run=self._runs)
-        return {"tokens_per_s": round(found["tokens"] / found["seconds"], 1)} | found
+    def time(self, form: str, kind: Kind, count: int) -> dict[str, Any]:
+        """Run all requests one way; return tokens a second, and the seconds of vLLM's masks."""
+        self._masks.set_chunk(kind.chunk)
+        before = self._masks.read(FORMS[form])
+        found = self._queue(kind, count) if form == "queue" else self._all(kind, count)
+        masked = self._masks.read(FORMS[form])
+        rates = {"tokens_per_s": round(found["tokens"] / found["seconds"], 1)}
+        return rates | found | {
+            name: round(masked[name] - before[name], 3) for name in ("mask_s", "mask_steps")
+        }  # fmt: skip
 
-    def _queue(self, fields: int, number: int, count: int) -> dict[str, Any]:
-        held = self._held(fields, number, count)
+    def _all(self, kind: Kind, count: int) -> dict[str, Any]:
+        self._runs += 1
+        return self._offline.ask(
+            fields=kind.fields, schemas=kind.schemas, mixed=kind.mixed, count=count, run=self._runs
+        )
+
+    def _queue(self, kind: Kind, count: int) -> dict[str, Any]:
+        held = self._held(kind, count)
         time.sleep(0.2)
         self._worker.ask(do="watch", count=count)
         began = held.release()
@@ -93,12 +135,12 @@ class Bench:
         found["seconds"] = found.pop("ended") - began
         return found | self._worker.ask(do="watched")
 
-    def _held(self, fields: int, number: int, count: int) -> Held:
+    def _held(self, kind: Kind, count: int) -> Held:
         self._runs += 1
-        made = schemas.schemas_of(fields, number, self._runs)
+        made = schemas.schemas_of(kind.fields, kind.schemas, self._runs, kind.mixed)
         return hold(
             self._server.client(), f"structured{self._runs}", count,
-            lambda n: schemas.body(n, fields, made),
+            lambda n: schemas.body(n, kind.fields, made),
         )  # fmt: skip
 
     def _ended(self, held: Held, count: int) -> dict[str, Any]:
@@ -125,11 +167,14 @@ def started(chosen: argparse.Namespace) -> Iterator[Bench]:
         model = chosen.model or workload.write_model(folder / f"llama-{chosen.shape}", chosen.shape)
         model = str(model.resolve())
         engine = engine_of(chosen)
-        path = [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        plugin = masks.write_plugin(folder)
+        computed = masks.Masks(folder)
+        path = [str(ROOT / "tests"), str(ROOT), str(plugin), os.environ.get("PYTHONPATH", "")]
         env = {"PYTHONPATH": os.pathsep.join(path).rstrip(os.pathsep)}
         cache = os.environ.get("VLLM_CACHE_ROOT", str(folder / "cache"))
         grammar = shlex.quote(json.dumps(GRAMMAR))
-        worker = Peer("worker", folder, [*procfile_command(), "--include=bench.gpu.inside"], env | {
+        command = [*procfile_command(), "--include=bench.gpu.inside"]
+        worker = Peer("worker", folder, command, env | computed.env("worker") | {
             "WARMQ_REDIS_URL": server.url, "WARMQ_MODEL": model, "VLLM_CACHE_ROOT": cache,
             "WARMQ_ENGINE_ARGS": f"{as_options(engine)} --structured-outputs-config {grammar}",
         })  # fmt: skip
@@ -138,11 +183,10 @@ def started(chosen: argparse.Namespace) -> Iterator[Bench]:
             "model": model, "disable_log_stats": True, "structured_outputs_config": GRAMMAR,
         }  # fmt: skip
         command = [sys.executable, str(HERE / "offline.py"), "ADDRESS"]
-        offline = Peer("offline", folder, [*command, json.dumps(whole)], env | {
-            "VLLM_CACHE_ROOT": f"{cache}-offline",
-        })  # fmt: skip
+        env |= {"VLLM_CACHE_ROOT": f"{cache}-offline"} | computed.env("offline")
+        offline = Peer("offline", folder, [*command, json.dumps(whole)], env)
         stack.callback(offline.stop)
-        bench = Bench(server, worker, offline)
+        bench = Bench(server, worker, offline, computed)
         bench.warm_up(chosen.max_num_seqs)
         yield bench
 
@@ -157,8 +201,7 @@ def reached(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return each kind's ratios."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        name = f"fields{row['fields']}_schemas{row['schemas']}_queue_to_all"
-        found.setdefault(name, []).append(row["queue_to_all"])
+        found.setdefault(row["name"], []).append(row["queue_to_all"])
     return {name: report.spread(values, 4) for name, values in found.items()}
 
 
@@ -186,18 +229,19 @@ def main() -> None:
             bars=BARS, expected=EXPECTED, rows=rows,
         )  # fmt: skip
         while left:
-            tokens = len(FORMS) * schemas.TOKENS_A_FIELD * sum(most[one] * one for one, _ in left)
+            tokens = len(FORMS) * schemas.TOKENS_A_FIELD
+            tokens *= sum(most[kind.fields] * kind.fields for kind in left)
             remaining = chosen.until - (time.monotonic() - begin)
-            remaining -= schema_s * sum(number for _, number in left)
-            fields, number = left.pop(0)
+            remaining -= schema_s * sum(kind.schemas for kind in left)
+            kind = left.pop(0)
             share = min(1.0, rate * remaining / tokens)
             if share < LEAST:
-                print(f"no time for {fields} fields, {number} schemas", flush=True)
+                print(f"no time for {kind}", flush=True)
                 continue
-            row: dict[str, Any] = {"fields": fields, "schemas": number}
-            row["requests"] = int(most[fields] * share)
-            for form in report.in_turn(FORMS, len(rows)):
-                row[form] = bench.time(form, fields, number, row["requests"])
+            row: dict[str, Any] = {"name": kind.name} | kind._asdict()
+            row["requests"] = int(most[kind.fields] * share)
+            for form in report.in_turn(tuple(FORMS), len(rows)):
+                row[form] = bench.time(form, kind, row["requests"])
             ours, alone = (row[form] for form in FORMS)
             rate = alone["tokens_per_s"]
             schema_s = max(schema_s, (ours["seconds"] - alone["seconds"]) / 100)
