@@ -2,7 +2,7 @@
 
 vLLM computes before each step which tokens a request that is bound to a schema may have next. With
 more than 128 such requests it gives `CHUNK` neighbours each to a few threads
-(vllm/v1/structured_output/__init__.py).
+(vllm/v1/structured_output/__init__.py); the worker's plugin makes it fewer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 #: vLLM's own.
 CHUNK = 16
-#: The environment variable with the file that has an engine's figures; `chunk` is in its folder.
+#: The environment variable with the file that has an engine's figures; FILE.chunk has its chunk.
 FILE = "BENCH_MASKS"
 
 
@@ -38,11 +38,13 @@ def install() -> None:
     if original.__name__ == "timed":
         return
     file = Path(os.environ[FILE])
-    chunk = file.with_name("chunk")
+    chunk = file.with_suffix(".chunk")
     found = {"mask_s": 0.0, "mask_steps": 0, "mask_longest_s": 0.0}
 
     def timed(manager: Any, *args: Any, **kwargs: Any) -> Any:
-        manager.fill_bitmask_parallel_batch_size = int(chunk.read_text())
+        # The worker's plugin has a property there.
+        type(manager).fill_bitmask_parallel_batch_size = int(chunk.read_text())
+        vars(manager).pop("fill_bitmask_parallel_batch_size", None)
         began = time.perf_counter()
         masks = original(manager, *args, **kwargs)
         if masks is not None:
@@ -60,16 +62,16 @@ class Masks:
     """What the engines' plugins have written; `folder` is the folder of their files."""
 
     def __init__(self, folder: Path) -> None:
-        """Prepare; vLLM's own chunk holds until another is set."""
+        """Prepare."""
         self._folder = folder
-        self.set_chunk(CHUNK)
 
-    def set_chunk(self, chunk: int) -> None:
+    def set_chunk(self, engine: str, chunk: int) -> None:
         """Set how many neighbours a thread computes, from the next step on."""
-        (self._folder / "chunk").write_text(str(chunk))
+        (self._folder / f"{engine}.chunk").write_text(str(chunk))
 
     def env(self, engine: str) -> dict[str, str]:
-        """Return the environment variable of one engine."""
+        """Return the environment variable of one engine, which starts with vLLM's own chunk."""
+        self.set_chunk(engine, CHUNK)
         return {FILE: str(self._folder / engine)}
 
     def read(self, engine: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The vLLM plugin that sets up each engine process: log, abort call, parent's death.
+"""The vLLM plugin that sets up each engine process: log, calls, masks, parent's death.
 
 vLLM loads it by its entry point in `vllm.general_plugins`.
 
@@ -15,7 +15,7 @@ unusable, so it gets SIGTERM, and SIGKILL only after a long time (worker/engine/
 import multiprocessing
 
 from worker.engine.parent_death import end_engine_with_parent
-from worker.engine.vllm.processes import add_abort_call, copy_warnings, quieten
+from worker.engine.vllm.processes import add_abort_call, copy_warnings, quieten, share_masks
 
 
 def register() -> None:
@@ -26,4 +26,5 @@ def register() -> None:
         return
     copy_warnings()
     add_abort_call()
+    share_masks()
     end_engine_with_parent(parent.pid)

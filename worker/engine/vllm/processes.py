@@ -1,4 +1,4 @@
-"""Adds to vLLM's processes: a copy of their warnings, a log filter, and a call to EngineCore.
+"""Changes vLLM's processes: copies warnings, filters logs, extends EngineCore.
 
 pdeath.py sets them up in each process. This module imports nothing of vLLM.
 """
@@ -194,3 +194,22 @@ def add_abort_call() -> None:
     """Add the call to EngineCore, if this process has imported it."""
     if core := sys.modules.get(CORE_MODULE):
         setattr(core.EngineCore, ABORT_CLIENT, abort_client)
+
+
+# -- answers that are bound to a schema ----------------------------------------------
+# Before each step vLLM computes the tokens that each such request may have next. With more than 128
+# of them it gives 16 neighbours each to up to 8 threads. Most masks take 0.1 ms or less, but the
+# first token of a string takes 7 ms (vocabulary of 128,000), and neighbours have often come
+# together, with the same schema: then one thread has all slow masks, and the device waits for it.
+
+#: The module that computes the masks.
+MASKS_MODULE = "vllm.v1.structured_output"
+#: Requests whose masks a thread computes without a break (docs/evidence/measurements.md).
+NEIGHBOURS = 1
+
+
+def share_masks() -> None:
+    """Distribute masks evenly among vLLM's threads, if this process has imported its manager."""
+    if module := sys.modules.get(MASKS_MODULE):
+        share = property(lambda _: NEIGHBOURS, lambda _, vllms_own: None)
+        module.StructuredOutputManager.fill_bitmask_parallel_batch_size = share
