@@ -11,7 +11,7 @@ Schemas of 5 and of 50 fields, about 50 and 500 tokens an answer; one schema for
 a schema of another run. Both engines share the GPU, only one works at a time. Where --until would
 not suffice, a row has fewer requests, or is left out. `mask_s` are the seconds in which vLLM
 computed masks, `chunk` is how many neighbours it gives to a thread (masks.py): 16, and in the
-worker's engine 1.
+worker's engine 2.
 """
 
 from __future__ import annotations
@@ -66,35 +66,34 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(50, 100), Kind(5, 100), Kind(5, 1), Kind(50, 1), Kind(50, 100, mixed=True),
-    Kind(5, 100, mixed=True), Kind(50, 100, chunk=2), Kind(5, 100, chunk=2), Kind(50, 100, chunk=4),
-    Kind(5, 100, chunk=4), Kind(5, 100, chunk=masks.CHUNK), Kind(50, 100, chunk=masks.CHUNK),
+    Kind(5, 1), Kind(5, 100), Kind(5, 100, mixed=True),
+    Kind(50, 1), Kind(50, 100), Kind(50, 100, mixed=True),
+    Kind(50, 100, chunk=1), Kind(5, 100, chunk=1),
+    Kind(50, 100, chunk=masks.CHUNK), Kind(5, 100, chunk=masks.CHUNK),
 )  # fmt: skip
 #: The engine whose masks a form needs.
 FORMS = {"queue": "worker", "all": "offline"}
 #: Without spaces at will, which random weights would write without end.
 GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 #: Tokens a second, and seconds that the queue takes for each different schema, until measured.
-RATE, SCHEMA_S = 7000.0, 0.1
+RATE, SCHEMA_S = 4000.0, 0.03
 #: The least share of the chosen requests that a row is begun with: with 128 and fewer requests vLLM
 #: uses one thread.
 LEAST = 0.8
 BARS = {kind.name: 0.9 for kind in KINDS}
 EXPECTED = {
-    "written": "after a run in which both engines gave each thread 16 neighbours, or each 1",
-    "fields5_schemas1_queue_to_all": 1.4,
-    "fields5_schemas100_queue_to_all": 1.2,
-    "fields5_schemas100_mixed_queue_to_all": 1.3,
-    "fields50_schemas1_queue_to_all": 2.1,
-    "fields50_schemas100_queue_to_all": 1.4,
-    "fields50_schemas100_mixed_queue_to_all": 1.3,
-    "fields50_schemas100_chunk2_queue_to_all": 1.4,
-    "fields5_schemas100_chunk2_queue_to_all": 1.2,
-    "fields50_schemas100_chunk4_queue_to_all": 1.2,
-    "fields5_schemas100_chunk4_queue_to_all": 1.1,
-    "fields50_schemas100_chunk16_queue_to_all": 0.75,
-    "fields5_schemas100_chunk16_queue_to_all": 0.72,
-    "why": "masks take 60 to 80 % of the time; a thread that has no 16 slow ones halves that",
+    "written": "after runs with 1, 2, 4 and 16 neighbours a thread",
+    "fields5_schemas1_queue_to_all": 1.3,
+    "fields5_schemas100_queue_to_all": 1.02,
+    "fields5_schemas100_mixed_queue_to_all": 1.05,
+    "fields50_schemas1_queue_to_all": 2.0,
+    "fields50_schemas100_queue_to_all": 1.3,
+    "fields50_schemas100_mixed_queue_to_all": 1.2,
+    "fields50_schemas100_chunk1_queue_to_all": 1.2,
+    "fields5_schemas100_chunk1_queue_to_all": 1.02,
+    "fields50_schemas100_chunk16_queue_to_all": 0.63,
+    "fields5_schemas100_chunk16_queue_to_all": 0.76,
+    "why": "masks take 60 to 80 % of the time; 16 slow ones of neighbours in one thread double that",
 }
 
 
