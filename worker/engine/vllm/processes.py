@@ -205,7 +205,7 @@ def add_abort_call() -> None:
 #: The module that computes the masks.
 MASKS_MODULE = "vllm.v1.structured_output"
 #: Requests whose masks a thread computes without a break (docs/evidence/measurements.md).
-NEIGHBOURS = 2
+NEIGHBOURS = 1
 
 
 def share_masks() -> None:
