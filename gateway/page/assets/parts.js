@@ -34,11 +34,11 @@ async function readParts() {
     const other = fresh.querySelector(`[data-part="${CSS.escape(part.dataset.part ?? "")}"]`);
     if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...other.childNodes);
   }
-  const [cards, others] = [document, fresh].map((page) => page.querySelector("[data-cards]"));
-  if (cards && others) readCards(cards, others);
+  const [cards, freshCards] = [document, fresh].map((page) => page.querySelector("[data-cards]"));
+  if (cards && freshCards) readCards(cards, freshCards);
 }
 
-/** Adds new workers' cards, removes those of workers that are gone, and keeps what was opened in others.
+/** Adds new workers' cards, removes those of workers that are gone, and keeps what a viewer has opened.
  * @param {Element} cards @param {Element} fresh */
 function readCards(cards, fresh) {
   const name = /** @param {Element} card */ (card) => /** @type {HTMLElement} */ (card).dataset.worker;
