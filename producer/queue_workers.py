@@ -19,6 +19,8 @@ from contract.version import PROTOCOL
 
 #: Most characters shown of the reason why a worker runs nothing; workers have the same limit.
 _WHY_CHARACTERS = 300
+#: The beginning of a clause about living workers.
+_LABEL = "workers: "
 
 
 class QueueWorkers:
@@ -44,7 +46,7 @@ class QueueWorkers:
             if self._last is None or at > self._last_at:
                 self._last, self._last_at = worker, at
         if alive:
-            return f"workers: {', '.join(_state_text(worker, self._queue) for worker in alive)}"
+            return f"{_LABEL}{', '.join(_state_text(worker, self._queue) for worker in alive)}"
         if self._last is None and self._starting:
             return "the worker starts"
         if self._last is None:
@@ -65,10 +67,17 @@ class BatchWorkers:
 
     def text(self, batch: Batch) -> str:
         """Return a clause with the states of the workers of each of the batch's queues."""
+        return "; ".join(self._clauses(batch))
+
+    def row_text(self, batch: Batch) -> str:
+        """Return the same for a row whose name is `workers`."""
+        return "; ".join(clause.removeprefix(_LABEL) for clause in self._clauses(batch))
+
+    def _clauses(self, batch: Batch) -> Iterable[str]:
         for queue in batch.queues:
             new = QueueWorkers(self._store, queue, starting=self._starting)
             self._by_queue.setdefault(queue, new)
-        return "; ".join(dict.fromkeys(self._by_queue[queue].text() for queue in batch.queues))
+        return dict.fromkeys(self._by_queue[queue].text() for queue in batch.queues)
 
 
 def _state_text(worker: dict[str, Any], queue: str) -> str:

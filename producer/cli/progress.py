@@ -40,7 +40,8 @@ def tell(text: str) -> None:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, for example `1 request` or `2 requests`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 #: Text about a run whose requests have not ended.
@@ -261,7 +262,8 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
             speed: tuple[float | None, float | None] = None, None
             if rates.span:  # the first read gives no rate
                 speed = requests.per_s, tokens.per_s
-            if failing := news.add(batch):
+            # The callers print the failures of a batch that has ended.
+            if not batch.finished and (failing := news.add(batch)):
                 meter.note(failing)
             left_s = left.of(batch, requests)
             text = describe(batch, *speed, pause.add(batch), meter.width, left_s)

@@ -79,6 +79,13 @@ class RunProgress:
         return self.completed + self.failed
 
     @property
+    def done_text(self) -> str:
+        """The numbers of lines done, of failed ones among these, and of those that did not run."""
+        stopped = {"cancelled": self.cancelled, "expired": self.expired}
+        lines = f"{self.done} {'line' if self.done == 1 else 'lines'} done ({self.failed} failed)"
+        return ", ".join([lines, *(f"{n} {name}" for name, n in stopped.items() if n)])
+
+    @property
     def unanswered(self) -> str:
         """The numbers of failed, cancelled and expired requests as a text."""
         stopped = {"cancelled": self.cancelled, "expired": self.expired}

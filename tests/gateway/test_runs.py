@@ -45,6 +45,8 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
         for path in ("", f"/{batch['id']}"):
             assert 'data-b="total">1,000+<' in page(path)
             assert "+: the run may read more lines" in page(path)
+        assert 'data-note="total">' in shown
+        assert 'class="notice"' in page(f"/{batch['id']}?notice=started")
         assert "/download/" not in shown
         cancelled = httpx.post(f"{gateway.url}/v1/batches/{batch['id']}/cancel")
         assert cancelled.status_code == 200, cancelled.text
@@ -58,6 +60,9 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
     # The run is complete: only --retry runs the cancelled lines
     assert "The same <code>producer run</code> with --retry cancelled runs them." in shown
     assert "was interrupted" not in shown
+    # A batch that has ended has started long ago
+    assert 'class="notice"' not in page(f"/{batch['id']}?notice=started")
+    assert 'class="notice"' in page(f"/{batch['id']}?notice=cancelled")
 
 
 def test_a_stopped_run_shows_everywhere_that_it_was_stopped_and_why(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
+from kit.commands.doctor_findings import announce
+from kit.commands.runs import running
 from kit.gateways.browser import watched
-from kit.gateways.live_stack import QUEUE, Stack
+from kit.gateways.live_stack import MODEL, QUEUE, Stack
 from kit.gateways.page_stack import ended, lines, send
 from playwright.sync_api import Browser, expect
 
@@ -44,6 +47,7 @@ def test_a_file_is_uploaded_planned_started_and_its_bar_moves_until_it_has_ended
         first = eventually(lambda: page.evaluate(width), 30, "the bar begins")
         eventually(lambda: page.evaluate(width) > first, 30, "the bar moves")
         expect(page.locator(".status-completed").first).to_be_visible(timeout=60_000)
+        expect(page.locator(".notice")).to_have_count(0)
         expect(done).to_have_text("60")
         with page.expect_download() as got:
             page.get_by_role("link", name="Answers").click()
@@ -150,6 +154,72 @@ def test_the_open_overview_shows_a_batch_that_begins(chrome: Browser, stack: Sta
         expect(page.locator("[data-part=summary]")).to_contain_text("run")
         assert page.evaluate("window.loadedOnce")
         assert view.said == []
+
+
+def test_the_open_page_of_workers_has_those_that_come_and_go(chrome: Browser, stack: Stack) -> None:
+    swap = {"from": "a", "to": "b", "why": "it waits", "at": 1000, "seconds": 2.5}
+    announce(stack.store, "first", swaps=[swap])
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/workers")
+        page.evaluate("window.loadedOnce = true")
+        opened = page.locator("[data-worker=first] details")
+        opened.locator("summary").click()
+        announce(stack.store, "another", swaps=[swap | {"why": "it is asked for"}])
+        card = page.locator("[data-worker=another]")
+        expect(card).to_contain_text("it is asked for", timeout=30_000)
+        expect(opened).to_contain_text("it waits")
+        assert opened.get_attribute("open") is not None
+        stack.store._client.hdel(keys.WORKERS, "another")
+        expect(card).to_have_count(0, timeout=30_000)
+        assert opened.get_attribute("open") is not None
+        assert page.evaluate("window.loadedOnce")
+        assert view.said == []
+    stack.store._client.hdel(keys.WORKERS, "first")
+
+
+def test_an_open_filtered_list_has_a_batch_that_begins(chrome: Browser, stack: Stack) -> None:
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/batches?text=begins-later")
+        page.evaluate("window.loadedOnce = true")
+        assert page.locator("tr[data-batch]").count() == 0
+        batch_id = send(stack, lines(["simulate:sleep=600"]), "begins-later.jsonl")
+        expect(page.locator(f'tr[data-batch="{batch_id}"]')).to_be_visible(timeout=70_000)
+        assert page.evaluate("window.loadedOnce")
+        assert view.said == []
+    stack.client.batches.cancel(batch_id)
+    ended(stack, batch_id)
+
+
+def test_the_mark_of_a_run_that_reads_more_goes_with_its_explanation(
+    chrome: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    line = orjson.dumps({"prompt": "Hi", "user": "simulate:sleep=600", "model": MODEL})
+    source.write_bytes(b"\n".join([line] * 1100))
+    with running(stack.redis.url, source, out, "--model", MODEL, "--window", "500") as process:
+
+        def run() -> str:
+            batches = httpx.get(f"{stack.gateway.url}/v1/batches").json()["data"]
+            found = [b for b in batches if (b["metadata"] or {}).get("input") == str(source)]
+            return found[0]["id"] if found and found[0]["request_counts"]["total"] == 1000 else ""
+
+        batch_id = str(eventually(run, 30, "the run has queued two windows"))
+        with watched(chrome) as view:
+            page = view.page
+            page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+            page.evaluate("window.loadedOnce = true")
+            total, note = page.locator("[data-b=total]"), page.locator("[data-note=total]")
+            expect(total).to_have_text("1,000+")
+            expect(note).to_be_visible()
+            stack.store._client.hset(keys.batch_key(batch_id), "unread", 0)
+            expect(total).to_have_text("1,000", timeout=30_000)
+            expect(note).to_be_hidden()
+            assert page.evaluate("window.loadedOnce")
+            assert view.said == []
+        stack.client.batches.cancel(batch_id)
+        assert process.wait(30) == 1
 
 
 def test_dead_letters_are_queued_again_and_deleted(chrome: Browser, stack: Stack) -> None:

@@ -71,6 +71,7 @@ function showBatch(row) {
     const putAll = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
     putAll("done", number(row.done));
     putAll("total", number(row.total) + (row.grows ? "+" : ""));
+    for (const note of /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll('[data-note="total"]'))) note.hidden = !row.grows;
     putAll("failed", number(row.failed));
     if (row.rate !== null) { // null in the first seconds: the page keeps the mean
       putAll("rate", number(row.rate));

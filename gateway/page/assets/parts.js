@@ -15,6 +15,8 @@ export function localTimes(root) {
 
 /** Milliseconds between two readings after an event, and without one. */
 const AFTER_MS = 5_000, IDLE_MS = 60_000;
+/** The same after an event for a page that is costly to make. */
+const COSTLY_MS = 30_000;
 let readAt = Date.now();
 let changed = false;
 
@@ -28,17 +30,29 @@ async function readParts() {
   if (!answer?.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   localTimes(fresh);
-  for (const part of document.querySelectorAll("[data-part]")) {
-    const other = fresh.querySelector(`[data-part="${/** @type {HTMLElement} */ (part).dataset.part}"]`);
+  for (const part of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-part]"))) {
+    const other = fresh.querySelector(`[data-part="${CSS.escape(part.dataset.part ?? "")}"]`);
     if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...other.childNodes);
   }
+  const [cards, freshCards] = [document, fresh].map((page) => page.querySelector("[data-cards]"));
+  if (cards && freshCards) readCards(cards, freshCards);
+}
+
+/** Adds new workers' cards, removes those of workers that are gone, and keeps what a viewer has opened.
+ * @param {Element} cards @param {Element} fresh */
+function readCards(cards, fresh) {
+  const name = /** @param {Element} card */ (card) => /** @type {HTMLElement} */ (card).dataset.worker;
+  const known = new Map([...cards.children].map((card) => [name(card), card]));
+  const next = [...fresh.children].map((card) => known.get(name(card)) ?? card);
+  if (next.length !== known.size || next.some((card, n) => card !== cards.children[n])) cards.replaceChildren(...next);
 }
 
 /** Reads the parts again while the page is visible. */
 export function keepParts() {
   if (!document.querySelector("[data-part]")) return;
+  const afterMs = document.querySelector("[data-costly]") ? COSTLY_MS : AFTER_MS;
   setInterval(() => {
     const age = Date.now() - readAt;
-    if (!document.hidden && (age >= IDLE_MS || (changed && age >= AFTER_MS))) readParts();
+    if (!document.hidden && (age >= IDLE_MS || (changed && age >= afterMs))) readParts();
   }, 1000);
 }

@@ -123,7 +123,8 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         show.print_batch(shown, webhook=webhook)
     else:
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
-        show.print_batch(shown, BatchWorkers(store).text(batch), left_s, stalls, webhook, servers)
+        workers = BatchWorkers(store).row_text(batch)
+        show.print_batch(shown, workers, left_s, stalls, webhook, servers)
     show.print_failures(failures)
     if batch.is_run and batch.finished and batch.number("failed") and not batch.stopped:
         click.echo(f"\n{_ALL_ERRORS}")

@@ -206,9 +206,7 @@ def _run(
     with hint(again, changed=again, fix_input=fix_input), Meter(output) as meter:
 
         def report(done: RunProgress, waiting: str) -> None:
-            text = f"{counted(done.done, 'line')} done, {done.unanswered}"
-            if waiting:
-                text += f", {waiting}"
+            text = f"{done.done_text}, {waiting}" if waiting else done.done_text
             if run.choice:
                 meter.update(done.line, text, run.planned_lines, force=not waiting)
             else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from contract.redis.batches import BatchStore
 from producer.cli.doctor.finding import Finding, listed, of_stall, ok, problem, remark
+from producer.cli.progress import counted
 from producer.cli.show import size_text
 from producer.redis import TenantUsage, missing_permissions
 from producer.stalls import memory_stall
@@ -148,7 +149,8 @@ def check_tenant_records(usage: TenantUsage, most: int) -> Finding:
         "tenant": usage.tenant, "held_bytes": usage.bytes, "most_bytes": most, "kinds": kinds,
         "sampled": usage.sampled,
     }  # fmt: skip
-    listing = listed(kinds) + (" among its first records" if usage.sampled else "")
+    listing = listed([counted(count, kind) for kind, count in usage.kinds.items()])
+    listing += " among its first records" if usage.sampled else ""
     text = f"tenant {usage.tenant} has {size_text(usage.bytes)} of records"
     if usage.bytes < most * RECORDS_HIGH:
         return ok("redis", "records", f"{text}: {listing}", **facts)

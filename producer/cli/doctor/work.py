@@ -72,12 +72,18 @@ def check_work(store: BatchStore, settings: Settings, *, restricted: bool) -> It
         yield ok("workers", "shared_server", server_text(server), **server._asdict())
     # A user without the right to read batches gets the findings about the workers first.
     batches = store.batches()
-    yield from _queues(store, settings, alive, batches)
+    yield from _queues(store, settings, announcements, batches)
     if not restricted:
         yield from _unread_lists(
             store, {settings.queue, *(queue for w in alive for queue in queues_of(w))}
         )
     yield _open_batches(with_http_batches(store, batches), store.now_ms() / 1000)
+
+
+def _is_unseen(worker: Worker) -> bool:
+    """Return whether a worker that has not announced its end was not seen lately."""
+    silent = not is_alive(worker) or bool(worker.get("overdue"))
+    return silent and worker.get("state") != "stopped"
 
 
 def _worker(worker: Worker) -> Iterator[Finding]:
@@ -95,12 +101,12 @@ def _worker(worker: Worker) -> Iterator[Finding]:
     }
     name, state, queue = facts["id"], facts["state"], facts["queue"]
     why = f" ({facts['why']})" if facts["why"] else ""
-    if not is_alive(worker) and state == "stopped":
+    if state == "stopped":
         text = f"{name} has failed and stopped{why}, queue {queue}"
         remedy = "correct the cause and start it again; its log has the details"
         yield remark("workers", "worker_stopped", text, remedy, **facts)
         return
-    if not is_alive(worker) or worker.get("overdue"):
+    if _is_unseen(worker):
         text = f"{name} last announced itself {clock_text(facts['silent_s'])} ago"
         remedy = "if it was not stopped on purpose, read the end of its log"
         text += f" ({state}, queue {queue})"
@@ -162,9 +168,10 @@ def _worker_version(facts: dict[str, Any], protocol: int) -> Iterator[Finding]:
 
 
 def _queues(
-    store: BatchStore, settings: Settings, alive: Sequence[Worker], batches: Sequence[Batch]
+    store: BatchStore, settings: Settings, announced: Sequence[Worker], batches: Sequence[Batch]
 ) -> Iterator[Finding]:
     """Yield the states of the queues of this producer, of workers and of unfinished batches."""
+    alive = [worker for worker in announced if is_alive(worker)]
     served = sorted({queue for worker in alive for queue in queues_of(worker)})
     unfinished = [batch for batch in batches if not batch.finished]
     of_batches = {queue for batch in unfinished for queue in batch.queues if queue}
@@ -179,10 +186,11 @@ def _queues(
             "queue": queue, "waiting": waiting, "in_flight": in_flight, "workers": len(workers),
         }  # fmt: skip
         if workers:
-            unseen = sum(bool(worker.get("overdue")) for worker in workers)
+            late = sum(map(_is_unseen, workers))
+            unseen = sum(_is_unseen(one) and queue in queues_of(one) for one in announced)
             text = f"{queue}: {waiting} waiting, {in_flight} in flight"
-            text += " when last seen" if unseen else ""
-            text += f", workers: {len(workers) - unseen}"
+            text += " when last seen" if late else ""
+            text += f", workers: {len(workers) - late}"
             text += f", {unseen} not seen lately" if unseen else ""
             if any(map(models_of, workers)):
                 facts["loaded"] = sum(has_loaded(worker, queue) for worker in workers)

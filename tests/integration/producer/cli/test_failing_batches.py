@@ -91,6 +91,8 @@ def test_watch_prints_failures_as_soon_as_there_are_some(redis_url: str, store: 
         _, told = process.communicate(timeout=20)
     assert "b1: 2 of 3 failed: broken" in told
     assert process.returncode == 1
+    again = run_producer("watch", "b1", redis_url=redis_url)
+    assert (again.returncode, again.stderr.count("of 3 failed")) == (1, 1)
 
 
 @pytest.mark.parametrize("more", [(), ("--order", "prefix"), ("--wait",)])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from kit.commands.doctor_findings import announce, doctor
 from kit.commands.support import run_producer
 
 from contract.redis.batches import BatchStore
+from contract.settings import Settings
 from demo.stack import RedisServer
+from producer.cli.doctor import work
 
 
 def test_doctor_has_the_age_of_its_announcement(own: RedisServer, own_store: BatchStore) -> None:
@@ -20,6 +23,22 @@ def test_doctor_has_the_age_of_its_announcement(own: RedisServer, own_store: Bat
     assert found["queue"]["text"] == queue
     text = found["worker_silent"]["text"]
     assert re.match(r"celery@a.1.0 last announced itself 0:00:[01]\d ago \(ready", text)
+
+
+@pytest.mark.parametrize("ages", [(0, 4, 21), (4, 12, 29), (0, 0, 40)])
+def test_doctor_counts_the_workers_that_it_lists_as_not_seen(
+    store: BatchStore, ages: tuple[int, ...]
+) -> None:
+    announced = [
+        {"id": f"w{age}", "queue": "warmq", "state": "ready", "silent_s": age, "overdue": age > 2}
+        for age in ages
+    ]
+    announced.append(announced[-1] | {"id": "s", "state": "stopped"})
+    codes = [finding.code for each in announced for finding in work._worker(each)]
+    (queue, *_) = work._queues(store, Settings(), announced, [])
+    unseen = codes.count("worker_silent")
+    assert unseen == sum(age > 2 for age in ages)
+    assert queue.text.endswith(f"workers: {3 - unseen}, {unseen} not seen lately")
 
 
 def test_top_has_the_age_of_its_announcement(redis_url: str, store: BatchStore) -> None:

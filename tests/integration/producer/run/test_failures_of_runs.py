@@ -76,7 +76,7 @@ def test_requests_of_other_windows_of_a_run_are_not_denied(
         # Failures of the window that runs are not those of the lines in OUT
         assert process.stderr is not None
         line = next(one for one in iter(process.stderr.readline, "") if "(1 of 21 failed" in one)
-        assert "0 lines done, 0 failed, 21 of the next 500 requests have ended (" in line
+        assert "0 lines done (0 failed), 21 of the next 500 requests have ended (" in line
         finish(lessee, lessee.pop(479))
         eventually(lambda: done_windows(out) == 1 and len(windows(store)) == 2, 30)
         run = run_of(store)

@@ -118,7 +118,7 @@ def test_a_redis_that_others_have_filled_is_waited_for_aloud(
         client_of(small_store).set(key, b"x" * (MIB // 2))
     with running(small_redis.url, source, out) as process:
         assert process.stderr is not None
-        assert "0 lines done, 0 failed, waiting: Redis uses " in process.stderr.readline()
+        assert "0 lines done (0 failed), waiting: Redis uses " in process.stderr.readline()
         client_of(small_store).delete(*others)
         eventually(lambda: run_all(small_store) == 3, 20)
         assert process.wait(20) == 0

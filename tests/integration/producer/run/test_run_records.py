@@ -233,7 +233,7 @@ def test_a_run_that_was_cancelled_while_it_was_away_ends_with_the_same_command(
     assert f"{run} was cancelled" in done.stderr
     assert "0 results, 0 failed, 1500 cancelled" in done.stderr
     # `done` is in all places what has completed or failed
-    assert "0 lines done, 0 failed, 1500 cancelled" in done.stderr
+    assert "0 lines done (0 failed), 1500 cancelled" in done.stderr
     assert "1500 lines done" not in done.stderr
     assert [one["custom_id"] for one in errors_of(tmp_path / "out.jsonl")] == [
         f"r{n}" for n in range(1500)

@@ -304,6 +304,9 @@ def test_the_state_of_an_unfinished_batch_tells_of_the_workers(redis_url: str, s
     announce(store, "celery@a.12.0a1b2c3d", "starting", silent_s=100)
     shown = run_producer("status", "b1", redis_url=redis_url).stdout
     assert "workers   no worker serves queue warmq any more: the last one, celery@a" in shown
+    announce(store, "celery@b.13.0a1b2c3e", "starting", silent_s=-14)  # not overdue for 16 s
+    shown = run_producer("status", "b1", redis_url=redis_url).stdout
+    assert "\nworkers   starting\n" in shown
 
 
 def test_who_follows_results_that_do_not_come_is_told_of_the_workers(
