@@ -212,7 +212,7 @@ def batch(view: View) -> Response:
         stalls=stalls_of(view, [] if row["ended"] else [row]),
         figures=FIGURES,
         running=[] if row["ended"] else _running(services, parts),
-        watched="" if row["ended"] else batch_id,
+        watched=batch_id,
     )
 
 

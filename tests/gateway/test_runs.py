@@ -45,7 +45,6 @@ def test_a_run_is_one_batch_and_ends_when_it_is_cancelled_over_http(
         for path in ("", f"/{batch['id']}"):
             assert 'data-b="total">1,000+<' in page(path)
             assert "+: the run may read more lines" in page(path)
-        assert 'data-note="total">' in shown
         assert 'class="notice"' in page(f"/{batch['id']}?notice=started")
         assert "/download/" not in shown
         cancelled = httpx.post(f"{gateway.url}/v1/batches/{batch['id']}/cancel")

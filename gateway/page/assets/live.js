@@ -1,10 +1,8 @@
 // @ts-check
 // The stream of events of an open page. Each event replaces texts in place, so that nothing jumps.
 
-import { noteEvent } from "./parts.js";
+import { keepFromPage, noteEvent, noteLost, readSoon } from "./reread.js";
 
-/** Names of statuses in the viewer's language. */
-const words = JSON.parse(document.body.dataset.words ?? "{}");
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
 
@@ -36,7 +34,9 @@ const percent = (share) => (share === null || share === undefined ? "–" : `${(
 
 /** @param {Element | null} element @param {string} text */
 function put(element, text) {
-  if (element && element.textContent !== text) element.textContent = text;
+  if (!element) return;
+  keepFromPage(element);
+  if (element.textContent !== text) element.textContent = text;
 }
 
 /** @param {ParentNode} root @param {string} name @param {string} text */
@@ -71,7 +71,6 @@ function showBatch(row) {
     const putAll = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
     putAll("done", number(row.done));
     putAll("total", number(row.total) + (row.grows ? "+" : ""));
-    for (const note of /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll('[data-note="total"]'))) note.hidden = !row.grows;
     putAll("failed", number(row.failed));
     if (row.rate !== null) { // null in the first seconds: the page keeps the mean
       putAll("rate", number(row.rate));
@@ -82,13 +81,7 @@ function showBatch(row) {
     putAll("tokens_out", number(row.tokens_out));
     putAll("cached_share", percent(row.cached_share));
     const shown = place.querySelector('[data-b="status"] .status');
-    const tone = row.tone || row.status;
-    if (shown && !shown.classList.contains(`status-${tone}`)) {
-      // The page of a batch that has ended has more on it.
-      if (row.ended) return void setTimeout(() => location.reload(), 300);
-      shown.className = `status status-${tone}`;
-      put(shown, words[row.status] ?? row.status);
-    }
+    if (shown && !shown.classList.contains(`status-${row.tone || row.status}`)) readSoon();
   }
   for (const bar of document.querySelectorAll(`[data-bar="${name}"]`)) {
     const done = row.total ? Math.round((1000 * row.completed) / row.total) : 0;
@@ -120,8 +113,7 @@ export function live(address) {
   const open = () => {
     source = new EventSource(address);
     source.addEventListener("open", () => show(true));
-    source.addEventListener("error", () => show(false));
-    source.addEventListener("lost", () => show(false));
+    for (const name of ["error", "lost"]) source.addEventListener(name, () => { show(false); noteLost(); });
     source.addEventListener("out", () => location.assign("/ui/login"));
     const events = /** @type {[string, (state: any) => void][]} */ ([["fleet", showFleet], ["batch", showBatch], ["text", showText]]);
     for (const [name, act] of events) {

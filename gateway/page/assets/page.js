@@ -1,6 +1,6 @@
 // On every page: times in the viewer's zone, confirmation of writes, and the live stream.
 import { live } from "./live.js";
-import { keepParts, localTimes } from "./parts.js";
+import { keepReading, localTimes } from "./reread.js";
 
 localTimes(document);
 
@@ -47,5 +47,5 @@ if (drop) {
 const stream = document.body.dataset.stream;
 if (stream) {
   live(stream);
-  keepParts();
+  keepReading();
 }
