@@ -45,7 +45,6 @@ async function readPage() {
   localTimes(fresh);
   const morph = /** @type {any} */ (window).Idiomorph.morph;
   morph(document.querySelector("main"), fresh.querySelector("main"), {
-    morphStyle: "innerHTML",
     ignoreActiveValue: true,
     callbacks: {
       beforeNodeMorphed: /** @param {Element} old */ (old) => !streamed.has(old) && !old.matches?.('form[method="get"]'),
