@@ -14,7 +14,7 @@ export function localTimes(root) {
 }
 
 /** Milliseconds between two readings: after an event, on a page that is costly to make, without an event. */
-const AFTER_MS = 5_000, COSTLY_MS = 30_000, IDLE_MS = 60_000;
+const AFTER_MS = 5_000, COSTLY_MS = 30_000, IDLE_MS = 10_000;
 let readAt = Date.now();
 let changed = false;
 
@@ -58,6 +58,6 @@ export function keepReading() {
   const afterMs = document.querySelector("[data-costly]") ? COSTLY_MS : AFTER_MS;
   setInterval(() => {
     const age = Date.now() - readAt;
-    if (!document.hidden && (age >= IDLE_MS || (changed && age >= afterMs))) readPage();
+    if (!document.hidden && (age >= Math.max(afterMs, IDLE_MS) || (changed && age >= afterMs))) readPage();
   }, 1000);
 }
