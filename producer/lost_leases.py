@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from contract.batch import Batch
 from contract.errors import StoreForbidden
 from contract.naming import PRIORITY_SEPARATOR
 from contract.redis import keys
@@ -44,8 +45,8 @@ class LostLeases:
 class LostLeaseReads(Reads):
     """Reads the leases in one Redis. Calls raise StoreUnavailable."""
 
-    def lost_leases(self, batch: tuple[str, str] | None = None) -> dict[str, LostLeases]:
-        """Return the leases of dead workers by queue; with `batch` (id, life) only this batch's.
+    def lost_leases(self, batch: Batch | None = None) -> dict[str, LostLeases]:
+        """Return the leases of dead workers by queue; with `batch` only those of its requests.
 
         A worker is dead if its announcement, which it writes every second, is missing or old. An
         old one shows nothing while Redis has just come back.
@@ -68,6 +69,8 @@ class LostLeaseReads(Reads):
             if worker in silent or worker not in announced:
                 ends.setdefault(worker, {})[lease] = ends_ms
         by_queue: dict[str, LostLeases] = {}
+        # A run's leases are those of its windows.
+        owners = None if batch is None else {(part.id, part.life) for part in batch.parts}
         # Each living worker sweeps; until `hold` a sweep returns no lease.
         swept = len(silent) < len(announced)
         held_s = int(hold_ms or 0) / 1000 - now_s
@@ -78,7 +81,7 @@ class LostLeaseReads(Reads):
                 # Fields: slots, cost, size, list, home, id, batch, life (contract/lua/leases.lua).
                 record = leased[lease].decode(errors="replace")
                 _, _, _, list_key, home, _, *owner = record.split("\0", 7)
-                if batch is None or tuple(owner) == batch:
+                if owners is None or tuple(owner) in owners:
                     queue = list_key.partition(PRIORITY_SEPARATOR[0])[0].removesuffix(":suspects")
                     lost = by_queue.setdefault(queue, LostLeases(swept=swept))
                     lost.add(name, _place(home), max(ends_of_worker[lease] / 1000 - now_s, held_s))

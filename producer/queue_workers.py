@@ -39,6 +39,10 @@ class QueueWorkers:
 
     def text(self) -> str:
         """Return a clause with the states of the workers, or of the one that was seen last."""
+        return self.state()[0]
+
+    def state(self) -> tuple[str, bool]:
+        """Return the clause of `text`, and whether there are workers and all are well."""
         announced = self._store.announcements(self._queue)
         alive = [worker for worker in announced if is_alive(worker)]
         for worker in announced:
@@ -46,16 +50,16 @@ class QueueWorkers:
             if self._last is None or at > self._last_at:
                 self._last, self._last_at = worker, at
         if alive:
-            return f"{_LABEL}{', '.join(_state_text(worker, self._queue) for worker in alive)}"
-        if self._last is None and self._starting:
-            return "the worker starts"
+            states = ", ".join(_state_text(worker, self._queue) for worker in alive)
+            return f"{_LABEL}{states}", all(_is_well(worker, self._queue) for worker in alive)
         if self._last is None:
-            return f"no worker serves queue {self._queue}"
+            starts = "the worker starts" if self._starting else ""
+            return starts or f"no worker serves queue {self._queue}", False
         silent = clock_text(time.monotonic() - self._last_at)
         return (
             f"no worker serves queue {self._queue} any more: the last one, {_name(self._last)}, "
             f"was seen {silent} ago ({': '.join(_state_and_reason(self._last))}); see its log"
-        )
+        ), False
 
 
 class BatchWorkers:
@@ -67,17 +71,30 @@ class BatchWorkers:
 
     def text(self, batch: Batch) -> str:
         """Return a clause with the states of the workers of each of the batch's queues."""
-        return "; ".join(self._clauses(batch))
+        return "; ".join(self._states(batch))
 
     def row_text(self, batch: Batch) -> str:
         """Return the same for a row whose name is `workers`."""
-        return "; ".join(clause.removeprefix(_LABEL) for clause in self._clauses(batch))
+        return "; ".join(clause.removeprefix(_LABEL) for clause in self._states(batch))
 
-    def _clauses(self, batch: Batch) -> Iterable[str]:
+    def state(self, batch: Batch) -> tuple[str, bool]:
+        """Return the clause of `text`, and whether each queue has workers and all are well."""
+        states = self._states(batch)
+        return "; ".join(states), all(states.values())
+
+    def _states(self, batch: Batch) -> dict[str, bool]:
+        """Return the clauses of the batch's queues, and whether the workers of each are well."""
         for queue in batch.queues:
             new = QueueWorkers(self._store, queue, starting=self._starting)
             self._by_queue.setdefault(queue, new)
-        return dict.fromkeys(self._by_queue[queue].text() for queue in batch.queues)
+        return dict(self._by_queue[queue].state() for queue in batch.queues)
+
+
+def _is_well(worker: dict[str, Any], queue: str) -> bool:
+    """Return whether a living worker runs requests, and nothing is wrong with it."""
+    state = worker.get("state")
+    works = state == "swapping" or (state == "ready" and not worker.get("why"))
+    return works and not (worker.get("overdue") or failure_of(worker, queue))
 
 
 def _state_text(worker: dict[str, Any], queue: str) -> str:

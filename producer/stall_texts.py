@@ -82,8 +82,8 @@ TEXTS = {
     ),
     "submit_stopped": (
         "batch {batch} is submitted only in part: {lines} lines read, no more for {quiet}",
-        "if its `producer submit` no longer runs, the same command with --batch-id {batch} "
-        "completes it; or cancel the batch",
+        "if its `producer submit` no longer runs, fix the file if it was refused; the same command "
+        "with --batch-id {batch} queues the missing lines; or cancel the batch",
     ),
     "deadline_late": (
         "batch {batch} will miss its deadline by about {late} at today's rate",

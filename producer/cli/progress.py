@@ -27,6 +27,8 @@ REPEAT_S = 60.0
 BAR_EVERY_S = 0.1
 #: Seconds between two reads of a batch.
 POLL_S = 0.3
+#: Seconds between two reads of the workers' announcements, which they write as often.
+WORKERS_EVERY_S = 1.0
 #: Terminal columns of a bar with its elapsed time, and of the text next to it. A narrower terminal
 #: shows no bar, and only the end of a long batch id.
 _BAR_COLUMNS, _TEXT_COLUMNS = 42, 60
@@ -176,10 +178,26 @@ class LeasesLost:
         """Return a clause about these requests; '' if there are none."""
         now = time.monotonic()
         if now - self._read_at >= PLAIN_EVERY_S:
-            lost = self._reads.lost_leases((batch.id, batch.life))
+            lost = self._reads.lost_leases(batch)
             self._read_at = now
             self._text = "; ".join(lease_stall(*each).sentence() for each in lost.items())
         return self._text
+
+
+class _WorkersOf:
+    """Reads every WORKERS_EVERY_S the states of a batch's workers."""
+
+    def __init__(self, store: BatchStore) -> None:
+        self._workers = BatchWorkers(store)
+        self._read_at = -WORKERS_EVERY_S
+        self._text, self._well = "", True
+
+    def text(self, batch: Batch, *, idle: bool) -> str:
+        """Return a clause about them; '' if all are well and the batch is not `idle`."""
+        now = time.monotonic()
+        if now - self._read_at >= WORKERS_EVERY_S:
+            self._read_at, (self._text, self._well) = now, self._workers.state(batch)
+        return self._text if idle or not self._well else ""
 
 
 class _TimeLeft:
@@ -241,8 +259,8 @@ def unsealed(batch: Batch, quiet_s: float) -> str:
         return f"still being submitted ({read})"
     return (
         f"not submitted to its end ({read}, no more for {clock_text(quiet_s)}): if its "
-        f"`producer submit` no longer runs, the same command with --batch-id {batch.id} "
-        "completes it"
+        "`producer submit` no longer runs, fix the file if it was refused; the same command with "
+        f"--batch-id {batch.id} queues the missing lines"
     )
 
 
@@ -253,7 +271,7 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     """
     changes = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
     rates, pause, news, left = Window(), SubmitPause(), FailureNews(), _TimeLeft(store)
-    workers, leases = BatchWorkers(store), LeasesLost(store)
+    workers, leases = _WorkersOf(store), LeasesLost(store)
     first = True
     with Meter(batch.id) as meter:
         while True:
@@ -268,8 +286,10 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
             left_s = left.of(batch, requests)
             text = describe(batch, *speed, pause.add(batch), meter.width, left_s)
             waits = batch.terminal < batch.number("total") or batch.sealed
-            if waits and not (any(speed) or batch.finished):
-                text += f", {waits_for_run(batch) or workers.text(batch)}"
+            idle = not any(speed)
+            if waits and not batch.finished and (idle or not batch.waits_for_run):
+                state = waits_for_run(batch) or workers.text(batch, idle=idle)
+                text += f", {state}" if state else ""
             if not batch.finished and (lost := leases.text(batch)):
                 text += f"; {lost}"
             meter.update(batch.done, text, batch.number("total"), force=first)

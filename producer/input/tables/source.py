@@ -21,8 +21,11 @@ from producer.input.tables.hive import Table, TableOfFolder
 from producer.input.tables.mapping import Row, RowMapping
 from producer.input.tables.output_types import InputColumns
 
-#: Most characters of a CSV cell: as many as a line may have bytes by default. Python allows 128 KB.
-_CELL = 10 * 2**20
+#: The longest row, in bytes, while only columns are read: WARMQ_MAX_LINE_BYTES by default.
+_LONGEST = 10 * 2**20
+#: A CSV cell may have so many times that in characters: its row then fails alone. The limit bounds
+#: what a quote without an end takes of the file.
+_CELL_LIMIT = 4
 
 
 class CsvTable:
@@ -32,10 +35,11 @@ class CsvTable:
     #: CSV has no types.
     schema: Any = None
 
-    def __init__(self, place: Place, delimiter: str) -> None:
-        self._place, self._delimiter = place, delimiter
+    def __init__(self, place: Place, delimiter: str, longest: int = _LONGEST) -> None:
+        self._place, self._delimiter, self._longest = place, delimiter, longest
         self._opened: list[Any] = []
-        csv.field_size_limit(max(csv.field_size_limit(), _CELL))
+        # The limit is one of the process, and Python's own is 128 KB.
+        csv.field_size_limit(max(csv.field_size_limit(), _CELL_LIMIT * longest))
         try:
             self.columns: Sequence[str] = next(self._lines(), [])
         finally:
@@ -48,18 +52,35 @@ class CsvTable:
         self._opened.append(source)
         text = io.TextIOWrapper(source.lines(), "utf-8-sig", errors="surrogateescape", newline="")
         self._opened.append(text)
-        lines, number = csv.reader(text, delimiter=self._delimiter, strict=True), -1
+        lines = csv.reader(text, delimiter=self._delimiter, strict=True)
+        number, before = -1, 0
         try:
-            for cells in filter(None, lines):  # a blank line is not a row
-                number += 1
-                yield cells
+            for cells in lines:
+                before = lines.line_num
+                if cells:  # a blank line is not a row
+                    number += 1
+                    yield cells
         except csv.Error as error:
-            raise InputUnreadable(
-                f"{self._place.name}: after row {max(0, number)}, line {lines.line_num}: {error}; "
-                'write a quote inside a quoted cell twice, ""'
-            ) from None
+            problem = self._problem(str(error), max(0, number), before + 1, lines.line_num)
+            raise InputUnreadable(f"{self._place.name}: {problem}") from None
         except (OSError, EOFError) as error:
             raise InputUnreadable(f"{self._place.name}: after row {number}: {error}") from None
+
+    def _problem(self, error: str, number: int, first: int, line: int) -> str:
+        """Return an error of the row after `number`, in the lines `first` to `line`, its remedy."""
+        remedy = 'write a quote inside a quoted cell twice, ""'
+        if not error.startswith("field larger"):
+            return f"after row {number}, line {line}: {error}; {remedy}"
+        if first == line:
+            return (
+                f"row {number + 1}, line {line}, longer than {self._longest} bytes; shorten it, or "
+                "raise WARMQ_MAX_LINE_BYTES"
+            )
+        return (  # most likely its quote has no end
+            f"row {number + 1}, from line {first}: a quoted cell has more than "
+            f"{csv.field_size_limit()} characters in several lines; {remedy}, or shorten the cell, "
+            "or raise WARMQ_MAX_LINE_BYTES"
+        )
 
     def read(self, wanted: Sequence[str]) -> Iterator[Row | bytes]:
         """Yield each row as a dict of all columns, a bad row as the line with its error."""
@@ -126,13 +147,13 @@ def _other_delimiter(part: TablePart, mark: str, more: str = "") -> InputUnreada
     return InputUnreadable(text, remedy="give_delimiter", delimiter=delimiter)
 
 
-#: File endings, and the function that opens such a file.
+#: File endings, and the function that opens such a file; that of CSV is CsvTable.
 _KINDS: dict[str, Callable[[Place], Table]] = {
     **dict.fromkeys((".parquet", ".parq", ".pq"), partial(ArrowTable, parquet=True)),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), partial(ArrowTable, parquet=False)),
-    ".csv": partial(CsvTable, delimiter=","),
-    ".tsv": partial(CsvTable, delimiter="\t"),
 }
+#: Endings of CSV files, and their usual delimiter.
+_CSV = {".csv": ",", ".tsv": "\t"}
 #: Endings that a CSV file may have in addition.
 _COMPRESSED = (".gz", ".zst")
 
@@ -141,9 +162,9 @@ def kind_of(name: str) -> str:
     """Return the ending that names a table's kind; '' for other files."""
     plain = (name.partition("?")[0] if is_web(name) else name).casefold()
     for ending in _COMPRESSED:
-        if plain.removesuffix(ending).endswith((".csv", ".tsv")):
+        if plain.removesuffix(ending).endswith(tuple(_CSV)):
             plain = plain.removesuffix(ending)
-    return next((kind for kind in _KINDS if plain.endswith(kind)), "")
+    return next((kind for kind in (*_KINDS, *_CSV) if plain.endswith(kind)), "")
 
 
 def columns_of(place: Place, delimiter: str = "") -> Sequence[str]:
@@ -178,10 +199,10 @@ class TablePart:
         plain = not (self.keys or self.delimiter)
         return self.place.fingerprint() if plain else self.place.fingerprint() + more
 
-    def open(self) -> Table:
+    def open(self, max_line_bytes: int = _LONGEST) -> Table:
         """Open the file and read its columns."""
-        if self.delimiter:
-            table: Table = CsvTable(self.place, self.delimiter)
+        if delimiter := self.delimiter or _CSV.get(self.kind):
+            table: Table = CsvTable(self.place, delimiter, max_line_bytes)
         else:
             table = _KINDS[self.kind](self.place)
         return TableOfFolder(table, self.keys) if self.keys else table
@@ -241,12 +262,12 @@ class TableSource:
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
         """Yield the chunks of `reader.chunks`; raise BadOption if a file lacks a column."""
         explain = explain_by_row("row", self._mapping.columns)
-        return chunks(LineStream(self._lines()), seed, max_line_bytes, explain)
+        return chunks(LineStream(self._lines(max_line_bytes)), seed, max_line_bytes, explain)
 
-    def _lines(self) -> Iterator[bytes]:
+    def _lines(self, max_line_bytes: int) -> Iterator[bytes]:
         wanted, line, kept = self._mapping.wanted, self._mapping.line, self._mapping.kept
         for part in self._parts:
-            table = part.open()
+            table = part.open(max_line_bytes)
             try:
                 for column in wanted:
                     count = table.columns.count(column)

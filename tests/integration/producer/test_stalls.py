@@ -11,6 +11,7 @@ from kit.commands.support import as_json, run_producer, state
 from kit.protocol.lessee import QUEUE, Lessee, client_of, submit_batch
 from redis import exceptions
 
+from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.announcements import WORKER_SILENT_S
 from contract.redis.batches import BatchStore
@@ -135,6 +136,15 @@ def test_requests_of_a_dead_worker_wait_until_its_lease_ends(
     assert batch is not None
     text = LeasesLost(store).text(batch)
     assert "its 2 requests of queue warmq wait for the end of their leases" in text
+
+
+def test_a_run_waits_for_the_leases_of_its_windows(store: BatchStore) -> None:
+    windows = [submit_batch(store, 3, batch_id=f"run_1.{n}", run="run_1").batch for n in range(2)]
+    submit_batch(store, 1, batch_id="b1")
+    Lessee(client_of(store), "celery@dead.7.1").pop(7)
+    run = Batch("run_1", {"windows": "0"}, windows=tuple(windows))
+    assert "its 6 requests of queue warmq wait" in LeasesLost(store).text(run)
+    assert "its 3 requests of" in LeasesLost(store).text(windows[0])
 
 
 def test_no_worker_counts_as_dead_while_redis_has_just_come_back(

@@ -182,7 +182,8 @@ def test_a_submit_that_got_no_line_for_a_while_has_stopped(batch: Batch, stalled
     assert (found is not None) == stalled
     if found:
         assert found.facts["lines"] == batch.number("cursor")
-        assert "--batch-id b1" in found.advice()
+        assert "fix the file if it was refused" in found.advice()
+        assert "the same command with --batch-id b1 queues the missing lines" in found.advice()
 
 
 def test_every_text_has_a_remedy_and_names_facts_only() -> None:

@@ -162,6 +162,26 @@ def test_a_table_is_planned_as_its_lines_are(redis_url: str, tmp_path: Path):
     assert plans[0] == plans[1]
 
 
+def test_the_setting_limits_the_rows_of_csv_and_only_a_longer_one_fails(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    whole = tmp_path / "in.csv"
+    whole.write_text(f'id,text\na,1\nb,"{"x" * 11_000_000}"\nc,2\n')
+    refused = "row 2, longer than 10485760 bytes (it has 110000"
+    for command, most, fits in (("plan", "", 0), ("plan", "20000000", 1), ("submit", "", 0)):
+        done = run_producer(
+            command,
+            whole,
+            *MAP,
+            redis_url=redis_url,
+            **({"WARMQ_MAX_LINE_BYTES": most} if most else {}),
+        )
+        for told in (refused, "raise WARMQ_MAX_LINE_BYTES"):
+            assert (told in done.stdout + done.stderr) is not bool(fits), done
+    names = [message["headers"]["warmq"]["custom_id"] for message in queued(store)]
+    assert names == ["a", "c"]
+
+
 @pytest.mark.parametrize(
     ("mapped", "told"),
     [

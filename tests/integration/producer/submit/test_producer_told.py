@@ -6,7 +6,9 @@ import datetime as dt
 import gzip
 import signal
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -16,6 +18,7 @@ from kit.commands.submitting import assert_queued_once
 from kit.commands.support import (
     batch_file,
     chat_line,
+    finish,
     producer_command,
     producer_env,
     queued,
@@ -24,13 +27,14 @@ from kit.commands.support import (
     state,
     write_lines,
 )
-from kit.protocol.lessee import client_of, submit_batch
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract.redis import keys
 from contract.redis.announcements import WORKER_SILENT_S
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer import queue_workers
+from producer.cli import progress
 from producer.queue_workers import QueueWorkers
 from producer.submit.submission import Submission
 
@@ -281,6 +285,27 @@ def test_who_watches_a_batch_of_a_dead_worker_is_told_so(redis_url: str, store: 
         process.stderr.close()
     assert "0/2 done" in told
     assert "no worker serves queue warmq any more: the last one, celery@a (process 12)" in told
+
+
+@pytest.mark.parametrize(("silent_s", "told"), [(8, "workers: silent (celery@a"), (-10, "")])
+def test_who_watches_a_batch_that_still_has_a_rate_is_told_of_a_silent_worker(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    silent_s: float, told: str,
+):  # fmt: skip
+    submitted = submit_batch(store, 4)
+    announce(store, "celery@a.12.0a1b2c3d", "ready", silent_s=silent_s)
+    lessee = Lessee(client_of(store), "celery@a.12.0a1b2c3d")
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: finish(lessee, lessee.pop(2)))
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+    progress.watch(store, submitted.batch)
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert "workers: " in first
+    assert "2/4 done" in second
+    assert "requests/s" in second
+    assert ("workers: " in second) == bool(told)
+    assert told in second
+    assert "workers: " not in last
 
 
 def test_the_text_of_a_request_whose_worker_died_is_waited_for_with_a_word(

@@ -101,7 +101,8 @@ def test_a_batch_that_gets_no_more_lines_says_since_when_and_what_completes_it(m
     )
     assert "10/10 done" in text
     assert "not submitted to its end (10 lines read, no more for 0:00:35)" in text
-    assert "the same command with --batch-id b1 completes it" in text
+    assert "fix the file if it was refused" in text
+    assert "the same command with --batch-id b1 queues the missing lines" in text
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import decimal
 import gzip
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,14 @@ def test_a_row_that_is_longer_than_a_line_may_be_is_skipped_and_told(tmp_path: P
 # -- CSV ---------------------------------------------------------------------
 
 
+@pytest.fixture
+def csv_limit() -> Iterator[None]:
+    """Give Python's limit of a CSV cell, which this process has in common, as it is at first."""
+    before = csv.field_size_limit(128 * 2**10)
+    yield
+    csv.field_size_limit(before)
+
+
 @pytest.mark.parametrize("packed", [bytes, gzip.compress])
 def test_csv_has_texts_and_numbers_where_a_field_wants_them(tmp_path: Path, packed: Any):
     text = '\ufeffid,text,n,stop\r\n1,"a, ""b""\r\nc",5,7\r\n\r\n2,[1],,\r\n'
@@ -228,6 +238,53 @@ def test_csv_that_cannot_be_read_says_where_and_what_to_do(
     name = text_file(tmp_path / "in.csv", text)
     with pytest.raises(InputUnreadable, match=told):
         chunks_of(open_source(name, {"prompt": "a"}))
+
+
+@pytest.mark.parametrize(("ending", "mark"), [(".csv", ","), (".tsv", "\t"), (".csv.gz", ",")])
+def test_a_csv_row_beyond_the_limit_fails_alone_as_one_of_parquet_does(
+    tmp_path: Path, csv_limit: None, ending: str, mark: str
+):
+    texts = ["a", "x" * 11_000_000, "y\n" * 4_000_000, "b"]
+    rows = "".join(f'{n}{mark}"{text}"\n' for n, text in enumerate(texts, 1))
+    content = f"id{mark}text\n{rows}".encode()
+    packed = gzip.compress(content) if ending.endswith(".gz") else content
+    sources = [
+        open_source(text_file(tmp_path / f"in{ending}", packed), PROMPT),
+        open_source(parquet(tmp_path / "in.parquet", {"id": [1, 2, 3, 4], "text": texts}), PROMPT),
+    ]
+    for source in sources:
+        (chunk,) = source.chunks(SEED, 10 * 2**20)
+        assert chunk.too_long == {2: 11_000_013, 3: 12_000_013}
+        assert [number for number, line in chunk.lines if line] == [1, 4]
+    raised = list(open_source(str(tmp_path / f"in{ending}"), PROMPT).chunks(SEED, 12_000_013))
+    assert sum(len(chunk.lines) for chunk in raised) == 4
+    assert not any(chunk.too_long for chunk in raised)
+
+
+@pytest.mark.parametrize(
+    ("cell", "quoted", "facts"),
+    [
+        ("x" * 500_000, "x", ("row 2", "100000 bytes", "shorten it", "WARMQ_MAX_LINE_BYTES")),
+        ("y\n" * 250_000, "y", ("row 2", "line 5", "400000", "twice", "WARMQ_MAX_LINE_BYTES")),
+    ],
+)
+def test_a_csv_cell_of_several_times_the_limit_has_the_remedy_of_its_cause(
+    tmp_path: Path, csv_limit: None, cell: str, quoted: str, facts: tuple[str, ...]
+):
+    name = text_file(tmp_path / "in.csv", f'text\n"a\nb"\n\n"{cell}"\nc\n')
+    source = open_source(name, PROMPT)
+    csv.field_size_limit(128 * 2**10)
+    with pytest.raises(InputUnreadable) as raised:
+        list(source.chunks(SEED, 100_000))
+    for fact in facts:
+        assert fact in raised.value.message
+    assert ("quote" in raised.value.message) == (quoted == "y")
+
+
+def test_a_quote_without_an_end_has_the_remedy_of_quotes(tmp_path: Path):
+    name = text_file(tmp_path / "in.csv", 'text\na\n"b\nc\n')
+    with pytest.raises(InputUnreadable, match=r'after row 1.*inside a quoted cell twice, ""'):
+        chunks_of(open_source(name, PROMPT))
 
 
 def test_csv_needs_no_pyarrow_and_parquet_says_which_extra_brings_it(
