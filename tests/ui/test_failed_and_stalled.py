@@ -137,6 +137,13 @@ def test_a_model_without_a_worker_is_a_stall_on_both_pages_until_it_is_none(
         assert stall.locator("strong").inner_text()[1:] in status
         run_producer("delete", "other", "--force", redis_url=url)
         expect(stall).to_have_count(0, timeout=90_000)
+        # Whatever else the open page has, what begins to wait is on it
+        rates = page.get_by_text("Rates are means of")
+        expect(rates).to_have_text("Rates are means of the last 10 seconds.")
+        run_producer("submit", file, "--batch-id", "other", "--model", "gpt-4", redis_url=url)
+        expect(stall).to_be_visible(timeout=30_000)
+        expect(rates).to_have_count(1)
+        run_producer("delete", "other", "--force", redis_url=url)
         assert view.said == []
 
 

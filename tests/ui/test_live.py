@@ -15,7 +15,7 @@ from kit.commands.support import producer_command, producer_env
 from kit.gateways.browser import watched
 from kit.gateways.live_stack import MODEL, QUEUE, Stack
 from kit.gateways.page_stack import ended, lines, send
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from contract import naming
 from contract.redis import keys
@@ -227,6 +227,15 @@ def test_the_mark_of_a_run_that_reads_more_goes_with_its_explanation(
         assert process.wait(30) == 1
 
 
+def tiles(page: Page) -> dict[str, str | None]:
+    """Return the value that stands under each label."""
+    found = page.locator(".stat").all()
+    return {
+        one.locator("dt").inner_text(): one.locator("dd").first.get_attribute("data-b")
+        for one in found
+    }
+
+
 def test_the_open_page_of_an_ended_batch_shows_that_it_goes_on(
     chrome: Browser, stack: Stack, tmp_path: Path
 ) -> None:
@@ -253,8 +262,15 @@ def test_the_open_page_of_an_ended_batch_shows_that_it_goes_on(
         expect(page.get_by_role("button", name="Retry cancelled or expired")).to_have_count(0)
         expect(page.locator(".stat", has_text="Left")).to_have_count(1)
         expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+        rates = page.get_by_text("mean of the last 30 seconds")
+        expect(rates).to_be_visible(timeout=30_000)
+        expected = {"Of": "total", "Requests/s": "rate", "Tokens in": "tokens_in"}
+        assert tiles(page).items() >= (expected | {"Left": "left"}).items()
         producer("cancel", "again")
         expect(heading).to_have_text("cancelled", timeout=30_000)
+        assert tiles(page).items() >= (expected | {"Took": "left", "Cancelled": None}).items()
+        expect(page.locator('[data-b="rate"]')).to_have_text("–", timeout=30_000)
+        expect(rates).to_have_count(0)
         assert page.evaluate("window.loadedOnce")
         assert view.said == []
 

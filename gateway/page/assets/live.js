@@ -1,7 +1,7 @@
 // @ts-check
 // The stream of events of an open page. Each event replaces texts in place, so that nothing jumps.
 
-import { keepFromPage, noteEvent, noteLost, readSoon } from "./reread.js";
+import { keepFromPage, leaveToPage, noteEvent, noteLost, readSoon } from "./reread.js";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
@@ -68,14 +68,15 @@ function showFleet(state) {
 function showBatch(row) {
   const name = CSS.escape(row.id);
   for (const place of document.querySelectorAll(`[data-batch="${name}"]`)) {
-    const putAll = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
+    const all = /** @param {string} key */ (key) => [...place.querySelectorAll(`[data-b="${key}"]`)];
+    const putAll = /** @param {string} key @param {string} text */ (key, text) => all(key).forEach((e) => put(e, text));
     putAll("done", number(row.done));
     putAll("total", number(row.total) + (row.grows ? "+" : ""));
     putAll("failed", number(row.failed));
     if (row.rate !== null) { // null in the first seconds: the page keeps the mean
       putAll("rate", number(row.rate));
       for (const note of document.querySelectorAll('[data-b="rates_over"]')) put(note, /** @type {HTMLElement} */ (note).dataset.live ?? "");
-    }
+    } else if (row.ended) all("rate").forEach(leaveToPage); // a retried batch has none
     putAll("left", row.ended ? duration(row.seconds) : duration(row.left_s));
     putAll("tokens_in", number(row.tokens_in));
     putAll("tokens_out", number(row.tokens_out));

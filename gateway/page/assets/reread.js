@@ -24,6 +24,21 @@ let streamed = new WeakSet();
 /** @param {Element} element */
 export const keepFromPage = (element) => { streamed.add(element); };
 
+/** @param {Element} element */
+export const leaveToPage = (element) => { streamed.delete(element); };
+
+/** @param {Element} element The data attributes name a value. */
+const valueOf = (element) => JSON.stringify({ ...(/** @type {HTMLElement} */ (element).dataset) });
+
+/** Returns whether the page may change an element. Without an id, an element may become that of another value.
+ * @param {Element} old @param {Element} fresh */
+function isPages(old, fresh) {
+  if (old.matches?.('form[method="get"]')) return false;
+  if (streamed.has(old) && valueOf(old) === valueOf(fresh)) return false;
+  leaveToPage(old);
+  return true;
+}
+
 /** Reads the page within a second, because it has other parts now. */
 export const readSoon = () => { readAt = 0; };
 
@@ -47,7 +62,7 @@ async function readPage() {
   morph(document.querySelector("main"), fresh.querySelector("main"), {
     ignoreActiveValue: true,
     callbacks: {
-      beforeNodeMorphed: /** @param {Element} old */ (old) => !streamed.has(old) && !old.matches?.('form[method="get"]'),
+      beforeNodeMorphed: isPages,
       beforeAttributeUpdated: /** @param {string} name @param {Element} node */ (name, node) => !(name === "open" && node.localName === "details"),
     },
   });
