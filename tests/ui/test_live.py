@@ -88,6 +88,7 @@ def test_a_batch_is_cancelled_by_its_button_after_a_question(chrome: Browser, st
         page.get_by_role("button", name="Cancel").click()
         page.get_by_text("The batch is being cancelled.").wait_for()
         expect(page.locator(".status-cancelled").first).to_be_visible(timeout=30_000)
+        expect(page.locator(".notice")).to_have_count(0, timeout=30_000)
         assert view.said == []
 
 
