@@ -1,7 +1,8 @@
 """Reads requests from Python iterables as lines; errors name the row and column.
 
-A row that cannot become a request becomes a line with a JSON list [problem, column, custom_id].
-Thereby the row keeps its number, the digest covers it, and it gets an error result.
+A row that cannot become a request becomes a line with a JSON list [problem, column, custom_id],
+and the error's code if it is not `invalid_request`. Thereby the row keeps its number, the digest
+covers it, and it gets an error result.
 """
 
 from __future__ import annotations
@@ -13,22 +14,79 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from producer.input.reader import ExplainError, LineStream, RawChunk, chunks
+from contract.openai.lines import MAX_CUSTOM_ID
+from producer.input.reader import (
+    LONGEST_LINE,
+    ExplainError,
+    LineStream,
+    RawChunk,
+    chunks,
+    longer_than,
+)
 
 #: Function that returns the line of one row.
 ToLine = Callable[[Any], bytes]
 #: Options of orjson, to write {5: -100} as {"5": -100}, as `json` and the SDKs do.
 JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+#: More than a request and its kept cells have, so that the reader skips no row.
+_NO_LIMIT = 4 * LONGEST_LINE
 _EXAMPLE = '{"prompt": "..."} or {"messages": [...]}'
 
 
-def bad_row(problem: str, column: str = "", custom_id: object = None) -> bytes:
+def bad_row(problem: str, column: str = "", custom_id: object = None, code: str = "") -> bytes:
     """Return the line of a bad row; `problem` ends with the remedy."""
-    own = custom_id if isinstance(custom_id, str) else None
+    valid = isinstance(custom_id, str) and 0 < len(custom_id) <= MAX_CUSTOM_ID
+    more = [code] if code else []
     try:
-        return orjson.dumps([problem, column, own]) + b"\n"
+        return orjson.dumps([problem, column, custom_id if valid else None, *more]) + b"\n"
     except TypeError:  # the custom_id is not UTF-8
-        return orjson.dumps([problem, column, None]) + b"\n"
+        return orjson.dumps([problem, column, None, *more]) + b"\n"
+
+
+def row_chunks(
+    rows: Iterable[bytes], seed: str | None, longest: int, explain: ExplainError
+) -> Iterator[RawChunk]:
+    """Yield the chunks of rows' lines; a row longer than `longest` bytes becomes a bad row."""
+    lines = LineStream(row if len(row) <= longest else _bounded(row, longest) for row in rows)
+    return chunks(lines, seed, _NO_LIMIT, explain)
+
+
+def _bounded(line: bytes, longest: int) -> bytes:
+    """Return a row's line, or that of its error if its request or kept cells are too long.
+
+    Each has the limit of its own. The longest kept cells are left out until the others fit in.
+    """
+    request, _, kept = line.partition(b"\n")
+    size, whole = len(request), len(kept)
+    kept, left_out = _bounded_cells(kept, longest)
+    if size <= longest and not left_out:
+        return line
+    value, names = orjson.loads(request), ", ".join(left_out)
+    if isinstance(value, list):  # a bad row already
+        problem, column, custom_id, *code = value
+    else:
+        problem, column, custom_id, code = "", "", value.get("custom_id"), ["line_too_long"]
+    if isinstance(value, dict) and size <= longest:
+        problem = f"cannot be kept, the kept cells are {longer_than(longest, whole)}"
+        return bad_row(problem, names, custom_id, *code) + kept
+    problem = problem or longer_than(longest, size)
+    problem += f"; too long to be kept: {names}" if names else ""
+    return bad_row(problem, column, custom_id, *code) + kept
+
+
+def _bounded_cells(kept: bytes, longest: int) -> tuple[bytes, list[str]]:
+    """Return the JSON of the kept cells, and the names of those that it leaves out."""
+    left, left_out = len(kept), list[str]()
+    if left <= longest:
+        return kept, left_out
+    cells = orjson.loads(kept)
+    sizes = {name: len(orjson.dumps(cell)) for name, cell in cells.items()}
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if left > longest:
+            left += len(b"null") - sizes[name]
+            cells[name] = None
+            left_out.append(name)
+    return orjson.dumps(cells, option=orjson.OPT_APPEND_NEWLINE), left_out
 
 
 def explain_by_row(what: str, columns: Mapping[str, str]) -> ExplainError:
@@ -39,10 +97,13 @@ def explain_by_row(what: str, columns: Mapping[str, str]) -> ExplainError:
 
     def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected:
         if line.startswith(b"["):
-            problem, column, custom_id = orjson.loads(line)
+            problem, column, custom_id, *code = orjson.loads(line)
             where = f", column {column}" if column else ""
             return RequestRejected(
-                f"{what} {number}{where}: {problem}", field=column or None, custom_id=custom_id
+                f"{what} {number}{where}: {problem}",
+                code=code[0] if code else None,
+                field=column or None,
+                custom_id=custom_id,
             )
         field = error.field or ""
         root = field.removeprefix("body.").partition(".")[0].partition("[")[0]
@@ -140,9 +201,9 @@ class IterableSource:
         return ""
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield the chunks of `reader.chunks`; errors of iterating pass through."""
+        """Yield the chunks of `row_chunks`; errors of iterating pass through."""
         explain = explain_by_row(self._what, self._columns)
-        return chunks(LineStream(self._lines()), seed, max_line_bytes, explain)
+        return row_chunks(self._lines(), seed, max_line_bytes, explain)
 
     def _lines(self) -> Iterator[bytes]:
         for row in self._rows:

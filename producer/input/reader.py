@@ -268,6 +268,11 @@ class LineStream:
 Lines = io.BufferedIOBase | LineStream
 
 
+def longer_than(limit: int, size: int) -> str:
+    """Return the problem of a line of more than `limit` bytes, with its remedy."""
+    return f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES"
+
+
 def chunks(
     stream: Lines, seed: str | None, max_line_bytes: int, explain: ExplainError | None = None
 ) -> Iterator[RawChunk]:

@@ -19,7 +19,7 @@ from contract.openai.lines import Request, parse_line
 from contract.openai.repeatable import canonical
 from contract.redis.known import KnownAnswer
 from contract.results import failure_meta
-from producer.input.reader import RawChunk
+from producer.input.reader import RawChunk, longer_than
 from producer.input.seen import IN_MEMORY, KeyTable, SeenIds
 from producer.input.tables.kept import split_kept, take_columns
 from producer.submit.expected import ignore
@@ -135,7 +135,8 @@ class LinesToMessages:
             custom_id = None
             try:
                 if number in raw.too_long:
-                    raise _too_long(raw.too_long[number], self.max_line_bytes)
+                    problem = longer_than(self.max_line_bytes, raw.too_long[number])
+                    raise RequestRejected(problem, code="line_too_long")
                 request = parse_line(line, overrides)
                 custom_id = request.custom_id
                 if check is not None:
@@ -201,13 +202,6 @@ class LinesToMessages:
         chunk.index.entries.append((number, custom_id, by_line))
         chunk.rejects.append((request_id, meta))
         chunk.first_error = chunk.first_error or error.message
-
-
-def _too_long(size: int, limit: int) -> RequestRejected:
-    return RequestRejected(
-        f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
-        code="line_too_long",
-    )
 
 
 def in_line(number: int, _: bytes, error: RequestRejected) -> RequestRejected:

@@ -42,6 +42,8 @@ _Get = Callable[[Row], Any]
 
 #: Pattern of a template: `{{` and `}}` are braces, `{name}` is a column, any other brace an error.
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+#: The remedy for braces in a template that are not meant as a column's.
+_BRACES = "; write {{ and }} for braces"
 _MESSAGES = "messages."
 _ROLES = ("system", "developer", "user", "assistant")
 #: Fields of an OpenAI batch line, which has its request in `body`.
@@ -246,7 +248,7 @@ def _get_of(
     if columns is None or given not in columns:
         template = Template.parse(field, given)
         for column in template.columns:
-            _check_column(field, column, None if guessed else columns)
+            _check_column(field, column, None if guessed else columns, _BRACES)
         if template.columns:
             return template.fill, template.columns
         if columns is not None and not (guessed and field in _NEEDED):
@@ -285,12 +287,11 @@ def _no_column(field: str, given: str, columns: Sequence[str], more: str = "") -
     )
 
 
-def _check_column(field: str, column: str, columns: Sequence[str] | None) -> None:
+def _check_column(field: str, column: str, columns: Sequence[str] | None, remedy: str = "") -> None:
     if columns is None:
         return
     if column not in columns:
-        braces = "; write {{ and }} for braces" if set(column) & set("\"':") else ""
-        raise _no_column(field, column, columns, braces)
+        raise _no_column(field, column, columns, remedy)
     if columns.count(column) > 1:
         raise BadOption(f"field {field}: there are two columns {column!r}; rename one")
 

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from producer.input.bucket import is_web
-from producer.input.iterable import bad_row, explain_by_row
+from producer.input.iterable import bad_row, explain_by_row, row_chunks
 from producer.input.options import BadOption
-from producer.input.reader import Input, InputUnreadable, LineStream, Place, RawChunk, chunks
+from producer.input.reader import Input, InputUnreadable, Place, RawChunk
 from producer.input.tables.arrow import ArrowTable
 from producer.input.tables.hive import Table, TableOfFolder
 from producer.input.tables.mapping import Row, RowMapping
@@ -61,7 +61,7 @@ class CsvTable:
                     number += 1
                     yield cells
         except csv.Error as error:
-            problem = self._problem(str(error), max(0, number), before + 1, lines.line_num)
+            problem = self._problem(str(error), number, before + 1, lines.line_num)
             raise InputUnreadable(f"{self._place.name}: {problem}") from None
         except (OSError, EOFError) as error:
             raise InputUnreadable(f"{self._place.name}: after row {number}: {error}") from None
@@ -69,8 +69,11 @@ class CsvTable:
     def _problem(self, error: str, number: int, first: int, line: int) -> str:
         """Return an error of the row after `number`, in the lines `first` to `line`, its remedy."""
         remedy = 'write a quote inside a quoted cell twice, ""'
+        if error == "unexpected end of data":
+            row = "header" if number < 0 else f"row {number + 1}"
+            return f"{row}, from line {first}: a quote has no end; close it, or {remedy}"
         if not error.startswith("field larger"):
-            return f"after row {number}, line {line}: {error}; {remedy}"
+            return f"after row {max(0, number)}, line {line}: {error}; {remedy}"
         if first == line:
             return (
                 f"row {number + 1}, line {line}, longer than {self._longest} bytes; shorten it, or "
@@ -260,9 +263,9 @@ class TableSource:
         return hashlib.sha256(orjson.dumps(texts)).hexdigest()
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-        """Yield the chunks of `reader.chunks`; raise BadOption if a file lacks a column."""
+        """Yield the chunks of `row_chunks`; raise BadOption if a file lacks a column."""
         explain = explain_by_row("row", self._mapping.columns)
-        return chunks(LineStream(self._lines(max_line_bytes)), seed, max_line_bytes, explain)
+        return row_chunks(self._lines(max_line_bytes), seed, max_line_bytes, explain)
 
     def _lines(self, max_line_bytes: int) -> Iterator[bytes]:
         wanted, line, kept = self._mapping.wanted, self._mapping.line, self._mapping.kept

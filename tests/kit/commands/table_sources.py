@@ -18,8 +18,8 @@ from producer.input.tables.kept import split_kept
 SEED = "00" * 32
 
 
-def chunks_of(source: Source) -> list[RawChunk]:
-    return list(source.chunks(SEED, 10**6))
+def chunks_of(source: Source, longest: int = 10**6) -> list[RawChunk]:
+    return list(source.chunks(SEED, longest))
 
 
 def requests_of(source: Source) -> list[dict[str, Any]]:
@@ -27,16 +27,17 @@ def requests_of(source: Source) -> list[dict[str, Any]]:
     return [orjson.loads(split_kept(line)[0]) for line in lines]
 
 
-def errors_of(source: Source) -> dict[int, RequestRejected]:
+def errors_of(source: Source, longest: int = 10**6) -> dict[int, RequestRejected]:
     """Return the errors of the lines that are no requests, in the table's own terms."""
     found = {}
-    for chunk in chunks_of(source):
+    for chunk in chunks_of(source, longest):
         for number, line in chunk.lines:
+            request, _ = split_kept(line)
             try:
-                parse_line(line)
+                parse_line(request)
             except RequestRejected as error:
                 assert chunk.explain is not None
-                found[number] = chunk.explain(number, line, error)
+                found[number] = chunk.explain(number, request, error)
     return found
 
 

@@ -20,6 +20,7 @@ from kit.commands.support import (
     write_lines,
 )
 from kit.stacks.celery_side import simulated
+from pyarrow import csv
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
@@ -167,7 +168,7 @@ def test_the_setting_limits_the_rows_of_csv_and_only_a_longer_one_fails(
 ):
     whole = tmp_path / "in.csv"
     whole.write_text(f'id,text\na,1\nb,"{"x" * 11_000_000}"\nc,2\n')
-    refused = "row 2, longer than 10485760 bytes (it has 110000"
+    refused = "row 2: longer than 10485760 bytes (it has 110000"
     for command, most, fits in (("plan", "", 0), ("plan", "20000000", 1), ("submit", "", 0)):
         done = run_producer(
             command,
@@ -180,6 +181,35 @@ def test_the_setting_limits_the_rows_of_csv_and_only_a_longer_one_fails(
             assert (told in done.stdout + done.stderr) is not bool(fits), done
     names = [message["headers"]["warmq"]["custom_id"] for message in queued(store)]
     assert names == ["a", "c"]
+
+
+@pytest.mark.parametrize("command", ["submit", "run"])
+@pytest.mark.parametrize("order", ["input", "prefix"])
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_a_row_that_is_too_long_is_found_by_its_id_in_the_output(
+    redis_url: str, tmp_path: Path, command: str, order: str, ending: str
+):
+    columns = {"id": [11, 12, 13, 14], "text": ["a", "x" * 5000, "c", None], "source": [*"pqrs"]}
+    whole, out = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
+    if ending == "csv":
+        csv.write_csv(pa.table(columns), whole)
+    else:
+        pq.write_table(pa.table(columns), whole)
+    name = ("--batch-id", "b1", "-o", out) if command == "submit" else (out,)
+    mapped = (*MAP, "--keep", "all", "--order", order)
+    with simulated(redis_url, tmp_path / "worker.log"):
+        done = run_producer(
+            command, whole, *name, *mapped, redis_url=redis_url, WARMQ_MAX_LINE_BYTES="2000"
+        )
+    assert done.returncode == 1, done.stderr
+    found = (csv.read_csv if ending == "csv" else pq.read_table)(out).to_pydict()
+    assert found["id"] == found["custom_id"] == [11, 12, 13, 14]
+    assert found["source"] == [*"pqrs"]
+    assert found["line"] == [1, 2, 3, 4]
+    assert found["status"] == ["completed", "failed", "completed", "failed"]
+    assert found["error_code"][1] == "line_too_long"
+    assert found["error_message"][1].endswith("text")
+    assert found["input_text"][1:3] == ["" if ending == "csv" else None, "c"]
 
 
 @pytest.mark.parametrize(

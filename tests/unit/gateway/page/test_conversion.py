@@ -98,6 +98,19 @@ def test_a_bad_row_becomes_a_line_that_fails_alone(tmp_path: Path) -> None:
     assert (refused.value.field, refused.value.custom_id) == ("body.messages", "b")
 
 
+def test_a_row_that_is_too_long_fails_alone_with_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "stored"
+    table = {"id": ["a", "b", "c"], "text": ["x", "y" * 2**20, "z"]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    found, lines = run(path, "t.parquet", **{"messages.user": "{text}", "custom_id": "id"})
+    assert (found.problems, found.error, list(found.bad_rows)) == ([], "", [2])
+    assert "WARMQ_MAX_LINE_BYTES" in found.bad_rows[2]
+    assert [orjson.loads(line)["custom_id"] for line in lines] == ["a", "b", "c"]
+    with pytest.raises(RequestRejected) as refused:
+        parse_line(lines[1])
+    assert refused.value.custom_id == "b"
+
+
 @pytest.mark.parametrize("field", ["prompt", "input", "messages"])
 def test_a_bad_row_has_the_url_of_its_table(tmp_path: Path, field: str) -> None:
     path = tmp_path / "stored"

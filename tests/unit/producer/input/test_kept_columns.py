@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
-from kit.commands.table_sources import chunks_of, parquet, requests_of, text_file
+from kit.commands.table_sources import chunks_of, errors_of, parquet, requests_of, text_file
+from pyarrow import csv
 
 from producer.client.client import _source
 from producer.input.options import BadOption
@@ -24,8 +25,8 @@ PROMPT = {"prompt": "text"}
 COLUMNS = {"id": [7, 8], "text": ["a", "b"], "label": ["x", None]}
 
 
-def kept_of(source: Any) -> list[dict[str, Any]]:
-    lines = [line for chunk in chunks_of(source) for _, line in chunk.lines]
+def kept_of(source: Any, longest: int = 10**6) -> list[dict[str, Any]]:
+    lines = [line for chunk in chunks_of(source, longest) for _, line in chunk.lines]
     return [orjson.loads(split_kept(line)[1]) for line in lines]
 
 
@@ -100,6 +101,93 @@ def test_a_cell_that_cannot_be_kept_fails_its_row_only(tmp_path: Path):
     assert [orjson.loads(split_kept(line)[1]) for _, line in chunk.lines] == [
         {"n": 1, "id": "a"}, {"n": None, "id": "b"}, {"n": None, "id": "c"}
     ]  # fmt: skip
+
+
+BY_ID = {**PROMPT, "custom_id": "id"}
+LONG = {
+    "id": ["r1", "r2", "r3", "r4"],
+    "text": ["a", "x" * 1200, "c", None],
+    "source": ["s1", "s2", "s3", "s4"],
+}
+EMPTY_REQUEST = len(b'{"custom_id":"r2","prompt":""}')
+
+
+def source_of(kind: str, folder: Path, columns: dict[str, Any], keep: list[str]) -> Any:
+    rows, path = pa.table(columns), folder / f"in.{kind}"
+    if kind == "csv":
+        csv.write_csv(rows, path)
+    elif kind == "parquet":
+        parquet(path, columns)
+    elif kind == "arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+            writer.write_table(rows)
+    else:
+        return _source(rows if kind == "frame" else rows.to_pylist(), BY_ID, keep)
+    return open_source(str(path), BY_ID, keep)
+
+
+@pytest.mark.parametrize("keep", [["id", "source"], ["all"]])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "csv", "frame", "rows"])
+def test_a_row_that_is_too_long_fails_with_its_id_and_its_kept_cells(
+    tmp_path: Path, kind: str, keep: list[str]
+):
+    found = errors_of(source_of(kind, tmp_path, LONG, keep), 1000)
+    assert {n: error.custom_id for n, error in found.items()} == {2: "r2", 4: "r4"}
+    assert found[2].code == "line_too_long"
+    size = f"(it has {EMPTY_REQUEST + 1200})"
+    for fact in ("row 2", "1000 bytes", size, "WARMQ_MAX_LINE_BYTES"):
+        assert fact in found[2].message
+    assert found[2].message.endswith("text") == (keep == ["all"])
+    names = ["id", "source"] if keep != ["all"] else ["id", "text", "source"]
+    wanted = {**LONG, "text": ["a", None, "c", None]}
+    assert kept_of(source_of(kind, tmp_path, LONG, keep), 1000) == [
+        {name: wanted[name][n] for name in names} for n in range(4)
+    ]
+
+
+@pytest.mark.parametrize("keep", [[], ["text"]])
+def test_the_request_is_measured_without_the_kept_cells(tmp_path: Path, keep: list[str]):
+    longest = EMPTY_REQUEST + 1200
+    source = source_of("parquet", tmp_path, LONG, keep)
+    assert list(errors_of(source, longest)) == [4]
+    assert list(errors_of(source.reopen(), longest - 1)) == [2, 4]
+
+
+def test_kept_cells_that_are_too_long_fail_their_row_and_the_longest_are_left_out(tmp_path: Path):
+    columns = {
+        "id": ["r1", "r2", "r3"], "text": ["a", "b", None], "n": [1, 2, 3],
+        "more": ["x" * 700, "x" * 700, "x" * 1500], "most": ["y" * 100, "y" * 900, None],
+    }  # fmt: skip
+    source = source_of("parquet", tmp_path, columns, ["n", "more", "most"])
+    found = errors_of(source, 1000)
+    assert {n: error.custom_id for n, error in found.items()} == {2: "r2", 3: "r3"}
+    assert (found[2].code, found[2].field) == ("line_too_long", "most")
+    for fact in ("row 2, column most", "1000 bytes", "WARMQ_MAX_LINE_BYTES"):
+        assert fact in found[2].message
+    assert "more" not in found[2].message.split("column")[1]
+    assert (found[3].code, found[3].field) == ("invalid_request", "text")  # the first error stays
+    assert found[3].message.endswith("more")
+    assert kept_of(source.reopen(), 1000) == [
+        {"n": 1, "more": "x" * 700, "most": "y" * 100},
+        {"n": 2, "more": "x" * 700, "most": None},
+        {"n": 3, "more": None, "most": None},
+    ]
+
+
+@pytest.mark.parametrize("text", ["x" * 1200, None])
+def test_a_bad_row_has_no_id_that_a_request_may_not_have(tmp_path: Path, text: str | None):
+    columns = {"id": ["r" * 2000, "", "r" * 512], "text": [text] * 3}
+    source = source_of("parquet", tmp_path, columns, [])
+    found = errors_of(source, 1000)
+    assert [error.custom_id for error in found.values()] == [None, None, "r" * 512]
+
+
+def test_requests_of_a_program_that_are_too_long_have_their_id():
+    body = {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "x" * 1000}}
+    found = errors_of(_source([{"custom_id": "a", "prompt": "x" * 1000}, body], {}), 1000)
+    assert {n: (error.code, error.custom_id) for n, error in found.items()} == {
+        1: ("line_too_long", "a"), 2: ("line_too_long", "b")
+    }  # fmt: skip
 
 
 def test_parts_with_other_types_are_refused(tmp_path: Path):

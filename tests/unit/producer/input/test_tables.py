@@ -141,6 +141,8 @@ def test_a_column_of_the_fields_own_name_is_not_named_twice(tmp_path: Path):
         ({"custom_id": "{text} {label}"}, "there is no prompt; map a field to one"),
         ({"prompt": "txt"}, "there is no column 'txt'; did you mean text?; there are text, label"),
         ({"prompt": "x {label} {tex}"}, "there is no column 'tex'"),
+        ({"messages.user": "{text}", "messages.system": "Answer {good}"}, "{{ and }} for braces"),
+        ({"messages.user": "{text}", "messages.system": 'Say {"a": 1}'}, "{{ and }} for braces"),
         ({"promt": "text"}, "field promt: not a field of a request; did you mean prompt?"),
         ({"prompt": "{text} {"}, "a single { at character 8; write {{"),
         ({"messages.boss": "text"}, "give one of messages.system, "),
@@ -170,11 +172,11 @@ def test_a_table_gives_the_same_chunks_each_time_it_is_read(tmp_path: Path):
     assert source.fingerprint() != open_source(other, PROMPT).fingerprint()
 
 
-def test_a_row_that_is_longer_than_a_line_may_be_is_skipped_and_told(tmp_path: Path):
+def test_a_row_that_is_longer_than_a_line_may_be_fails_alone(tmp_path: Path):
     name = parquet(tmp_path / "in.parquet", {"text": ["a", "x" * 600_000, "b"]})
-    (chunk,) = open_source(name, PROMPT).chunks(SEED, 1000)
-    assert chunk.too_long == {2: 600_013}
-    assert [number for number, line in chunk.lines if line] == [1, 3]
+    found = errors_of(open_source(name, PROMPT), 1000)
+    assert [(n, found[n].code) for n in found] == [(2, "line_too_long")]
+    assert "(it has 600013)" in found[2].message
 
 
 # -- CSV ---------------------------------------------------------------------
@@ -253,12 +255,13 @@ def test_a_csv_row_beyond_the_limit_fails_alone_as_one_of_parquet_does(
         open_source(parquet(tmp_path / "in.parquet", {"id": [1, 2, 3, 4], "text": texts}), PROMPT),
     ]
     for source in sources:
-        (chunk,) = source.chunks(SEED, 10 * 2**20)
-        assert chunk.too_long == {2: 11_000_013, 3: 12_000_013}
-        assert [number for number, line in chunk.lines if line] == [1, 4]
-    raised = list(open_source(str(tmp_path / f"in{ending}"), PROMPT).chunks(SEED, 12_000_013))
-    assert sum(len(chunk.lines) for chunk in raised) == 4
-    assert not any(chunk.too_long for chunk in raised)
+        found = errors_of(source, 10 * 2**20)
+        assert [(n, found[n].code) for n in found] == [(2, "line_too_long"), (3, "line_too_long")]
+        assert "(it has 11000013)" in found[2].message
+        assert "(it has 12000013)" in found[3].message
+    raised = open_source(str(tmp_path / f"in{ending}"), PROMPT)
+    assert errors_of(raised, 12_000_013) == {}
+    assert raised.position == 4
 
 
 @pytest.mark.parametrize(
@@ -281,10 +284,21 @@ def test_a_csv_cell_of_several_times_the_limit_has_the_remedy_of_its_cause(
     assert ("quote" in raised.value.message) == (quoted == "y")
 
 
-def test_a_quote_without_an_end_has_the_remedy_of_quotes(tmp_path: Path):
-    name = text_file(tmp_path / "in.csv", 'text\na\n"b\nc\n')
-    with pytest.raises(InputUnreadable, match=r'after row 1.*inside a quoted cell twice, ""'):
-        chunks_of(open_source(name, PROMPT))
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        ('text\na\n"b\nc\n\n', "row 2, from line 3: "),
+        ('text\n"a\nb"\n\nc "\n"d\n', "row 3, from line 6: "),
+        ('text,"b\nc\n', "header, from line 1: "),
+    ],
+)
+def test_a_quote_without_an_end_is_named_where_its_row_begins(
+    tmp_path: Path, text: str, begin: str
+):
+    with pytest.raises(InputUnreadable) as raised:
+        chunks_of(open_source(text_file(tmp_path / "in.csv", text), PROMPT))
+    assert begin in raised.value.message
+    assert 'twice, ""' in raised.value.message
 
 
 def test_csv_needs_no_pyarrow_and_parquet_says_which_extra_brings_it(

@@ -8,6 +8,7 @@ import pytest
 
 from contract.errors import BatchConflict
 from producer.input.iterable import IterableSource
+from producer.input.reader import LineStream, chunks
 from producer.run.trial import Spread
 
 SEED = "00" * 32
@@ -49,10 +50,16 @@ def test_a_file_without_lines_has_nothing_to_try() -> None:
 
 def test_a_chunk_keeps_numbers_sizes_and_reasons() -> None:
     spread = Spread(3)
-    source = IterableSource([{"prompt": "x" * 90}, {"prompt": "a"}, "text"])
-    for _ in spread.watch(source.chunks(SEED, 90)):
+    lines = LineStream(iter([b"x" * 90 + b"\n", b'{"prompt": "a"}\n', b"text\n"]))
+    for _ in spread.watch(chunks(lines, SEED, 80)):
         pass
     chunk = spread.chunk()
     assert (chunk.first, chunk.cursor) == (1, 3)
-    assert list(chunk.too_long) == [1]
+    assert chunk.too_long == {1: 90}
+    rows = Spread(3)
+    source = IterableSource([{"prompt": "x" * 90}, {"prompt": "a"}, "text"])
+    for _ in rows.watch(source.chunks(SEED, 90)):
+        pass
+    chunk = rows.chunk()
+    assert [line[:1] for _, line in chunk.lines] == [b"[", b"{", b"["]
     assert chunk.explain is not None
