@@ -54,7 +54,7 @@ def row_chunks(
 def _bounded(line: bytes, longest: int) -> bytes:
     """Return a row's line, or that of its error if its request or kept cells are too long.
 
-    Each has the limit of its own. The longest kept cells are left out until the others fit in.
+    Each has the limit of its own. The longest kept cells are left out until the rest fits in.
     """
     request, _, kept = line.partition(b"\n")
     size, whole = len(request), len(kept)
