@@ -174,8 +174,11 @@ class Batch:
     @property
     def complete(self) -> bool:
         """Whether this is a run that has written all its results, also those of cancelled lines."""
-        read_all = self.finished and self.fields.get("unread") == "0"
-        return self.is_run and read_all and not (self.stopped or self.windows)
+        if not (self.is_run and self.finished) or self.stopped:
+            return False
+        # A cancel ends the record before the command has written the output.
+        written = self.fields.get("unread") == "0" and not self.windows
+        return written or "cancelling" not in self.fields
 
     @property
     def parts(self) -> tuple[Batch, ...]:
@@ -197,7 +200,9 @@ class Batch:
         """OpenAI's status of the batch, or `deleting`."""
         if "deleting" in self.fields:
             return "deleting"
-        if "cancelling" in self.fields:
+        # A run whose rows had all ended before it was cancelled has no cancelled row.
+        too_late = self.complete and not self.number("cancelled")
+        if "cancelling" in self.fields and not too_late:
             return "cancelled" if self.finished else "cancelling"
         if not self.sealed:
             return "validating"

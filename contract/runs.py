@@ -40,7 +40,7 @@ def joined(record: Batch, windows: Sequence[Batch]) -> Batch:
 
 def no_request_text(run: Batch, custom_id: str) -> str:
     """Return a text about a request that is in none of a run's windows in Redis."""
-    if run.finished and not run.stopped:
+    if run.complete:
         return (
             f"no request {custom_id!r} is in Redis: run {run.id} has ended, and the results of all "
             "its lines are in OUT or ERR"

@@ -142,7 +142,7 @@ def print_batch(
         click.echo(f"\n{STOPPED_RUN_GOES_ON}")
     elif batch.is_run and not batch.finished:
         click.echo(f"\n{waits_for_run(batch) or RUN_GOES_ON}")
-    elif batch.is_run and batch.status == "cancelled" and batch.fields.get("unread") != "0":
+    elif batch.is_run and not batch.complete:
         click.echo(f"\n{CANCELLED_RUN}")
     if not batch.sealed and not any(stall.code == "submit_stopped" for stall in stalls):
         lines = state["lines_read"]

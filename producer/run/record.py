@@ -80,6 +80,8 @@ class RunRecord:
             fields = {name: state.fields[name] for name in _OF_WINDOWS if name in state.fields}
             if window.number("failed"):
                 fields |= self._failures.kept(state)
+        if self.cancelled:  # until `end_record` the output of a cancelled run is not complete
+            fields["unread"] = ""
         self._note(fields | _counts(done))
 
     def note_unread(self, lines: float | None) -> None:

@@ -195,6 +195,38 @@ def test_a_run_that_was_killed_waits_for_its_command(
     store.delete(name, force=True)
 
 
+def test_the_page_of_a_cancelled_run_asks_for_its_command_until_the_output_is_written(
+    gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+    lessee = Lessee(client_of(store))
+
+    def run() -> Any:
+        found = [one for one in store.batches() if one.fields["input"] == str(source)]
+        return found[0] if found and found[0].number("total") == 600 else None
+
+    with running(redis_server.url, source, out, "--window", "500") as process:
+        name = eventually(run, 30).id
+    finish(lessee, lessee.pop(1), RequestFailed("it broke", code="request_failed"))
+    while leases := lessee.pop(600):
+        finish(lessee, leases)
+
+    def shown() -> tuple[str, str, bool, bool]:
+        """Return the API's state, and what the page has: its state and two texts."""
+        state = httpx.get(f"{gateway.url}/v1/batches/{name}").json()["status"]
+        page = httpx.get(f"{gateway.url}/ui/batches/{name}").text
+        assert "was interrupted" not in page
+        (tone,) = [one for one in ("cancelled", "partly") if f"status-{one}" in page]
+        return state, tone, "start it once more" in page, "error_message" in page
+
+    assert httpx.post(f"{gateway.url}/v1/batches/{name}/cancel").status_code == 200
+    eventually(lambda: shown() == ("cancelled", "cancelled", True, False), 30)
+    with running(redis_server.url, source, out, "--window", "500") as process:
+        assert process.wait(30) == 1
+    assert shown() == ("completed", "partly", False, True)
+
+
 def test_the_total_of_a_run_whose_file_is_read_has_no_mark(
     gateway: GatewayProcess, redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ _request = click.option(
 )
 
 
-#: Where the errors of a run that has ended are.
+#: Where the errors of a complete run are.
 _ALL_ERRORS = (
     "All errors are in OUT, if it is a table (columns status, error_code, error_message); "
     "else in ERR."
@@ -126,7 +126,7 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         workers = BatchWorkers(store).row_text(batch)
         show.print_batch(shown, workers, left_s, stalls, webhook, servers)
     show.print_failures(failures)
-    if batch.is_run and batch.finished and batch.number("failed") and not batch.stopped:
+    if batch.complete and batch.number("failed"):
         click.echo(f"\n{_ALL_ERRORS}")
 
 

@@ -267,7 +267,7 @@ def _failures(record: Batch, codes: Sequence[FailedCode]) -> list[str]:
 
 def _tell_end(output: str, run: Run, done: RunProgress) -> None:
     """Print what a user should know about a run that has ended."""
-    if run.cancelled:
+    if run.cancelled and done.cancelled:
         tell(f"{output}: {done.name} was cancelled: the rows that had not run are in it as "
              "cancelled; the same command with --retry cancelled runs them")  # fmt: skip
     if run.choice:
@@ -295,7 +295,8 @@ def _print_result(
     for text in failures:
         tell(f"{output}: {text}")
     if done.complete and retry:
-        tell(f"{output}: nothing runs again: no line ended as {retry}, except wrong lines")
+        wrong = ", except wrong lines" if done.failed and "failed" in retry else ""
+        tell(f"{output}: nothing runs again: no line ended as {retry}{wrong}")
     if text := cut_text(cut, "run FILE into another OUT with a higher --set max_tokens=N"):
         tell(f"{output}: {text}")
     if as_json:

@@ -37,6 +37,25 @@ def test_a_run_may_grow_until_its_file_is_read_to_the_end(
     assert not Batch("b", {"created_at": "1", "total": "2"}).may_grow
 
 
+@pytest.mark.parametrize(("fields", "status", "complete"), [
+    ({}, "completed", True),
+    ({"cancelling": "1"}, "cancelled", False),
+    ({"cancelling": "1", "unread": "7"}, "cancelled", False),
+    ({"cancelling": "1", "unread": "0"}, "completed", True),
+    ({"cancelling": "1", "unread": "0", "expired": "1"}, "expired", True),
+    ({"cancelling": "1", "unread": "0", "cancelled": "1"}, "cancelled", True),
+    ({"cancelling": "1", "unread": "0", "stopped": "sealed"}, "cancelled", False),
+])  # fmt: skip
+def test_a_run_that_was_cancelled_too_late_is_completed_when_its_output_is_written(
+    fields: dict[str, str], status: str, complete: bool
+) -> None:
+    run = Batch("run_1", ENDED | {"windows": "1", "valid": "2"} | fields)
+    assert (run.status, run.complete) == (status, complete)
+    # Another batch stays cancelled: its requests may have ended so in an earlier version
+    other = Batch("b", ENDED | {"cancelling": "1", "unread": "0"})
+    assert (other.status, other.complete) == ("cancelled", False)
+
+
 def test_a_retried_batch_has_no_time_that_people_see() -> None:
     ended = Batch("b", ENDED)
     retried = Batch("b", ENDED | {"retried": "1"})
