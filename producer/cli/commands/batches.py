@@ -51,7 +51,7 @@ def _no_run(context: Context, batch_id: str) -> Batch:
     else:
         options = ",".join(again or ("failed", "cancelled"))
         text = f"the same `producer run` with --retry {options} runs these lines again"
-        if batch.stopped or not batch.finished:
+        if not batch.complete:
             text = f"when it is complete, {text}"
     raise BatchConflict(f"{batch_id} is a run: {text}")
 
