@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from contract.redis import keys
 from contract.redis.announced_models import failure_of, has_loaded
 from contract.redis.announcements import WAITS_FOR, is_alive, model_name, queues_of
 from contract.redis.deadlines import DeadlineReads, LateBatch
+from contract.redis.reads import Reads
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingList, WaitingReads
 from contract.settings import Settings
@@ -28,6 +30,8 @@ from producer.stall_texts import PASSING, SUBMITS_WAIT, TEXTS
 
 #: Seconds without a new line after which the submit of an unsealed batch may have stopped.
 STOPPED_S = 10.0
+#: Seconds between two reads of a watched batch's leases.
+LEASES_EVERY_S = 5.0
 
 Worker = Mapping[str, Any]
 
@@ -193,6 +197,24 @@ def lease_stall(queue: str, lost: LostLeases) -> Stall:
     facts: dict[str, Any] = {"queue": queue, "count": lost.requests, "left_s": left_s}
     return _stall("lease_held", ", ".join(sorted(lost.workers)[:3]), text, **facts,
                   left=left_text(lost.left_s))  # fmt: skip
+
+
+class LeasesLost:
+    """Counts every LEASES_EVERY_S the requests of a batch that wait for a dead worker's leases."""
+
+    def __init__(self, store: Reads) -> None:
+        self._reads = LostLeaseReads.using(store)
+        self._read_at = -LEASES_EVERY_S
+        self._text = ""
+
+    def text(self, batch: Batch) -> str:
+        """Return a clause about these requests; '' if there are none."""
+        now = time.monotonic()
+        if now - self._read_at >= LEASES_EVERY_S:
+            lost = self._reads.lost_leases(batch)
+            self._read_at = now
+            self._text = "; ".join(lease_stall(*each).sentence() for each in lost.items())
+        return self._text
 
 
 class StallReads(LostLeaseReads, WaitingReads, Tenants):

@@ -110,7 +110,7 @@ class Outlook:
             return None
         slots = self.slots_of(work.tenant)
         own_s = recent.seconds_left(work.left, slots) if recent and not work.several else None
-        if own_s is None:
+        if own_s is None and not self.pace.too_rough:
             own_s = self.seconds(work.left * of_request, work)
         return None if own_s is None else max(own_s, held_s)
 

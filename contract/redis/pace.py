@@ -35,6 +35,14 @@ class Pace:
         return self.requests is not None and self.requests < _FEW_REQUESTS
 
     @property
+    def too_rough(self) -> bool:
+        """Whether not even each slot had a request, so that the rate gives no time left.
+
+        That is so after a `producer try`.
+        """
+        return self.rough and (self.requests or 0) < self.slots
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens per second of all slots."""
         return self.of_slot * self.slots

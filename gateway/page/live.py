@@ -177,7 +177,9 @@ class LiveFeed:
             row = row_of(batch_view, time.time()) if batch_view is not None else None
             if row is not None:
                 recent = None
-                if not row["ended"]:
+                if row["ended"]:  # a retry begins anew
+                    self._done.pop((tenant, batch_id), None)
+                else:
                     recent = self._batch_rate((tenant, batch_id), row["done"])
                     row["rate"] = None if recent is None else round(recent.per_s, 1)
                     # Values that only follow the clock are not a change: a batch without progress

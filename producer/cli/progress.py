@@ -10,10 +10,9 @@ from contract.batch import Batch
 from contract.failures import failures_of, failures_so_far
 from contract.redis.batches import BatchStore
 from producer.batch_watch import BatchWatch
-from producer.lost_leases import LostLeaseReads
 from producer.queue_workers import BatchWorkers, clock_text, left_text
 from producer.rates import Recent, Window
-from producer.stalls import STOPPED_S, lease_stall
+from producer.stalls import STOPPED_S, LeasesLost
 from producer.time_left import BatchOutlook, OutlookReads
 
 if TYPE_CHECKING:
@@ -164,24 +163,6 @@ class FailureNews:
             return ""
         self._codes, self._count = codes, count
         return text
-
-
-class LeasesLost:
-    """Counts every PLAIN_EVERY_S the requests of a batch that wait for a dead worker's leases."""
-
-    def __init__(self, store: BatchStore) -> None:
-        self._reads = LostLeaseReads.using(store)
-        self._read_at = -PLAIN_EVERY_S
-        self._text = ""
-
-    def text(self, batch: Batch) -> str:
-        """Return a clause about these requests; '' if there are none."""
-        now = time.monotonic()
-        if now - self._read_at >= PLAIN_EVERY_S:
-            lost = self._reads.lost_leases(batch)
-            self._read_at = now
-            self._text = "; ".join(lease_stall(*each).sentence() for each in lost.items())
-        return self._text
 
 
 class _WorkersOf:

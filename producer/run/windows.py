@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from contract import naming
 from contract.batch import Batch
 from contract.errors import BatchConflict, StoreFull
-from contract.failures import failures_so_far
 from contract.redis.batches import BatchStore
 from contract.results import OUTCOMES
 from contract.settings import Settings
@@ -29,7 +28,6 @@ from producer.collect.collect import Collector
 from producer.input.reader import RawChunk
 from producer.input.seen import SeenIds
 from producer.input.source import Source
-from producer.queue_workers import BatchWorkers, left_text
 from producer.run.again import selected
 from producer.run.cancelled import cancelled_lines, custom_id_of
 from producer.run.journal import RunFiles, RunProgress, window_id
@@ -37,6 +35,7 @@ from producer.run.parts import Chunks, Window
 from producer.run.record import RunRecord, begin_retry
 from producer.run.run_time_left import RunTimeLeft, unread_lines
 from producer.run.stopping import FailureLimit, RunStopped
+from producer.run.window_progress import WindowProgress
 from producer.submit.submission import Submission, WindowContext
 from producer.submit.submit import Submitter
 
@@ -355,15 +354,11 @@ class Run:
     ) -> None:
         """Move a window's results to the files; `end` has its last line and the digest there."""
         done, outcomes = files.done, Counter[str]()
-        workers = BatchWorkers(self.store, starting=self.local)
+        shown = WindowProgress(self.store, left_s, starting=self.local)
 
         def progress() -> str:
             limit.check_window(batch.id)
-            now = self.store.batch(batch.id) or batch  # if deleted, the collector raises
-            ended = f"{now.terminal} of the next {now.number('total')} requests have ended"
-            ended += f" ({failing})" if (failing := failures_so_far(now)) else ""
-            eta = "" if (left := left_s()) is None else f"ETA {left_text(left)}"
-            return ", ".join(filter(None, (ended, eta, workers.text(now))))
+            return shown.text(batch)
 
         collector = Collector(
             self.store, batch, follow=True, sleep=lambda wait_s: self._wait(wait_s, done, progress)

@@ -25,7 +25,7 @@ from producer.model_states import last_swaps, model_states
 from producer.over_http import HttpBatches
 from producer.queue_workers import clock_text, left_text
 from producer.rates import WINDOW_S, Recent, Window
-from producer.stalls import model_of
+from producer.stalls import Stall, StallReads, model_of
 from producer.time_left import OutlookReads, Work
 
 #: Seconds between two updates; workers write their state to Redis once a second.
@@ -77,9 +77,11 @@ class _Fleet:
 
     def __init__(self, context: Context) -> None:
         self._store = context.store
+        self._settings = context.settings
         self._queue = context.settings.queue
         self._waiting = WaitingReads.using(self._store)
         self._reads = OutlookReads.using(self._store)
+        self._stalls = StallReads.using(self._store)
         self._last: tuple[float, dict[str, dict[str, int]]] | None = None
         self._windows: dict[str, Window] = {}
 
@@ -90,7 +92,8 @@ class _Fleet:
         found = HttpBatches.using(self._store).shown([s for s in states if s is not None])
         batches = sorted(found, key=lambda batch: batch.finished)
         served = {queue for each in workers for queue in queues_of(each)}
-        asked = {queue for batch in batches if not batch.finished for queue in batch.queues}
+        unfinished = [batch for batch in batches if not batch.finished]
+        asked = {queue for batch in unfinished for queue in batch.queues}
         queues = sorted({self._queue, *served, *asked})
         waiting = self._waiting.waiting_totals(queues)
         minutes = self._reads.day(queues, 61)
@@ -98,6 +101,7 @@ class _Fleet:
         head = _head(rates, workers, sum(waiting.values()), last_hour)
         return Group(
             head,
+            *_banners(self._stalls.stalls(self._settings, queues, unfinished)),
             _workers_table(workers, self._queue),
             *_server_tables(workers),
             *_model_tables(workers, waiting),
@@ -197,6 +201,12 @@ def _head(
     return Text("\n".join(lines) + "\n")
 
 
+def _banners(stalls: Sequence[Stall]) -> list[Text]:
+    """Return the reasons why requests cannot run, each with its remedy."""
+    lines = [f"{_printable(one.sentence())}: {one.advice()}\n" for one in stalls]
+    return list(map(Text, lines))
+
+
 def _running(worker: dict[str, Any]) -> int:
     """Return the number of slots in use; requests in flight beyond the slots wait."""
     return min(int(worker.get("slots") or 0), int(worker.get("in_flight") or 0))
@@ -276,7 +286,11 @@ def _felt(felt_ms: float | None, target_ms: float | None) -> str:
 
 def _escaped(text: str) -> str:
     """Return text without rich's markup and control characters."""
-    return escape("".join(char if char.isprintable() else "?" for char in text))
+    return escape(_printable(text))
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _table(*heads: str) -> Table:

@@ -21,9 +21,8 @@ from contract.redis.tenants import Tenant, Tenants
 from contract.settings import Settings
 from demo.stack import RedisServer
 from producer import outage
-from producer.cli.progress import LeasesLost
 from producer.queue_workers import QueueWorkers
-from producer.stalls import Stall, StallReads
+from producer.stalls import LeasesLost, Stall, StallReads
 from producer.time_left import OutlookReads
 
 SETTINGS = Settings()

@@ -60,3 +60,44 @@ def test_slots_that_end_together_make_no_pause() -> None:
     # 8 slots with requests of 9 s
     assert Recent(24, 0.9, 9.0).seconds_left(90, 8) == 100.0
     assert Recent(24, 0.9, 20.0).seconds_left(90, 8) is None
+
+
+def read_each(clock: dict[str, float], window: Window, seconds: range, first: int) -> Recent:
+    """Read 100 requests a second from `first` on, each half second; return the last value."""
+    for half in range(2 * len(seconds)):
+        clock["s"] = seconds[0] + half / 2
+        (recent,) = window.add(first + 50 * half)
+    return recent
+
+
+def test_a_time_without_reads_is_not_in_a_rate(clock: dict[str, float]) -> None:
+    window = Window()
+    read_each(clock, window, range(10), 0)
+    # Redis is away for 20 s, and the workers come back 3 s after it.
+    for clock["s"] in (30.0, 31.0, 32.0):
+        assert window.add(1000) == [Recent(0, 0.0)]
+        assert window.span == 0.0
+    recent = read_each(clock, window, range(33, 38), 1050)
+    assert (recent.per_s, recent.seconds_left(1000, 64)) == (100.0, 10.0)
+    assert window.span == 4.5
+
+
+def test_after_a_time_without_reads_a_batch_that_stands_still_has_a_rate_of_0(
+    clock: dict[str, float],
+) -> None:
+    window = Window()
+    read_each(clock, window, range(10), 0)
+    for clock["s"] in (30.0, 80.0):
+        assert window.add(1000) == [Recent(0, 0.0)]
+        assert window.span == 0.0
+    clock["s"] = 81.0
+    assert window.add(1000) == [Recent(0, 0.0, 1.0)]
+    assert window.span == 1.0
+
+
+def test_rare_reads_are_not_a_time_without_reads(clock: dict[str, float]) -> None:
+    window = Window()
+    for read in range(4):  # many viewers take turns
+        clock["s"] = 10.0 * read
+        (recent,) = window.add(100 * read)
+    assert recent.per_s == 10.0

@@ -169,3 +169,21 @@ def test_the_rate_of_a_watched_batch_counts_for_all_its_queues() -> None:
     assert outlook.seconds_left(batch, Recent(23, 2.0)) == 15.0
     assert outlook.seconds_left(batch) == 15.0
     assert outlook._replace(held_s=70.0).seconds_left(batch, Recent(24, 2.0)) == 70.0
+
+
+@pytest.mark.parametrize(
+    ("requests", "slots", "seconds"),
+    [
+        (25, 64, None),  # two `producer try`: not even each slot had a request
+        (30, 64, 6.25),
+        (25, 25, 16.0),  # slow requests, few of which end in five minutes
+        (None, 64, 6.25),
+    ],
+)
+def test_a_pace_of_too_few_requests_gives_no_time_left(
+    requests: int | None, slots: int, seconds: float | None
+) -> None:
+    outlook = Outlook(Pace(10.0, slots, 40.0, requests))
+    assert outlook.seconds_left(WORK) == seconds
+    # The batch's own rate is better.
+    assert outlook.seconds_left(WORK, Recent(3 * slots, 50.0)) == 2.0

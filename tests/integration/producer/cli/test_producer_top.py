@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from kit.commands.doctor_findings import announce
 from kit.commands.support import finish, run_producer
 from kit.protocol.lessee import QUEUE, Lessee, chat, client_of, submit_batch
 from kit.stacks.celery_side import simulated
@@ -109,3 +110,18 @@ def test_nothing_that_a_terminal_obeys_is_printed(redis_url: str, store: BatchSt
 def test_a_minute_is_a_bar_as_high_as_its_slots_were_full(busy: int, shown: str) -> None:
     assert spark([Minute(1, busy_s=busy, slots_s=60)]) == shown
     assert spark([Minute(1)]) == " "
+
+
+def test_what_the_last_requests_wait_for_stands_above_the_tables(
+    redis_url: str, store: BatchStore
+) -> None:
+    announce(store)
+    submit_batch(store, 2, batch_id="b1")
+    Lessee(client_of(store), "celery@dead\x1b.7.1").pop(2)
+    done = run_producer("top", "--once", redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    text, _, tables = " ".join(done.stdout.split()).partition("WORKER STATE")
+    assert "a worker has died: its 2 requests of queue warmq wait" in text
+    assert "celery@dead?.7.1" in text
+    assert "nothing is lost" in text
+    assert "in_progress 0 2 0" in tables

@@ -23,7 +23,7 @@ from kit.commands.support import (
     run_all,
     write_lines,
 )
-from kit.protocol.lessee import client_of
+from kit.protocol.lessee import Lessee, client_of
 
 from contract import naming
 from contract.batch import Batch
@@ -161,3 +161,16 @@ def test_a_run_without_a_worker_says_what_it_waits_for(
         told = process.stderr.readline()
     assert "0 of the next 3 requests have ended, no worker serves queue warmq" in told
     assert done_windows(out) == 0
+
+
+def test_a_run_names_the_requests_that_wait_for_a_dead_workers_leases(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source, out = large_file(tmp_path / "in.jsonl", 3, 10), tmp_path / "out.jsonl"
+    with running(redis_url, source, out) as process:
+        eventually(lambda: (found := windows(store)) and found[0].sealed, 30)
+        Lessee(client_of(store), "celery@dead.7.1").pop(2)
+        assert process.stderr is not None
+        line = next(one for one in iter(process.stderr.readline, "") if "has died" in one)
+    assert "0 of the next 3 requests have ended" in line
+    assert "; a worker has died: its 2 requests of queue warmq wait" in line

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.page import live
 from gateway.page.live import LiveFeed
+from producer import rates
 
 
 @pytest.fixture
@@ -61,3 +64,28 @@ def test_without_a_worker_nothing_is_written(clock: dict[str, float]) -> None:
     for _ in range(5):
         rates = read(feed, clock)
     assert rates["out_s"] == 0.0
+
+
+def test_a_batch_that_is_retried_has_the_rate_of_the_time_since_then(
+    clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No read of the ended batch is in the rate."""
+    monkeypatch.setattr(rates.time, "monotonic", lambda: clock["s"])
+    feed, row = new_feed(), dict[str, Any]()
+    monkeypatch.setattr(live.BatchViews, "using", lambda _: SimpleNamespace(get=lambda *_: row))
+    monkeypatch.setattr(live, "row_of", lambda found, _: dict(found))
+    monkeypatch.setattr(feed, "_services", SimpleNamespace(batches=None))
+    monkeypatch.setattr(feed, "_estimates", lambda *_: {})
+
+    def shown(second: float, done: int, *, ended: bool = False) -> Any:
+        clock["s"] = second
+        row.update(
+            dict.fromkeys(("works", "submitted", "parts", "failures", "rate")),
+            ended=ended, done=done, seconds=second,
+        )  # fmt: skip
+        (read,) = feed._read_batches([("t", "b1")]).values()
+        return orjson.loads(read)["rate"]
+
+    assert [shown(n, 100 * n) for n in range(5)] == [None, None, None, 100.0, 100.0]
+    assert shown(5, 500, ended=True) is None
+    assert [shown(6 + n, 500 + 10 * n) for n in range(4)] == [None, None, None, 10.0]
