@@ -38,7 +38,7 @@ class Pace:
     def too_rough(self) -> bool:
         """Whether not even each slot had a request, so that the rate gives no time left.
 
-        That is so after a `producer try`.
+        That is so after a trial of a few lines.
         """
         return self.rough and (self.requests or 0) < self.slots
 
