@@ -178,7 +178,7 @@ def test_the_time_left_of_a_running_batch_is_told_by_what_its_queue_did(
     finish(lessee, lessee.pop()[:2])  # of 5 tokens each
     announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
     minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each
-    redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 1 0 60 60 0 120 120")
+    redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 12 0 60 60 0 120 120")
     told = run_producer(*command, redis_url=redis_url)
     assert told.returncode == 0, told.stderr
     assert "0:00:25" in told.stdout  # 50 tokens, by 2 a second
