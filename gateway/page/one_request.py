@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,6 +16,7 @@ from contract import naming
 from contract.batch import Batch
 from contract.failures import LINE_ERRORS
 from contract.index import IndexEntry, entry_request_id, leader_of
+from contract.redis.announcements import is_alive
 from contract.redis.objects import Stored
 from contract.results import outcome_of
 from contract.runs import no_request_text
@@ -24,17 +26,19 @@ from gateway.batches.api.record import decode
 from gateway.files.files import Files
 from gateway.http.errors import ApiError, not_found
 from gateway.page import file_reading
+from gateway.page.batches import row_of
 from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file
 from gateway.page.requests import (
     OTHER_REMEDY,
     REMEDIES,
+    announcements_of,
     done_at,
     prompt_in,
     prompt_of,
     result_fields,
     text_of,
-    workers_of,
 )
+from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView
 from gateway.redis.request_reads import RequestReads, RequestState
@@ -64,7 +68,8 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
     ]
     if guard is not None:
         guard.start(_SEARCH_S)
-    reads, workers = RequestReads.using(view.services.batches), workers_of(view.services)
+    reads, announced = RequestReads.using(view.services.batches), announcements_of(view.services)
+    workers = list(announced)  # a dead one has its requests until the end of their leases
     number = view.query.get("line", "")[:12]
     own_id = partial(_request_id, custom_id=custom_id, line=number)
     states = (reads.request(part, own_id(part), workers) for part in parts)
@@ -79,7 +84,9 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         line, request_id = entry[0], leader_of(entry) or entry_request_id(part.id, entry)
         waiting = RequestState(request_id, b"", b"", "", 0, 0, "")
         one = reads.request(part, request_id, workers) or waiting
-    state = _fields(one)
+    has_worker = one.worker in announced and is_alive(announced[one.worker])
+    state = _fields(one, "running" if has_worker else "waiting")
+    row = None if state["ended"] or has_worker else row_of(batch_view, time.time())
     state["line"] = line or state["line"]
     prompt = prompt_of(one.message)
     if not prompt and not isinstance(batch_view.source, Batch):
@@ -88,6 +95,7 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         prompt = _in_file(view, batch_view.source, state["line"], guard)
     return view.page(
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
+        stalls=stalls_of(view, [row] if row else []),
         prompt=prompt or state["prompt"], whole=bool(prompt),
         refused=state["error"].get("code") in LINE_ERRORS, file=_name_of(view, batch_view),
     )  # fmt: skip
@@ -147,13 +155,15 @@ def _name_of(view: View, batch_view: BatchView) -> str:
     return file.filename if file else file_id
 
 
-def _fields(one: RequestState) -> dict[str, Any]:
-    """Return the fields of a request's page; `returns` counts how often it was handed back."""
+def _fields(one: RequestState, name: str) -> dict[str, Any]:
+    """Return the fields of a request's page; `name` is its state before its end.
+
+    `returns` counts how often it was handed back.
+    """
     result = result_fields(one.result)
-    running = "running" if one.worker else "waiting"
     return result | {
         "request_id": one.request_id,
-        "name": outcome_of(result["meta"]) if one.result else running,
+        "name": outcome_of(result["meta"]) if one.result else name,
         "ended": bool(one.result),
         "worker": one.worker,
         "attempts": result["attempts"] or one.returns + bool(one.worker),

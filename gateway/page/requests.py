@@ -56,9 +56,14 @@ REMEDIES = {
 OTHER_REMEDY = "Retry it; if it fails again, fix the request."
 
 
+def announcements_of(services: Services) -> dict[str, dict[str, Any]]:
+    """Return what each worker announced by its id, dead ones too."""
+    return {str(one["id"]): one for one in services.batches.announcements()}
+
+
 def workers_of(services: Services) -> list[str]:
     """Return the ids of living workers."""
-    return [str(one["id"]) for one in services.batches.announcements() if is_alive(one)]
+    return [name for name, one in announcements_of(services).items() if is_alive(one)]
 
 
 def result_fields(result: bytes) -> dict[str, Any]:

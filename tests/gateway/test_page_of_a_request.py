@@ -1,0 +1,41 @@
+"""The page of one request whose worker died, and of one that ran more than once."""
+
+from __future__ import annotations
+
+import httpx
+from kit.commands.doctor_findings import announce, up_for_long
+from kit.commands.support import finish
+from kit.gateways.gateway_process import GatewayProcess
+from kit.protocol.lessee import Lessee, submit_batch
+
+from contract.redis.batches import BatchStore
+from demo.stack import RedisServer
+
+WORKER = "celery@a.12.0a1b2c3d"
+
+
+def test_it_names_the_dead_worker_and_what_the_request_waits_for(
+    gateway: GatewayProcess, redis_server: RedisServer
+) -> None:
+    store = BatchStore(redis_server.client(), ttl_ms=60_000)
+    queue = submit_batch(store, 2).batch.fields["queue"]
+    lessee = Lessee(redis_server.client(), WORKER, queue)
+    leases = lessee.pop(1)
+    up_for_long(store)
+    url = f"{gateway.url}/ui/batches/b1/request?id=c1"
+    for silent_s, name, stalled in ((0, "running", False), (20, "waiting", True)):
+        announce(store, WORKER, queue=queue, silent_s=silent_s)
+        page = httpx.get(url).text
+        assert f'status-{name}"' in page
+        assert 'data-stall="lease_held"' in page if stalled else "data-stall" not in page
+        assert f"<dd>{WORKER}</dd>" in page
+        assert "<dt>Attempts</dt><dd>1</dd>" in page
+        assert "question 1" in page
+    assert "Times handed back" in page
+    finish(lessee, leases)
+    ended = httpx.get(url).text
+    assert 'status-completed"' in ended
+    assert "data-stall" not in ended
+    # Redis forgets these counts with the end
+    assert "Times handed back" not in ended
+    assert "Engine deaths" not in ended
