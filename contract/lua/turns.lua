@@ -101,18 +101,19 @@ local function cap_left_of(queue, tenant)
   return cap and cap - in_flight_of(queue, tenant) or math.huge
 end
 
--- Returns the smallest counter of a ZSET; nil if it is empty.
+-- Returns the smallest counter of a ZSET, but for that of the member ''; nil if there is no other.
 local function least_of(ring)
-  return tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2])
+  local found = redis.call('ZRANGE', ring, 0, 1, 'WITHSCORES')
+  return tonumber(found[found[1] == '' and 4 or 2])
 end
 
--- Adds a tenant to a ring, without credit or penalty for its absence. Its counter is the smallest of the ring;
--- or, if that is higher and recent, the counter with which the tenant left.
+-- Adds a tenant to a ring, without credit or penalty for its absence. Its counter is the smallest of the ring,
+-- in an empty ring that of those who left; or, if that is higher and recent, the counter with which it left.
 local function enter(ring, tenant)
   if redis.call('ZSCORE', ring, tenant) then return end
   local left = ring .. ':left'
   local least = least_of(ring)
-  local start = least or least_of(left) or 0
+  local start = least or least_of(left) or tonumber(redis.call('ZSCORE', left, '') or 0)
   local score = math.max(start, tonumber(redis.call('ZSCORE', left, tenant) or start))
   redis.call('ZREM', left, tenant)
   redis.call('ZADD', ring, string.format('%.17g', score), tenant)

@@ -42,6 +42,7 @@ from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView
 from gateway.redis.request_reads import RequestReads, RequestState
+from producer.lost_leases import LostLeaseReads
 
 #: Most seconds for which an index or an input file is searched for one request.
 _SEARCH_S = 10.0
@@ -69,7 +70,12 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
     if guard is not None:
         guard.start(_SEARCH_S)
     reads, announced = RequestReads.using(view.services.batches), announcements_of(view.services)
-    workers = list(announced)  # a dead one has its requests until the end of their leases
+    lost = LostLeaseReads.using(view.services.batches).lost_leases()
+    # A dead worker has its requests until the end of their leases, but perhaps no announcement.
+    workers = [
+        *announced,
+        *({name for one in lost.values() for name in one.workers} - {*announced}),
+    ]
     number = view.query.get("line", "")[:12]
     own_id = partial(_request_id, custom_id=custom_id, line=number)
     states = (reads.request(part, own_id(part), workers) for part in parts)

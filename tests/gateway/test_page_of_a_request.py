@@ -8,6 +8,7 @@ from kit.commands.support import finish
 from kit.gateways.gateway_process import GatewayProcess
 from kit.protocol.lessee import Lessee, submit_batch
 
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 
@@ -32,6 +33,12 @@ def test_it_names_the_dead_worker_and_what_the_request_waits_for(
         assert "<dt>Attempts</dt><dd>1</dd>" in page
         assert "question 1" in page
     assert "Times handed back" in page
+    # A living worker removes a dead one's announcement
+    store._client.hdel(keys.WORKERS, WORKER)
+    announce(store, "celery@b.12.0a1b2c3d", queue=queue)
+    assert httpx.get(url).text.count('data-stall="lease_held"') == 1
+    assert f"<dd>{WORKER}</dd>" in httpx.get(url).text
+    assert "<dt>Attempts</dt><dd>1</dd>" in httpx.get(url).text
     finish(lessee, leases)
     ended = httpx.get(url).text
     assert 'status-completed"' in ended

@@ -38,8 +38,8 @@ class Ring:
 
     def enter(self, member: str) -> bool:
         """Let one in at the least counter, or at its own if it left with more; whether it did."""
-        among = [*self.left.values(), *([] if self.given is None else [self.given])]
-        begin = min(self.scores.values()) if self.scores else min(among, default=0.0)
+        among = self.scores or self.left
+        begin = min(among.values(), default=self.given or 0.0)
         own = self.left.pop(member, begin)
         self.given = max(begin, self.given or begin) if self.scores else begin
         self.scores[member] = max(begin, own)

@@ -66,6 +66,18 @@ def test_a_tenant_that_comes_later_shares_from_its_first_request(
     assert Counter(served) == {"big": 320, "small": 320}
 
 
+def test_who_was_served_alone_shares_with_whoever_comes_before_it_returns(
+    store: BatchStore, worker: Lessee
+) -> None:
+    submit_batch(store, 640, batch_id="alone", tenant="a")
+    serve(worker, 20, 32, {})
+    submit_batch(store, 2000, batch_id="new", tenant="b")
+    serve(worker, 1, 32, {})
+    submit_batch(store, 2000, batch_id="again", tenant="a")
+    served = Counter(serve(worker, 20, 32, {}))
+    assert served["again"] == pytest.approx(served["new"], abs=64)
+
+
 def test_tokens_are_shared_and_not_requests(store: BatchStore, worker: Lessee) -> None:
     tokens = {"short": 10, "long": 100}
     for name in tokens:
