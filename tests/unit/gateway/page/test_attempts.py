@@ -23,7 +23,7 @@ def test_the_worker_of_the_attempt_that_ended_is_not_kept(language: str) -> None
               "failed_attempts": [Attempt(5000, "w1", "lease")]}  # fmt: skip
     shown = render(
         "request.html", language, batch_id="b", custom_id="r1", state=state, prompt="", whole=True,
-        file="in.jsonl", caller=None, **VIEW,
+        file="in.jsonl", caller=None, stalls=[], **VIEW,
     )  # fmt: skip
     rows = shown.partition("<tbody>")[2].partition("</tbody>")[0]
     assert "w1" in rows
