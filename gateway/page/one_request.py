@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -70,12 +70,7 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
     if guard is not None:
         guard.start(_SEARCH_S)
     reads, announced = RequestReads.using(view.services.batches), announcements_of(view.services)
-    lost = LostLeaseReads.using(view.services.batches).lost_leases()
-    # A dead worker has its requests until the end of their leases, but perhaps no announcement.
-    workers = [
-        *announced,
-        *({name for one in lost.values() for name in one.workers} - {*announced}),
-    ]
+    workers = _holders(view, announced)
     number = view.query.get("line", "")[:12]
     own_id = partial(_request_id, custom_id=custom_id, line=number)
     states = (reads.request(part, own_id(part), workers) for part in parts)
@@ -105,6 +100,15 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         prompt=prompt or state["prompt"], whole=bool(prompt),
         refused=state["error"].get("code") in LINE_ERRORS, file=_name_of(view, batch_view),
     )  # fmt: skip
+
+
+def _holders(view: View, announced: Iterable[str]) -> list[str]:
+    """Return the ids of workers that may have requests.
+
+    A dead one has them until the end of their leases, but perhaps no announcement any more.
+    """
+    lost = LostLeaseReads.using(view.services.batches).lost_leases().values()
+    return list(dict.fromkeys([*announced, *(name for one in lost for name in one.workers)]))
 
 
 def _request_id(part: Batch, *, custom_id: str, line: str) -> str:

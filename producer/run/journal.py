@@ -81,15 +81,19 @@ class RunProgress:
     @property
     def done_text(self) -> str:
         """The numbers of lines done, of failed ones among these, and of those that did not run."""
-        stopped = {"cancelled": self.cancelled, "expired": self.expired}
         lines = f"{self.done} {'line' if self.done == 1 else 'lines'} done ({self.failed} failed)"
-        return ", ".join([lines, *(f"{n} {name}" for name, n in stopped.items() if n)])
+        return ", ".join([lines, *(f"{n} {name}" for name, n in self._stopped.items())])
 
     @property
     def unanswered(self) -> str:
         """The numbers of failed, cancelled and expired requests as a text."""
+        return unanswered_text({"failed": self.failed} | self._stopped)
+
+    @property
+    def _stopped(self) -> dict[str, int]:
+        """The numbers of lines that did not run, without those that are 0."""
         stopped = {"cancelled": self.cancelled, "expired": self.expired}
-        return unanswered_text({"failed": self.failed} | {k: n for k, n in stopped.items() if n})
+        return {name: number for name, number in stopped.items() if number}
 
 
 class _Format(msgspec.Struct):
