@@ -119,13 +119,16 @@ class TritonPythonModel:
         self.log_path = Path(os.environ["TINY_LOG"])
         self.hold_path = self.log_path.with_name("hold")
         self.die_path = self.log_path.with_name("die")
-        self.name, self.dead = args["model_name"], False
+        self.name, self.dead, self.unloaded = args["model_name"], False, False
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._compute, daemon=True).start()
 
     def execute(self, requests) -> None:
         """Take requests in; each is answered through its own sender."""
-        if self.dead:  # as the vLLM backend does with ENABLE_VLLM_HEALTH_CHECK
+        if self.dead and not self.unloaded:
+            # As the vLLM backend does with ENABLE_VLLM_HEALTH_CHECK. But the backend does it again
+            # for each request that it still has, and so may unload a model that was loaded since.
+            self.unloaded = True
             pb_utils.unload_model(self.name)
         for request in requests:
             try:

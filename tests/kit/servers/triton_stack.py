@@ -116,13 +116,22 @@ class TritonServer:
 
     def ready(self) -> bool:
         """Return whether the model can be asked."""
+        return self._says() == 200
+
+    def unloaded(self) -> bool:
+        """Return whether the server says that it has no such model; silence does not say so."""
+        return self._says() == 400
+
+    def _says(self) -> int | None:
         assert self.process is not None and self.process.poll() is None, self.words()
         url = f"http://127.0.0.1:{self.http}/v2/models/vllm_model/ready"
         try:
             with urllib.request.urlopen(url, timeout=2) as reply:
-                return bool(reply.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
 
     def words(self) -> str:
         """Return the end of the server's log."""
