@@ -33,7 +33,7 @@ from producer.input.structured import with_structure
 from producer.input.tables.source import kind_of
 from producer.run.trial import Spread
 from producer.submit.plan import Plan, plan
-from producer.submit.prompt_tokens import CharacterCounter
+from producer.submit.prompt_tokens import choose_counter
 from producer.submit.submission import Submission
 from producer.time_left import OutlookReads
 
@@ -248,7 +248,7 @@ def _add_plan(
     spread = Spread(PREVIEWS)
     with closing(Input(str(path), watch=watch)) as source:
         submission = Submission("plan", queue, DEFAULT_PRIORITY, tenant=caller.tenant)
-        counter = CharacterCounter()
+        counter = choose_counter(None, workers)
         new_plan = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
     messages = {f"line {number}": text for number, text in file_plan.bad_rows.items()}
     first = new_plan.content.first_bad
