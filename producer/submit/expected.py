@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from contract.openai.body import LIMITS
+from contract.openai.prompts import MESSAGE_TOKENS
 from producer.submit.prompt_tokens import (
     TOKEN_CHARACTERS,
     CharacterCounter,
@@ -64,11 +65,11 @@ class Sample:
 
     requests: int = 0
     _bytes: int = 0
-    #: Number of requests for which the counted ones stand; the characters of their prompts; their
-    #: tokens that do not depend on characters; their answers.
+    #: Number of requests for which the counted ones stand; the tokens of their texts at
+    #: TOKEN_CHARACTERS each; their other tokens; their answers.
     _weight: int = 0
-    _characters: int = 0
-    _tokens: int = 0
+    _text: int = 0
+    _other: int = 0
     _answers: Counter[Answer] = field(default_factory=Counter)
 
     def add(self, url: str, raw: bytes) -> None:
@@ -84,17 +85,18 @@ class Sample:
         self._weight += weight
         body, counter = orjson.loads(raw), CharacterCounter()
         prompt = prompt_of(url, body, counter.chat)
-        if prompt.most is None:
-            self._characters += weight * sum(map(len, prompt.texts))
-            prompt.texts = []
-        self._tokens += weight * counter.count([prompt])[0]
+        (tokens,) = counter.count([prompt])
+        fixed = prompt.ids + MESSAGE_TOKENS * prompt.messages if prompt.most is None else tokens
+        self._text += weight * (tokens - fixed)
+        self._other += weight * fixed
         if url in LIMITS:
             self._answers[Answer.of(url, body)] += weight
 
     def tokens(self, requests: int, workers: Sequence[Worker]) -> tuple[int, int]:
         """Return the prompt and completion tokens of so many requests at these workers."""
         mean = mean_answer(workers)
-        prompt = self._tokens + self._characters / (token_characters(workers) or TOKEN_CHARACTERS)
+        measured = token_characters(workers) or TOKEN_CHARACTERS
+        prompt = self._other + self._text * TOKEN_CHARACTERS / measured
         each = requests / max(1, self._weight)
         written = sum(weight * answer.tokens(mean) for answer, weight in self._answers.items())
         return round(each * prompt), round(each * written)
