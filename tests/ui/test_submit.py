@@ -131,6 +131,16 @@ def test_a_file_that_the_gateway_would_refuse_cannot_be_started(
             assert view.page.get_by_role("button", name="Start").count() == 0
 
 
+def test_repeated_ids_of_a_table_name_the_row(
+    chrome: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    (tmp_path / "twice.csv").write_text("custom_id,prompt\nPhone,a\nPhone,b\n")
+    with watched(chrome) as view:
+        upload(view, stack, tmp_path / "twice.csv")
+        alert = view.page.get_by_role("alert").inner_text()
+        assert "row 2: custom_id 'Phone' was used before; make it unique" in alert
+
+
 def test_a_bad_row_of_a_table_fails_alone(chrome: Browser, stack: Stack, tmp_path: Path) -> None:
     null, ragged = tmp_path / "null.parquet", tmp_path / "ragged.csv"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "c"]}), null)
@@ -158,6 +168,8 @@ def test_a_bad_row_of_a_table_fails_alone(chrome: Browser, stack: Stack, tmp_pat
             assert body["structured_outputs"] == {"choice": ["good", "bad"]}
             failed = orjson.loads(stack.client.files.content(found.error_file_id).read())
             assert failed["custom_id"] == "line-2"
+            error = failed["response"]["body"]["error"]
+            assert error["message"].startswith(told), "as `producer submit` says it"
             assert view.said == []
 
 

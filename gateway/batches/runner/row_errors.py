@@ -1,0 +1,75 @@
+"""Carries the error of a table's row in the line that the page made of the row.
+
+Such a line is no request, and fails whatever its error says: anyone can write one. Its error is
+then told in place of the line's own, as a text of bounded length without control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from contract.errors import RequestRejected
+from contract.failures import LINE_ERRORS
+from contract.openai.decode import decode, encode, printable
+from producer.input.reader import RawChunk
+from producer.submit.lines import in_line
+
+#: The field of a line with the error.
+ROW_ERROR = "row_error"
+#: Most characters of its message.
+_MESSAGE = 1000
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str
+    field: str | None = None
+
+
+class _Line(msgspec.Struct):
+    row_error: _Error
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def line_of_error(line: bytes, overrides: dict[str, object], error: RequestRejected) -> bytes:
+    """Return a line without its content, and with the row's error instead.
+
+    Its custom_id, url and model stay, because they select its batch and queue.
+    """
+    value = decode(line)
+    body = value.get("body")
+    model = {"model": body["model"]} if isinstance(body, dict) and "model" in body else {}
+    told = {"message": printable(error.message, _MESSAGE), "code": error.code}
+    if error.field:
+        told["field"] = error.field
+    return encode(value | {"body": model | overrides, ROW_ERROR: told})
+
+
+def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected:
+    """Return the error of a row, if a bad line has one, else that of the line."""
+    of_line = in_line(number, line, error)
+    if ROW_ERROR.encode() not in line:
+        return of_line
+    try:
+        told = _decode(line).row_error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return of_line
+    if told.code not in LINE_ERRORS or not told.message:
+        return of_line
+    return RequestRejected(
+        printable(told.message, _MESSAGE),
+        code=told.code,
+        field=printable(told.field) if told.field else None,
+        custom_id=error.custom_id,
+    )
+
+
+def explained(chunks: Iterable[RawChunk]) -> Iterator[RawChunk]:
+    """Yield a file's chunks, whose bad lines tell the errors of rows."""
+    for chunk in chunks:
+        chunk.explain = explain
+        yield chunk
