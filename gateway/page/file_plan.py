@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,6 +47,8 @@ PLANNED_BYTES, PLANNED_S = 32 * 2**20, 10.0
 HEAD_BYTES, HEAD_LINES = 256 * 1024, 2000
 #: Prompts that are shown, and most characters of each.
 PREVIEWS, PREVIEW_CHARACTERS = 5, 1000
+#: Pattern of the beginning of a second field in the value of a first.
+_SECOND_FIELD = re.compile(r"[\s,;]\w+\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,12 @@ class Choices:
             name, equals, text = line.partition("=")
             if not equals:
                 raise BadOption(f"{line.strip()}: write name=value, for example max_tokens=64")
-            fields[name.strip()] = field_value(name.strip(), text.strip())
+            try:
+                fields[name.strip()] = field_value(name.strip(), text.strip())
+            except BadOption:
+                if not _SECOND_FIELD.search(text):
+                    raise
+                raise BadOption(f"{line.strip()}: write each field on a line of its own") from None
         return with_structure(fields, self.answers.strip() or None, None)
 
     @property

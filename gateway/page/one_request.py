@@ -27,7 +27,7 @@ from gateway.files.files import Files
 from gateway.http.errors import ApiError, not_found
 from gateway.page import file_reading
 from gateway.page.batches import row_of
-from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file
+from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file, uploaded_name
 from gateway.page.requests import (
     OTHER_REMEDY,
     REMEDIES,
@@ -162,7 +162,7 @@ def _name_of(view: View, batch_view: BatchView) -> str:
         return batch_view.source.fields.get("input", "")
     file_id = decode(batch_view.source.document).input_file_id
     file = Files(view.services).get(view.caller.tenant, file_id)
-    return file.filename if file else file_id
+    return uploaded_name(file.filename) if file else file_id
 
 
 def _fields(one: RequestState, name: str) -> dict[str, Any]:

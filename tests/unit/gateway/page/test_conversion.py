@@ -180,6 +180,8 @@ def test_choices_are_those_of_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fields", "named"), [
     ("max_tokens=abc", "max_tokens"), ("max_tokns=5", "max_tokns"), ("max_tokens", "name=value"),
+    ("max_tokens=8 temperature=0", "write each field on a line of its own"),
+    ("max_tokens=8, temperature=0", "write each field on a line of its own"),
 ])  # fmt: skip
 def test_a_bad_field_is_refused_as_the_command_does(fields: str, named: str) -> None:
     found = Choices.of({"fields": f"temperature=0\n{fields}"})
