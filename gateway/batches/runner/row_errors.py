@@ -1,7 +1,7 @@
 """Carries the error of a table's row in the line that the page made of the row.
 
-Such a line is no request, and fails whatever its error says: anyone can write one. Its error is
-then told in place of the line's own, as a text of bounded length without control characters.
+Such a line is no request, and fails whatever its error is: anyone can write one. That error then
+replaces the line's own, as a text of bounded length without control characters.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def line_of_error(line: bytes, overrides: dict[str, object], error: RequestRejec
     value = decode(line)
     body = value.get("body")
     model = {"model": body["model"]} if isinstance(body, dict) and "model" in body else {}
-    told = {"message": printable(error.message, _MESSAGE), "code": error.code}
+    described = {"message": printable(error.message, _MESSAGE), "code": error.code}
     if error.field:
-        told["field"] = error.field
-    return encode(value | {"body": model | overrides, ROW_ERROR: told})
+        described["field"] = error.field
+    return encode(value | {"body": model | overrides, ROW_ERROR: described})
 
 
 def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected:
@@ -55,21 +55,21 @@ def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected
     if ROW_ERROR.encode() not in line:
         return of_line
     try:
-        told = _decode(line).row_error
+        found = _decode(line).row_error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return of_line
-    if told.code not in LINE_ERRORS or not told.message:
+    if found.code not in LINE_ERRORS or not found.message:
         return of_line
     return RequestRejected(
-        printable(told.message, _MESSAGE),
-        code=told.code,
-        field=printable(told.field) if told.field else None,
+        printable(found.message, _MESSAGE),
+        code=found.code,
+        field=printable(found.field) if found.field else None,
         custom_id=error.custom_id,
     )
 
 
 def explained(chunks: Iterable[RawChunk]) -> Iterator[RawChunk]:
-    """Yield a file's chunks, whose bad lines tell the errors of rows."""
+    """Yield a file's chunks, whose bad lines get the errors of their rows."""
     for chunk in chunks:
         chunk.explain = explain
         yield chunk
