@@ -171,6 +171,9 @@ def test_a_bad_row_of_a_table_fails_alone(chrome: Browser, stack: Stack, tmp_pat
             assert view.axe() == []
             found = ended(stack, started(view))
             assert (found.request_counts.completed, found.request_counts.failed) == (2, 1)
+            view.page.goto(f"{stack.gateway.url}/ui/batches/{found.id}/request?id=line-2")
+            shown = view.page.locator("main").inner_text()
+            assert told in shown and "Prompt" not in shown, "it has none"
             sent = stack.client.files.content(found.input_file_id).text.splitlines()
             body = orjson.loads(sent[0])["body"]
             assert body["structured_outputs"] == {"choice": ["good", "bad"]}

@@ -18,6 +18,8 @@ from producer.submit.lines import in_line
 
 #: The field of a line with the error.
 ROW_ERROR = "row_error"
+#: Codes that it may have: each line of a batch has its own custom_id already.
+_CODES = LINE_ERRORS - {"duplicate_custom_id"}
 #: Most characters of its message.
 _MESSAGE = 1000
 
@@ -58,7 +60,7 @@ def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected
         found = _decode(line).row_error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return of_line
-    if found.code not in LINE_ERRORS or not found.message:
+    if found.code not in _CODES or not found.message:
         return of_line
     return RequestRejected(
         printable(found.message, _MESSAGE),

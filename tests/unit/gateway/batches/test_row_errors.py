@@ -40,7 +40,8 @@ def test_a_line_with_an_error_never_runs() -> None:
 
 @pytest.mark.parametrize("wrong", [
     None, {}, "x", [1], {"message": "x"}, TOLD | {"code": "poison"}, TOLD | {"code": "a" * 9},
-    TOLD | {"message": ""}, TOLD | {"message": 5}, TOLD | {"field": 5}, [[[]]] * 40,
+    TOLD | {"code": "duplicate_custom_id"}, TOLD | {"message": ""}, TOLD | {"message": 5},
+    TOLD | {"field": 5}, [[[]]] * 40,
 ])  # fmt: skip
 def test_another_error_is_not_told(wrong: object) -> None:
     found = told(wrong)
