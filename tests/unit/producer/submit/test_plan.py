@@ -66,7 +66,7 @@ def test_lines_are_counted_as_submit_would_take_them(tmp_path: Path) -> None:
     found = planned(tmp_path, twice).content
     assert (found.lines, found.requests, found.bad, found.duplicates) == (6, 2, 3, 1)
     assert [text.partition(",")[0] for text in found.first_bad] == ["line 3", "line 4", "line 5"]
-    assert "field custom_id: 'a' was used by an earlier line" in found.first_bad[0]
+    assert "field custom_id: 'a' was used before" in found.first_bad[0]
 
 
 def test_only_the_first_ten_bad_lines_are_told(tmp_path: Path) -> None:
