@@ -285,7 +285,7 @@ def printable(value: object) -> str:
     text = str(value)
     if text.isprintable():
         return text
-    parts = _JOINERS.split(text) if _has_joiners(sys.stdout.encoding) else [text]
+    parts = _JOINERS.split(text) if _has_joiners(getattr(sys.stdout, "encoding", None)) else [text]
     return "".join(
         part if part.isprintable() or _JOINERS.fullmatch(part) else repr(part)[1:-1]
         for part in parts
