@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from contract import naming
 from contract.batch import Batch
-from contract.failures import LINE_ERRORS
+from contract.failures import is_wrong
 from contract.index import IndexEntry, entry_request_id, leader_of
 from contract.redis.announcements import is_alive
 from contract.redis.objects import Stored
@@ -98,7 +98,7 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
         stalls=stalls_of(view, [row] if row else []),
         prompt=prompt or state["prompt"], whole=bool(prompt),
-        refused=state["error"].get("code") in LINE_ERRORS, file=_name_of(view, batch_view),
+        refused=is_wrong(state["error"].get("code")), file=_name_of(view, batch_view),
     )  # fmt: skip
 
 

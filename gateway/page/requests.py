@@ -36,7 +36,7 @@ REMEDIES = {
     "duplicate_custom_id": "Give each line its own custom_id.",
     "line_too_long": "Shorten the line, or raise WARMQ_MAX_LINE_BYTES.",
     "model_not_found": "Use a model from the page Workers, or start a worker that serves it.",
-    "adapter_unusable": "Follow the remedy in the message, then retry it.",
+    "adapter_unusable": "Follow the remedy in the message, then run it again.",
     "context_length_exceeded": "Shorten the prompt, or use a model with a longer context.",
     "request_failed": "Retry it; the engine failed on this attempt.",
     "result_too_large": "Ask for fewer tokens.",

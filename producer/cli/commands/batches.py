@@ -5,7 +5,7 @@ import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from contract.failures import LINE_ERRORS, failures_of
+from contract.failures import failures_of, wrong_count, wrong_text
 from contract.redis.announced_servers import SharedServer, shared_servers
 from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
@@ -42,18 +42,18 @@ def _no_run(context: Context, batch_id: str) -> Batch:
     batch = context.batch(batch_id)
     if not batch.is_run:
         return batch
-    wrong = sum(one.count for one in failures_of([batch]) if one.code in LINE_ERRORS)
+    codes = failures_of([batch])
     counts = {name: batch.number(name) for name in UNANSWERED}
-    counts["failed"] -= wrong
-    again = [name for name, count in counts.items() if count > 0]
-    if wrong and not again:
-        text = "its failed lines are wrong: correct them, and run them as a new file"
-    else:
+    counts["failed"] -= wrong_count(codes)
+    again, texts = [name for name, count in counts.items() if count > 0], list[str]()
+    wrong = wrong_text(codes)
+    if again or not wrong:
         options = ",".join(again or ("failed", "cancelled"))
-        text = f"the same `producer run` with --retry {options} runs these lines again"
-        if not batch.complete:
-            text = f"when it is complete, {text}"
-    raise BatchConflict(f"{batch_id} is a run: {text}")
+        when = "" if batch.complete else "when it is complete, "
+        texts.append(f"{when}the same `producer run` with --retry {options} runs these lines again")
+    if wrong:
+        texts.append(f"{wrong}: correct them, and run them as a new file")
+    raise BatchConflict(f"{batch_id} is a run: {'; '.join(texts)}")
 
 
 @click.command("list")
