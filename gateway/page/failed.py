@@ -14,7 +14,7 @@ from gateway.batches.api.failures import failures_of_view
 from gateway.http.services import Services
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
 from gateway.redis.batch_views import BatchView
-from gateway.redis.request_reads import RequestReads
+from producer.request_reads import RequestReads
 
 #: Outcomes that a retry may run again, by the name of their button.
 OUTCOMES = {"failed": ("failed",), "stopped": ("cancelled", "expired")}

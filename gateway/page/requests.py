@@ -15,7 +15,6 @@ import orjson
 from contract.batch import Batch
 from contract.index import read_ending
 from contract.openai.prompts import prompt_text
-from contract.redis.announcements import is_alive
 from contract.results import outcome_of, read_meta
 from contract.streaming import texts_of
 from gateway.http.services import Services
@@ -54,16 +53,6 @@ REMEDIES = {
 }
 #: The remedy for an error code that an engine made.
 OTHER_REMEDY = "Retry it; if it fails again, fix the request."
-
-
-def announcements_of(services: Services) -> dict[str, dict[str, Any]]:
-    """Return what each worker announced by its id, dead ones too."""
-    return {str(one["id"]): one for one in services.batches.announcements()}
-
-
-def workers_of(services: Services) -> list[str]:
-    """Return the ids of living workers."""
-    return [name for name, one in announcements_of(services).items() if is_alive(one)]
 
 
 def result_fields(result: bytes) -> dict[str, Any]:

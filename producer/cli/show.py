@@ -22,6 +22,7 @@ from producer.cli.context import Exit
 from producer.cli.marks import MARKS, level_of
 from producer.cli.progress import CANCELLED_RUN, RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, left_text, server_text
+from producer.request_reads import RequestReads
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
 from producer.webhook_state import WebhookState
@@ -135,9 +136,7 @@ def print_batch(
         "webhook": webhook and _webhook_text(webhook),
     })  # fmt: skip
     stalls = list(stalls)
-    for stall in stalls:
-        mark = MARKS[level_of(stall)]
-        click.echo(f"\n{mark} {printable(stall.sentence())}: {stall.advice()}")
+    _print_stalls(stalls)
     if batch.is_run and batch.stopped:
         click.echo(f"\n{STOPPED_RUN_GOES_ON}")
     elif batch.is_run and not batch.finished:
@@ -148,6 +147,12 @@ def print_batch(
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def _print_stalls(stalls: Iterable[Stall]) -> None:
+    for stall in stalls:
+        mark = MARKS[level_of(stall)]
+        click.echo(f"\n{mark} {printable(stall.sentence())}: {stall.advice()}")
 
 
 def _unread_text(batch: Batch) -> str:
@@ -253,23 +258,37 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
         state["status"] = outcome_of(meta)
         state["timing"] = (meta.get("warmq") or {}).get("timing")
     elif not batch.finished:
-        state["attempts"] = store.returns(request_id)
-        return state
+        return state | _in_progress(store, batch, request_id)
     else:
         state["status"] = "result_expired"
     state["result"] = orjson.loads(result_line(own_id, custom_id, line, raw, leader).json)
     return state
 
 
-def print_request(state: dict[str, Any]) -> None:
-    """Print a request as text, and its result as JSON."""
-    rows = {k: v for k, v in state.items() if k not in ("object", "timing", "result")}
-    if "attempts" in state:
-        rows["status"] = "in_progress: it waits, or runs"
-        rows["attempts"] = f"{state['attempts']} ended without a result"
+def _in_progress(store: BatchStore, batch: Batch, request_id: str) -> dict[str, Any]:
+    """Return who has a request, as a gateway's page shows it, and how often it was delivered."""
+    reads = RequestReads.using(store)
+    holders = reads.holders()
+    found = reads.request(batch, request_id, holders)
+    worker = found.worker if found else ""
+    return {
+        "running": holders.get(worker, False),
+        "worker": worker or None,
+        "attempts": found.deliveries if found else 0,
+    }
+
+
+def print_request(state: dict[str, Any], stalls: Iterable[Stall] = ()) -> None:
+    """Print a request as text, with what it waits for, and its result as JSON."""
+    unnamed = ("object", "timing", "result", "running")
+    rows = {name: value for name, value in state.items() if name not in unnamed}
+    if "running" in state:
+        what = "a worker runs it" if state["running"] else "it waits"
+        rows["status"] = f"in_progress: {what}"
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
     put_rows(rows)
+    _print_stalls(stalls)
     if state["result"] is not None:
         put_json(state["result"])
 

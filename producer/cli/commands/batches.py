@@ -94,8 +94,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
 def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Show the progress of a batch, run or request."""
     if custom_id is not None:
-        state = show.request_state(context.store, context.batch_of(batch_id, custom_id), custom_id)
-        show.put_json(state) if as_json else show.print_request(state)
+        _print_request(context, batch_id, custom_id, as_json)
         return
     batch, store = context.batch(batch_id), context.store
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
@@ -128,6 +127,21 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
     show.print_failures(failures)
     if batch.complete and batch.number("failed"):
         click.echo(f"\n{_ALL_ERRORS}")
+
+
+def _print_request(context: Context, batch_id: str, custom_id: str, as_json: bool) -> None:
+    """Print a request, with what it waits for while no living worker has it."""
+    store, batch = context.store, context.batch_of(batch_id, custom_id)
+    state, stalls = show.request_state(store, batch, custom_id), list[Stall]()
+    if state.get("running") is False:
+        reads = StallReads.using(store)
+        stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+    if not as_json:
+        show.print_request(state, stalls)
+        return
+    if "running" in state:
+        state["stalls"] = list(map(show.stall_json, stalls))
+    show.put_json(state)
 
 
 @click.command("cancel")
