@@ -106,8 +106,9 @@ def print_batch(
     stalls: Iterable[Stall] = (),
     webhook: WebhookState | None = None,
     servers: Iterable[SharedServer] = (),
+    failures: Iterable[FailedCode] = (),
 ) -> None:
-    """Print a batch as text, with its queue's workers, seconds left, stalls, webhook, servers."""
+    """Print a batch as text, with its queue's workers, seconds left, and what else is given."""
     state = batch_json(batch)
     usage = state["usage"]
     retries = ", with retries" if batch.number("retried") else ""
@@ -116,7 +117,7 @@ def print_batch(
         "status": state["status"],
         "reason": state["reason"],
         "requests": (_counts(state) or "none yet") + _unread_text(batch),
-        "failures": failures_text(batch) + _after_stop(batch) or None,
+        "failures": _failure_rows(batch, failures) or None,
         "cut": _cut_text(batch) or None,
         "stops at": (limit := state["stop_after_failures"])
         and f"{limit} {'failure' if limit == '1' else 'failures'}",
@@ -200,12 +201,16 @@ def _webhook_text(webhook: WebhookState) -> str:
     return f"{webhook.url}: {'; '.join(filter(None, parts))}"
 
 
-def print_failures(failures: Iterable[FailedCode]) -> None:
-    """Print the first failed requests of each error code."""
-    for failed in failures:
-        for one in failed.first:
-            where = f"line {one.line}, custom_id {one.custom_id}: {failed.code}: {one.message}"
-            click.echo(f"  {printable(where)}")
+def _failure_rows(batch: Batch, failures: Iterable[FailedCode]) -> list[str]:
+    """Return the counts of failures, and a text about the first ones of each error code."""
+    if not (counts := failures_text(batch) + _after_stop(batch)):
+        return []
+    first = [
+        f"line {one.line}, custom_id {one.custom_id}: {failed.code}: {one.message}"
+        for failed in failures
+        for one in failed.first
+    ]
+    return [counts, *first]
 
 
 def _expected(expected: dict[str, Any] | None) -> str | None:
@@ -226,11 +231,14 @@ def _counts(state: dict[str, Any]) -> str:
 
 
 def put_rows(named: dict[str, Any]) -> None:
-    """Print a line for each name and value, except None values."""
+    """Print a line for each name and value, except None values; a list takes several lines."""
     width = max(map(len, named))
     for name, value in named.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {printable(value)}")
+            first, *more = value if isinstance(value, list) else [value]
+            click.echo(f"{name:<{width}}  {printable(first)}")
+            for text in more:
+                click.echo(f"{'':<{width}}  {printable(text)}")
 
 
 def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, Any]:

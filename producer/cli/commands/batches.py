@@ -119,12 +119,11 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         return
     shown = HttpBatches.using(store).with_file_name(shown)
     if batch.finished:
-        show.print_batch(shown, webhook=webhook)
+        show.print_batch(shown, webhook=webhook, failures=failures)
     else:
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
         workers = BatchWorkers(store).row_text(batch)
-        show.print_batch(shown, workers, left_s, stalls, webhook, servers)
-    show.print_failures(failures)
+        show.print_batch(shown, workers, left_s, stalls, webhook, servers, failures)
     if batch.complete and batch.number("failed"):
         click.echo(f"\n{_ALL_ERRORS}")
 

@@ -56,6 +56,11 @@ def test_status_has_failures_by_code_with_the_first_ones(
     table = run_producer("status", "b1", redis_url=redis_url).stdout
     assert "3 of 3 failed: 2 unknown_field, 1 broken" in table
     assert "line 3, custom_id r2: broken: it broke" in table
+    # They are beneath their counts, and what the requests wait for stands apart, last
+    rows, _, notes = table.partition("\n\n")
+    at = next(n for n, row in enumerate(rows.splitlines()) if row.startswith("failures"))
+    assert all("custom_id r" in row for row in rows.splitlines()[at + 1 : at + 4])
+    assert "no worker" in notes and "custom_id" not in notes
     listed = orjson.loads(run_producer("list", "--json", redis_url=redis_url).stdout)
     assert [one["code"] for one in listed[0]["failures"]] == ["unknown_field", "broken"]
 
