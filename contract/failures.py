@@ -34,7 +34,7 @@ def is_wrong(code: object) -> bool:
 
     The same request would fail again, so no command and no page offers to run it again.
     """
-    return code in _WRONG
+    return isinstance(code, str) and code in _WRONG
 
 
 def wrong_count(codes: Iterable[_Counted]) -> int:
@@ -43,12 +43,17 @@ def wrong_count(codes: Iterable[_Counted]) -> int:
 
 
 def wrong_text(codes: Iterable[_Counted]) -> str:
-    """Return for example `2 failed lines are wrong themselves (2 unknown_field)`; '' for none."""
+    """Return how many failed lines are wrong themselves, and by which codes; '' for none.
+
+    For example `2 failed lines are wrong themselves (2 unknown_field): correct them`.
+    """
     wrong = [one for one in codes if is_wrong(one.code)]
     if not (count := wrong_count(wrong)):
         return ""
-    what = "failed line is wrong itself" if count == 1 else "failed lines are wrong themselves"
-    return f"{count:,} {what} ({', '.join(f'{one.count:,} {one.code}' for one in wrong)})"
+    named = ", ".join(f"{one.count:,} {one.code}" for one in wrong)
+    if count == 1:
+        return f"1 failed line is wrong itself ({named}): correct it"
+    return f"{count:,} failed lines are wrong themselves ({named}): correct them"
 
 
 @dataclass(frozen=True, slots=True)

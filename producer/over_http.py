@@ -68,7 +68,7 @@ class HttpBatches(Reads):
         again = f"run its failed lines as a new batch; {how}"
         codes = failures_of([batch])
         if text := wrong_text(codes):
-            text += ": correct them, and send them as a new batch"
+            text += ", and send the correction as a new batch"
             all_wrong = batch.finished and batch.id == name
             all_wrong &= wrong_count(codes) == batch.terminal - batch.number("completed")
             again = text if all_wrong else f"{again}; {text}"

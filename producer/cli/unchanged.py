@@ -44,8 +44,7 @@ def unchanged_texts(
         texts = ("is a dead letter", "are dead letters")
         yield f"{_counted(dead, *texts)} ({_DEAD}): see `producer dead list`"
     if text := wrong_text(codes):
-        them = "it" if wrong_count(codes) == 1 else "them"
-        yield f"{text}: correct {them}, and submit the correction as a new batch"
+        yield f"{text}, and submit the correction as a new batch"
 
 
 def _counted(number: int, one: str, several: str) -> str:

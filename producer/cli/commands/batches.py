@@ -52,7 +52,7 @@ def _no_run(context: Context, batch_id: str) -> Batch:
         when = "" if batch.complete else "when it is complete, "
         texts.append(f"{when}the same `producer run` with --retry {options} runs these lines again")
     if wrong:
-        texts.append(f"{wrong}: correct them, and run them as a new file")
+        texts.append(f"{wrong}, and run the correction as a new file")
     raise BatchConflict(f"{batch_id} is a run: {'; '.join(texts)}")
 
 

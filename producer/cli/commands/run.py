@@ -257,7 +257,7 @@ def _failures(record: Batch, codes: Sequence[FailedCode]) -> list[str]:
     wrong = [one for code in codes if is_wrong(code.code) for one in code.first]
     texts = [failures_text(record)]
     if text := wrong_text(codes):
-        texts.append(f"{text}: correct them, and run them as a new file")
+        texts.append(f"{text}, and run the correction as a new file")
     if wrong:
         first = min(wrong, key=lambda one: one.line or 0)
         named = first.line is None or first.message.startswith(("line ", "row "))

@@ -19,7 +19,9 @@ def test_the_documented_codes_of_wrong_requests_come_first() -> None:
 def test_the_text_counts_and_names_only_wrong_requests() -> None:
     codes = [CodeFailures("broken", 4), CodeFailures("context_length_exceeded", 1)]
     assert wrong_text(codes[:1]) == ""
-    assert wrong_text(codes) == "1 failed line is wrong itself (1 context_length_exceeded)"
+    assert (
+        wrong_text(codes) == "1 failed line is wrong itself (1 context_length_exceeded): correct it"
+    )
     codes.append(CodeFailures("unknown_field", 1200))
     assert wrong_count(codes) == 1201
     assert wrong_text(codes).startswith("1,201 failed lines are wrong themselves (1 context")

@@ -126,7 +126,7 @@ def test_only_lines_that_a_retry_can_change_are_counted_for_one(
         finish(lessee, lessee.pop(1), too_long)
         _, told = process.communicate(timeout=30)
     wrong = "2 failed lines are wrong themselves (1 unknown_field, 1 context_length_exceeded)"
-    assert f"{wrong}: correct them, and run them as a new file" in told
+    assert f"{wrong}: correct them, and run the correction as a new file" in told
     assert "--retry" not in told
     again = run_producer("run", *command, "--retry", "failed", redis_url=redis_url).stderr
     assert "nothing runs again: no line ended as failed, except wrong lines" in again
