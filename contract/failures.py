@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from contract.batch import Batch
 
@@ -12,11 +13,47 @@ _CODES_IN_TEXT, _FIRST = 3, 5
 _MOST_CODES, _NOTABLE, _OTHER = 20, re.compile(r"[A-Za-z0-9_.:-]{1,64}"), "other"
 #: Fewest ended requests of which the share of failed ones is shown.
 FEWEST = 10
-#: Codes of lines that no retry can run, because the line is wrong.
-LINE_ERRORS = frozenset((
+#: Codes of requests that are wrong themselves.
+_WRONG = frozenset((
     "invalid_json", "invalid_request", "unknown_field", "unknown_url", "duplicate_custom_id",
-    "line_too_long",
+    "line_too_long", "context_length_exceeded", "unsupported_option", "unknown_task",
 ))  # fmt: skip
+
+
+class _Counted(Protocol):
+    """A number of failed lines with one error code."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+
+
+def is_wrong(code: object) -> bool:
+    """Return whether a request that failed with this code is wrong itself.
+
+    The same request would fail again, so no command and no page offers to run it again.
+    """
+    return isinstance(code, str) and code in _WRONG
+
+
+def wrong_count(codes: Iterable[_Counted]) -> int:
+    """Return the number of failed lines that are wrong themselves."""
+    return sum(one.count for one in codes if is_wrong(one.code))
+
+
+def wrong_text(codes: Iterable[_Counted]) -> str:
+    """Return how many failed lines are wrong themselves, and by which codes; '' for none.
+
+    For example `2 failed lines are wrong themselves (2 unknown_field): correct them`.
+    """
+    wrong = [one for one in codes if is_wrong(one.code)]
+    if not (count := wrong_count(wrong)):
+        return ""
+    named = ", ".join(f"{one.count:,} {one.code}" for one in wrong)
+    if count == 1:
+        return f"1 failed line is wrong itself ({named}): correct it"
+    return f"{count:,} failed lines are wrong themselves ({named}): correct them"
 
 
 @dataclass(frozen=True, slots=True)

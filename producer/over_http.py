@@ -11,7 +11,7 @@ import orjson
 
 from contract.batch import WHOLE_SECONDS, Batch
 from contract.errors import BatchConflict
-from contract.failures import LINE_ERRORS, failures_of
+from contract.failures import failures_of, wrong_count, wrong_text
 from contract.redis.batches import BatchStore
 from contract.redis.objects import ENDED, Objects
 from contract.redis.reads import PAGE, Reads
@@ -66,9 +66,12 @@ class HttpBatches(Reads):
         if name.startswith("msgbatch_"):
             how = "POST /v1/messages/batches"
         again = f"run its failed lines as a new batch; {how}"
-        codes = {one.code for one in failures_of([batch])}
-        if batch.finished and codes and codes <= LINE_ERRORS and batch.id == name:
-            again = "its failed lines are wrong: correct them, and send them as a new batch"
+        codes = failures_of([batch])
+        if text := wrong_text(codes):
+            text += ", and send the correction as a new batch"
+            all_wrong = batch.finished and batch.id == name
+            all_wrong &= wrong_count(codes) == batch.terminal - batch.number("completed")
+            again = text if all_wrong else f"{again}; {text}"
         raise BatchConflict(f"batch {batch.id} was made over HTTP, and ends only once: {again}")
 
     def ended(self, batch_ids: Iterable[str]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -80,18 +81,28 @@ class NotifySecret(Reads):
 class EndedRequests(Reads):
     """Counts the ended requests of a batch that a retry can queue again."""
 
-    def counts(self, batch: Batch, outcomes: Collection[str]) -> tuple[int, int]:
-        """Return how many of these outcomes can run again, and of how many the message is gone."""
+    def counts(self, batch: Batch, outcomes: Collection[str]) -> tuple[Counter[str], Counter[str]]:
+        """Return by outcome how many lines can run again, and of how many the message is gone."""
         found = self._client.hscan_iter(keys.batch_key(batch.id, "failed"), count=PAGE)
-        can_run = gone = 0
+        can_run, gone = Counter[str](), Counter[str]()
         while page := list(islice(found, PAGE)):
-            ended = [(name.decode(), note) for name, note in page if read_note(note)[0] in outcomes]
+            noted = [(name.decode(), note, read_note(note)[0]) for name, note in page]
+            ended = [one for one in noted if one[2] in outcomes]
             # A note that ends with a NUL names no list: the message still waits in the queue.
-            kept = [name for name, note in ended if not note.endswith(b"\0")]
+            kept = [name for name, note, _ in ended if not note.endswith(b"\0")]
             exist = self._each("exists", [keys.batch_key(batch.id, f"kept:{n}") for n in kept])
-            missing = len(kept) - sum(exist)
-            can_run, gone = can_run + len(ended) - missing, gone + missing
+            missing = {name for name, found in zip(kept, exist, strict=True) if not found}
+            lines = self._lines(batch, [name for name, _, _ in ended])
+            for (name, _, outcome), count in zip(ended, lines, strict=True):
+                (gone if name in missing else can_run)[outcome] += count
         return can_run, gone
+
+    def _lines(self, batch: Batch, ids: Sequence[str]) -> list[int]:
+        """Return the number of lines of each request: 1, and its followers."""
+        if not (batch.dedupe and ids):
+            return [1] * len(ids)
+        followers: Any = self._client.hmget(keys.batch_key(batch.id, "identical"), ids)
+        return [1 + int(count or 0) for count in followers]
 
 
 _KEY = keys.SCRATCH

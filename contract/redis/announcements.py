@@ -90,10 +90,13 @@ def paths_of(worker: Mapping[str, Any]) -> Iterator[str]:
         yield model
 
 
-def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[str, Any]]:
+def read_announcements(
+    raw: Mapping[bytes, bytes], now_s: float, *, merged: bool = True
+) -> list[dict[str, Any]]:
     """Return the announcements; `silent_s` is the age of each at `now_s`, Redis's time.
 
-    `overdue`: the next one did not come, although the worker does not count as dead yet.
+    `overdue`: the next one did not come, although the worker does not count as dead yet. If
+    `merged`, front ends are added to the announcements of their workers.
     """
     found = []
     for name, record in raw.items():
@@ -106,7 +109,7 @@ def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[st
             continue
         if isinstance(worker.get("queue"), str):
             found.append(worker)
-    return _with_front_ends(found)
+    return _with_front_ends(found) if merged else found
 
 
 def _with_front_ends(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -164,10 +164,6 @@ class Reads:
 
     # -- requests and the server --------------------------------------------------
 
-    def returns(self, request_id: str) -> int:
-        """Return the number of times that an unfinished request was handed back."""
-        return int(self._client.hget(keys.RETURNS, request_id) or 0)
-
     def listener(self, *request_ids: str) -> Listener:
         """Return a listener that reads these requests' text while they run."""
         return Listener(self._client, request_ids)
@@ -256,15 +252,18 @@ class Reads:
         alive = filter(is_alive, self.announcements())
         return {queue for worker in alive for queue in queues_of(worker)}
 
-    def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
+    def announcements(
+        self, queue: str | None = None, *, merged: bool = True
+    ) -> list[dict[str, Any]]:
         """Return the last announcement of each worker of a queue, or of all queues.
 
         A worker of several models is returned for the queue of each of them. With a silent one,
-        all have `redis_up_s` if Redis came back less than WORKER_SILENT_S ago.
+        all have `redis_up_s` if Redis came back less than WORKER_SILENT_S ago. Without `merged`
+        the front ends of a worker are returned, too.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
-        found = read_announcements(raw, now_s)
+        found = read_announcements(raw, now_s, merged=merged)
         if not all(map(is_alive, found)) and (up_s := self.up_s()) < WORKER_SILENT_S:
             found = [each | {"redis_up_s": up_s} for each in found]
         return [each for each in found if queue is None or queue in queues_of(each)]

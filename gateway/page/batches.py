@@ -31,11 +31,11 @@ from gateway.http.services import Services
 from gateway.page.estimates import estimates, read_queues, works_of
 from gateway.page.failed import failed_codes, retry_of
 from gateway.page.file_reading import uploaded_name
-from gateway.page.requests import sample, workers_of
+from gateway.page.requests import sample
 from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
-from gateway.redis.request_reads import RequestReads, RunningRequest
+from producer.request_reads import RequestReads, RunningRequest
 
 #: Batches on one page, and most running requests that are shown for one batch.
 PAGE, MAX_RUNNING = 25, 12
@@ -220,7 +220,8 @@ def batch(view: View) -> Response:
 
 
 def _running(services: Services, parts: list[QueueBatch]) -> list[RunningRequest]:
-    reads, workers = RequestReads.using(services.batches), workers_of(services)
+    reads = RequestReads.using(services.batches)
+    workers = reads.living()
     running = (one for part in parts for one in reads.running(part, workers, MAX_RUNNING))
     return [one for one in islice(running, MAX_RUNNING) if one.custom_id]
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.batch import Batch as QueueBatch
-from contract.failures import LINE_ERRORS
+from contract.failures import wrong_count
 from contract.redis.failures import FailedCode, FailedRequest
 from contract.redis.objects import Stored
 from gateway.batches.api.failures import failures_of_view
 from gateway.http.services import Services
 from gateway.page.requests import OTHER_REMEDY, REMEDIES
 from gateway.redis.batch_views import BatchView
-from gateway.redis.request_reads import RequestReads
+from producer.request_reads import RequestReads
 
 #: Outcomes that a retry may run again, by the name of their button.
 OUTCOMES = {"failed": ("failed",), "stopped": ("cancelled", "expired")}
@@ -75,7 +75,7 @@ def retry_of(
 ) -> Retry:
     """Return what a retry would run; before the batch has ended, only a run's invalid lines."""
     unanswered = row["failed"] + row["cancelled"] + row["expired"]
-    invalid = sum(one.count for one in codes if one.code in LINE_ERRORS)
+    invalid = wrong_count(codes)
     if isinstance(batch_view.source, QueueBatch) and batch_view.source.is_run:
         return Retry(invalid=invalid)  # its requests are deleted
     if not row["ended"] or not unanswered:
@@ -85,8 +85,7 @@ def retry_of(
         stopped = min(
             retryable, batch_view.source.number("cancelled") + batch_view.source.number("expired")
         )
-        failed = retryable - stopped
-        return Retry(failed, stopped, max(0, batch_view.source.number("failed") - failed))
+        return Retry(retryable - stopped, stopped, invalid)
     if row["status"] == "failed":  # the whole file was refused
         return Retry()
     return Retry(failed=max(0, unanswered - invalid), invalid=invalid, anew=True)

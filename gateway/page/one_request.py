@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -14,9 +15,8 @@ from starlette.responses import Response
 
 from contract import naming
 from contract.batch import Batch
-from contract.failures import LINE_ERRORS
+from contract.failures import is_wrong
 from contract.index import IndexEntry, entry_request_id, leader_of
-from contract.redis.announcements import is_alive
 from contract.redis.objects import Stored
 from contract.results import outcome_of
 from contract.runs import no_request_text
@@ -32,7 +32,6 @@ from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file, uploade
 from gateway.page.requests import (
     OTHER_REMEDY,
     REMEDIES,
-    announcements_of,
     done_at,
     prompt_in,
     prompt_of,
@@ -42,8 +41,7 @@ from gateway.page.requests import (
 from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView
-from gateway.redis.request_reads import RequestReads, RequestState
-from producer.lost_leases import LostLeaseReads
+from producer.request_reads import MOST_WORKERS, RequestReads, RequestState
 
 #: Most seconds for which an index or an input file is searched for one request.
 _SEARCH_S = 10.0
@@ -70,8 +68,9 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
     ]
     if guard is not None:
         guard.start(_SEARCH_S)
-    reads, announced = RequestReads.using(view.services.batches), announcements_of(view.services)
-    workers = _holders(view, announced)
+    reads = RequestReads.using(view.services.batches)
+    holders = reads.holders()
+    workers = list(islice(holders, MOST_WORKERS))
     number = view.query.get("line", "")[:12]
     own_id = partial(_request_id, custom_id=custom_id, line=number)
     states = (reads.request(part, own_id(part), workers) for part in parts)
@@ -86,7 +85,7 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         line, request_id = entry[0], leader_of(entry) or entry_request_id(part.id, entry)
         waiting = RequestState(request_id, b"", b"", "", 0, 0, "")
         one = reads.request(part, request_id, workers) or waiting
-    has_worker = one.worker in announced and is_alive(announced[one.worker])
+    has_worker = holders.get(one.worker, False)
     state = _fields(one, "running" if has_worker else "waiting")
     row = None if state["ended"] or has_worker else row_of(batch_view, time.time())
     state["line"] = line or state["line"]
@@ -99,17 +98,8 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
         stalls=stalls_of(view, [row] if row else []),
         prompt=prompt or state["prompt"], whole=bool(prompt),
-        refused=state["error"].get("code") in LINE_ERRORS, file=_name_of(view, batch_view),
+        refused=is_wrong(state["error"].get("code")), file=_name_of(view, batch_view),
     )  # fmt: skip
-
-
-def _holders(view: View, announced: Iterable[str]) -> list[str]:
-    """Return the ids of workers that may have requests.
-
-    A dead one has them until the end of their leases, but perhaps no announcement any more.
-    """
-    lost = LostLeaseReads.using(view.services.batches).lost_leases().values()
-    return list(dict.fromkeys([*announced, *(name for one in lost for name in one.workers)]))
 
 
 def _request_id(part: Batch, *, custom_id: str, line: str) -> str:
@@ -180,7 +170,7 @@ def _fields(one: RequestState, name: str) -> dict[str, Any]:
         "name": outcome_of(result["meta"]) if one.result else name,
         "ended": bool(one.result),
         "worker": one.worker,
-        "attempts": result["attempts"] or one.returns + bool(one.worker),
+        "attempts": result["attempts"] or one.deliveries,
         "returns": one.returns,
         "deaths": one.deaths,
         "done_at": done_at(result["meta"]),

@@ -15,7 +15,6 @@ import orjson
 from contract.batch import Batch
 from contract.index import read_ending
 from contract.openai.prompts import prompt_text
-from contract.redis.announcements import is_alive
 from contract.results import outcome_of, read_meta
 from contract.streaming import texts_of
 from gateway.http.services import Services
@@ -36,7 +35,7 @@ REMEDIES = {
     "duplicate_custom_id": "Give each line its own custom_id.",
     "line_too_long": "Shorten the line, or raise WARMQ_MAX_LINE_BYTES.",
     "model_not_found": "Use a model from the page Workers, or start a worker that serves it.",
-    "adapter_unusable": "Follow the remedy in the message, then retry it.",
+    "adapter_unusable": "Follow the remedy in the message, then run it again.",
     "context_length_exceeded": "Shorten the prompt, or use a model with a longer context.",
     "request_failed": "Retry it; the engine failed on this attempt.",
     "result_too_large": "Ask for fewer tokens.",
@@ -54,16 +53,6 @@ REMEDIES = {
 }
 #: The remedy for an error code that an engine made.
 OTHER_REMEDY = "Retry it; if it fails again, fix the request."
-
-
-def announcements_of(services: Services) -> dict[str, dict[str, Any]]:
-    """Return what each worker announced by its id, dead ones too."""
-    return {str(one["id"]): one for one in services.batches.announcements()}
-
-
-def workers_of(services: Services) -> list[str]:
-    """Return the ids of living workers."""
-    return [name for name, one in announcements_of(services).items() if is_alive(one)]
 
 
 def result_fields(result: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
-from contract.failures import LINE_ERRORS
+from contract.failures import is_wrong
 from gateway.batches.api import batches as api
 from gateway.batches.api.record import ENDED, BatchRecord, decode
 from gateway.files.files import FileRecord, Files, new_record, save_file
@@ -91,5 +91,5 @@ def _line_numbers(services: Services, file_id: str, guard: ReadGuard) -> Iterato
             (error_line.get("response") or {}).get("body") or {}
         ).get("error")
         number = (error_line.get("warmq") or {}).get("line") or (error or {}).get("line")
-        if isinstance(number, int) and (error or {}).get("code") not in LINE_ERRORS:
+        if isinstance(number, int) and not is_wrong((error or {}).get("code")):
             yield number

@@ -138,15 +138,16 @@ def open_input(
 
 @contextlib.contextmanager
 def hint(text: str, *, changed: str = "", fix_input: str = "") -> Iterator[None]:
-    """Print `text`, the way to continue, after an interruption; add it to an error's message.
+    """Print `text`, the way to continue, after a signal; add it to an error's message.
 
     `changed` is added instead if the batch was changed meanwhile, `fix_input` if the input is
     damaged.
     """
     try:
         yield
-    except KeyboardInterrupt:
-        tell(f"interrupted; {text}")
+    except (KeyboardInterrupt, SystemExit):  # signals raise these (main.py)
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            tell(f"interrupted; {text}")
         raise
     except (StoreUnavailable, InputUnreadable, WriteFailed) as error:
         damaged = isinstance(error, InputUnreadable)

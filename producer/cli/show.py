@@ -23,6 +23,7 @@ from producer.cli.context import Exit
 from producer.cli.marks import MARKS, level_of
 from producer.cli.progress import CANCELLED_RUN, RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, left_text, server_text
+from producer.request_reads import RequestReads
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
 from producer.webhook_state import WebhookState
@@ -108,8 +109,9 @@ def print_batch(
     stalls: Iterable[Stall] = (),
     webhook: WebhookState | None = None,
     servers: Iterable[SharedServer] = (),
+    failures: Iterable[FailedCode] = (),
 ) -> None:
-    """Print a batch as text, with its queue's workers, seconds left, stalls, webhook, servers."""
+    """Print a batch as text, with its queue's workers, seconds left, and what else is given."""
     state = batch_json(batch)
     usage = state["usage"]
     retries = ", with retries" if batch.number("retried") else ""
@@ -118,7 +120,7 @@ def print_batch(
         "status": state["status"],
         "reason": state["reason"],
         "requests": (_counts(state) or "none yet") + _unread_text(batch),
-        "failures": failures_text(batch) + _after_stop(batch) or None,
+        "failures": _failure_rows(batch, failures) or None,
         "cut": _cut_text(batch) or None,
         "stops at": (limit := state["stop_after_failures"])
         and f"{limit} {'failure' if limit == '1' else 'failures'}",
@@ -138,9 +140,7 @@ def print_batch(
         "webhook": webhook and _webhook_text(webhook),
     })  # fmt: skip
     stalls = list(stalls)
-    for stall in stalls:
-        mark = MARKS[level_of(stall)]
-        click.echo(f"\n{mark} {printable(stall.sentence())}: {stall.advice()}")
+    _print_stalls(stalls)
     if batch.is_run and batch.stopped:
         click.echo(f"\n{STOPPED_RUN_GOES_ON}")
     elif batch.is_run and not batch.finished:
@@ -151,6 +151,12 @@ def print_batch(
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def _print_stalls(stalls: Iterable[Stall]) -> None:
+    for stall in stalls:
+        mark = MARKS[level_of(stall)]
+        click.echo(f"\n{mark} {printable(stall.sentence())}: {stall.advice()}")
 
 
 def _unread_text(batch: Batch) -> str:
@@ -198,12 +204,16 @@ def _webhook_text(webhook: WebhookState) -> str:
     return f"{webhook.url}: {'; '.join(filter(None, parts))}"
 
 
-def print_failures(failures: Iterable[FailedCode]) -> None:
-    """Print the first failed requests of each error code."""
-    for failed in failures:
-        for one in failed.first:
-            where = f"line {one.line}, custom_id {one.custom_id}: {failed.code}: {one.message}"
-            click.echo(f"  {printable(where)}")
+def _failure_rows(batch: Batch, failures: Iterable[FailedCode]) -> list[str]:
+    """Return the counts of failures, and a text about the first ones of each error code."""
+    if not (counts := failures_text(batch) + _after_stop(batch)):
+        return []
+    first = [
+        f"line {one.line}, custom_id {one.custom_id}: {failed.code}: {one.message}"
+        for failed in failures
+        for one in failed.first
+    ]
+    return [counts, *first]
 
 
 def _expected(expected: dict[str, Any] | None) -> str | None:
@@ -224,11 +234,14 @@ def _counts(state: dict[str, Any]) -> str:
 
 
 def put_rows(named: dict[str, Any]) -> None:
-    """Print a line for each name and value, except None values."""
+    """Print a line for each name and value, except None values; a list takes several lines."""
     width = max(map(len, named))
     for name, value in named.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {printable(value)}")
+            first, *more = value if isinstance(value, list) else [value]
+            click.echo(f"{name:<{width}}  {printable(first)}")
+            for text in more:
+                click.echo(f"{'':<{width}}  {printable(text)}")
 
 
 def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, Any]:
@@ -256,23 +269,37 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
         state["status"] = outcome_of(meta)
         state["timing"] = (meta.get("warmq") or {}).get("timing")
     elif not batch.finished:
-        state["attempts"] = store.returns(request_id)
-        return state
+        return state | _in_progress(store, batch, request_id)
     else:
         state["status"] = "result_expired"
     state["result"] = orjson.loads(result_line(own_id, custom_id, line, raw, leader).json)
     return state
 
 
-def print_request(state: dict[str, Any]) -> None:
-    """Print a request as text, and its result as JSON."""
-    rows = {k: v for k, v in state.items() if k not in ("object", "timing", "result")}
-    if "attempts" in state:
-        rows["status"] = "in_progress: it waits, or runs"
-        rows["attempts"] = f"{state['attempts']} ended without a result"
+def _in_progress(store: BatchStore, batch: Batch, request_id: str) -> dict[str, Any]:
+    """Return who has a request, as a gateway's page shows it, and how often it was delivered."""
+    reads = RequestReads.using(store)
+    holders = reads.holders()
+    found = reads.request(batch, request_id, holders)
+    worker = found.worker if found else ""
+    return {
+        "running": holders.get(worker, False),
+        "worker": worker or None,
+        "attempts": found.deliveries if found else 0,
+    }
+
+
+def print_request(state: dict[str, Any], stalls: Iterable[Stall] = ()) -> None:
+    """Print a request as text, with what it waits for, and its result as JSON."""
+    unnamed = ("object", "timing", "result", "running")
+    rows = {name: value for name, value in state.items() if name not in unnamed}
+    if "running" in state:
+        what = "a worker runs it" if state["running"] else "it waits"
+        rows["status"] = f"in_progress: {what}"
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
     put_rows(rows)
+    _print_stalls(stalls)
     if state["result"] is not None:
         put_json(state["result"])
 

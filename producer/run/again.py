@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from contract.failures import LINE_ERRORS
+from contract.failures import is_wrong
 from contract.results import OUTCOMES, line_number
 from producer.input.files import AtomicFile, unwritable
 from producer.input.reader import RawChunk
@@ -53,7 +53,7 @@ def failed_lines(
                     break
                 error = _decode(raw).error
                 outcome = error.code if error.code in STOPPED else "failed"
-                if outcome in outcomes and error.code not in LINE_ERRORS:
+                if outcome in outcomes and not is_wrong(error.code):
                     found[error.line] = outcome
                 elif kept is not None and outcome == "failed":
                     kept[error.code] += 1

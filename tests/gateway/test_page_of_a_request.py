@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import httpx
+import orjson
 from kit.commands.doctor_findings import announce, up_for_long
-from kit.commands.support import finish
+from kit.commands.support import finish, run_producer
 from kit.gateways.gateway_process import GatewayProcess
 from kit.protocol.lessee import Lessee, submit_batch
 
@@ -32,6 +33,18 @@ def test_it_names_the_dead_worker_and_what_the_request_waits_for(
         assert f"<dd>{WORKER}</dd>" in page
         assert "<dt>Attempts</dt><dd>1</dd>" in page
         assert "question 1" in page
+        told = run_producer("status", "b1", "--request", "c1", redis_url=redis_server.url).stdout
+        assert ("it waits" if stalled else "a worker runs it") in told
+        assert f"worker      {WORKER}\n" in told
+        assert "attempts    1\n" in told
+        assert ("a worker has died" in told) == stalled
+        shown = orjson.loads(
+            run_producer(
+                "status", "b1", "--request", "c1", "--json", redis_url=redis_server.url
+            ).stdout
+        )
+        assert (shown["running"], shown["worker"], shown["attempts"]) == (not stalled, WORKER, 1)
+        assert ("lease_held" in {one["code"] for one in shown["stalls"]}) == stalled
     assert "Times handed back" in page
     # A living worker removes a dead one's announcement
     store._client.hdel(keys.WORKERS, WORKER)

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from contract.errors import RequestRejected
-from contract.failures import LINE_ERRORS
+from contract.failures import is_wrong
 from contract.openai.decode import decode, encode, printable
 from producer.input.reader import RawChunk
 from producer.submit.lines import in_line
 
 #: The field of a line with the error.
 ROW_ERROR = "row_error"
-#: Codes that it may have: each line of a batch has its own custom_id already.
-_CODES = LINE_ERRORS - {"duplicate_custom_id"}
 #: Most characters of its message.
 _MESSAGE = 1000
 
@@ -60,7 +58,8 @@ def explain(number: int, line: bytes, error: RequestRejected) -> RequestRejected
         found = _decode(line).row_error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return of_line
-    if found.code not in _CODES or not found.message:
+    # Each line of a batch has its own custom_id already.
+    if not is_wrong(found.code) or found.code == "duplicate_custom_id" or not found.message:
         return of_line
     return RequestRejected(
         printable(found.message, _MESSAGE),

@@ -5,7 +5,7 @@ import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from contract.failures import LINE_ERRORS, failures_of
+from contract.failures import failures_of, wrong_count, wrong_text
 from contract.redis.announced_servers import SharedServer, shared_servers
 from contract.redis.announcements import is_alive, queues_of
 from contract.redis.failures import FailureReads
@@ -42,18 +42,18 @@ def _no_run(context: Context, batch_id: str) -> Batch:
     batch = context.batch(batch_id)
     if not batch.is_run:
         return batch
-    wrong = sum(one.count for one in failures_of([batch]) if one.code in LINE_ERRORS)
+    codes = failures_of([batch])
     counts = {name: batch.number(name) for name in UNANSWERED}
-    counts["failed"] -= wrong
-    again = [name for name, count in counts.items() if count > 0]
-    if wrong and not again:
-        text = "its failed lines are wrong: correct them, and run them as a new file"
-    else:
+    counts["failed"] -= wrong_count(codes)
+    again, texts = [name for name, count in counts.items() if count > 0], list[str]()
+    wrong = wrong_text(codes)
+    if again or not wrong:
         options = ",".join(again or ("failed", "cancelled"))
-        text = f"the same `producer run` with --retry {options} runs these lines again"
-        if not batch.complete:
-            text = f"when it is complete, {text}"
-    raise BatchConflict(f"{batch_id} is a run: {text}")
+        when = "" if batch.complete else "when it is complete, "
+        texts.append(f"{when}the same `producer run` with --retry {options} runs these lines again")
+    if wrong:
+        texts.append(f"{wrong}, and run the correction as a new file")
+    raise BatchConflict(f"{batch_id} is a run: {'; '.join(texts)}")
 
 
 @click.command("list")
@@ -94,8 +94,7 @@ def list_batches(context: Context, *, as_json: bool) -> None:
 def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Show the progress of a batch, run or request."""
     if custom_id is not None:
-        state = show.request_state(context.store, context.batch_of(batch_id, custom_id), custom_id)
-        show.put_json(state) if as_json else show.print_request(state)
+        _print_request(context, batch_id, custom_id, as_json)
         return
     batch, store = context.batch(batch_id), context.store
     failures, stalls = FailureReads.using(store).first([batch]), list[Stall]()
@@ -120,14 +119,28 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
         return
     shown = HttpBatches.using(store).with_file_name(shown)
     if batch.finished:
-        show.print_batch(shown, webhook=webhook)
+        show.print_batch(shown, webhook=webhook, failures=failures)
     else:
         left_s = OutlookReads.using(store).batch_seconds_left(batch)
         workers = BatchWorkers(store).row_text(batch)
-        show.print_batch(shown, workers, left_s, stalls, webhook, servers)
-    show.print_failures(failures)
+        show.print_batch(shown, workers, left_s, stalls, webhook, servers, failures)
     if batch.complete and batch.number("failed"):
         click.echo(f"\n{_ALL_ERRORS}")
+
+
+def _print_request(context: Context, batch_id: str, custom_id: str, as_json: bool) -> None:
+    """Print a request, with what it waits for while no living worker has it."""
+    store, batch = context.store, context.batch_of(batch_id, custom_id)
+    state, stalls = show.request_state(store, batch, custom_id), list[Stall]()
+    if state.get("running") is False:
+        reads = StallReads.using(store)
+        stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+    if not as_json:
+        show.print_request(state, stalls)
+        return
+    if "running" in state:
+        state["stalls"] = list(map(show.stall_json, stalls))
+    show.put_json(state)
 
 
 @click.command("cancel")

@@ -10,7 +10,7 @@ import click
 
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
-from contract.failures import LINE_ERRORS, failures_text
+from contract.failures import failures_text, is_wrong, wrong_count, wrong_text
 from contract.redis.failures import FailedCode, FailureReads
 from contract.settings import Settings, load
 from producer.batch_watch import WritesLost
@@ -254,13 +254,16 @@ def _of_record(context: Context, submission: Submission, run: str) -> tuple[int,
 
 def _failures(record: Batch, codes: Sequence[FailedCode]) -> list[str]:
     """Return the counts of a run's failures by code, its first wrong line, and what runs again."""
-    wrong = [one for code in codes if code.code in LINE_ERRORS for one in code.first]
-    again = sum(code.count for code in codes if code.code not in LINE_ERRORS)
+    wrong = [one for code in codes if is_wrong(code.code) for one in code.first]
     texts = [failures_text(record)]
+    if text := wrong_text(codes):
+        texts.append(f"{text}, and run the correction as a new file")
     if wrong:
         first = min(wrong, key=lambda one: one.line or 0)
-        texts.append(f"first bad line: {printable(first.message)}")
-    if again:
+        named = first.line is None or first.message.startswith(("line ", "row "))
+        where = "" if named else f"line {first.line}: "
+        texts.append(f"first bad line: {where}{printable(first.message)}")
+    if again := sum(code.count for code in codes) - wrong_count(codes):
         texts.append(f"the same command with --retry failed runs {counted(again, 'line')} again")
     return list(filter(None, texts))
 

@@ -14,7 +14,7 @@ from kit.protocol.lessee import Lease, Lessee, client_of, life_of
 
 from contract import naming
 from contract.batch import Batch
-from contract.errors import WarmqError
+from contract.errors import RequestRejected, WarmqError
 from contract.message import read_delivery
 from contract.redis.batches import BatchStore
 from contract.results import failure_meta, success_meta
@@ -98,7 +98,7 @@ def finish(
             )
         args += [
             lease.id, it.request_id, it.batch, life_of(it), "failed" if error else "completed",
-            int(error is not None), 3, 2, meta,
+            int(error is not None and not isinstance(error, RequestRejected)), 3, 2, meta,
         ]  # fmt: skip
     return int(lessee.run("done", lessee.worker, TTL_MS, *args))
 

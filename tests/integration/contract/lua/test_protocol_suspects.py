@@ -147,4 +147,4 @@ def test_a_group_larger_than_one_sweep_takes_is_swept_as_one(
     assert redis_client.hlen(keys.DEAD) == 0
     assert redis_client.llen(SUSPECTS) == 5
     assert redis_client.get(f"{SUSPECTS}:group") == b"3"
-    assert store.returns(submitted.ids[0]) == 3
+    assert redis_client.hget(keys.RETURNS, submitted.ids[0]) == b"3"

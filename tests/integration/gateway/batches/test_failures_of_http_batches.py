@@ -20,13 +20,15 @@ from kit.gateways.own_batch_runner import (
 )
 from kit.protocol.lessee import Lessee, client_of, submit_batch
 
-from contract.errors import RequestFailed
+from contract.errors import BatchConflict, RequestFailed, RequestRejected
 from gateway.batches.api import batches
 from gateway.batches.api.failures import failures_of_view
 from gateway.batches.runner.runner import BatchRunner
 from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.page.batches import row_of
+from gateway.page.failed import failed_codes, retry_of
+from producer.over_http import HttpBatches
 
 CALLER = Caller(tenant=TENANT, key_id="k")
 QUEUE = "warmq.m"
@@ -121,3 +123,24 @@ def test_cancelled_requests_of_a_submitted_batch_are_among_its_failures(
     submitted = submit_batch(services.batches, 2, batch_id="b1", tenant=TENANT)
     services.batches.cancel(submitted.batch)
     assert shown(services, "b1") == ({"cancelled": 2}, [])
+
+
+def test_a_request_that_is_too_long_is_not_offered_for_a_retry(services: Services) -> None:
+    uploaded(services, [line(1), line(2, wrong=1), line(3)])
+    created(services)
+    runner = BatchRunner(services)
+    looked_at(services, runner)
+    lessee = Lessee(client_of(services.batches), queue=QUEUE)
+    first, second = lessee.pop()
+    finish(lessee, [first], RequestFailed("it broke"))
+    finish(lessee, [second], RequestRejected("too long", code="context_length_exceeded"))
+    while looked_at(services, runner).status != "completed":
+        pass
+    _, view = batches.find(services, CALLER, BATCH)
+    row = row_of(view, 0)
+    retry = retry_of(services, view, row, failed_codes(services, view, row))
+    assert (retry.failed, retry.invalid, retry.anew) == (1, 2, True)
+    queued = services.batches.batch(BATCH)
+    assert queued is not None
+    with pytest.raises(BatchConflict, match="2 failed lines are wrong themselves"):
+        HttpBatches.using(services.batches).refuse_retry(queued)

@@ -22,7 +22,7 @@ from kit.commands.support import (
 )
 from kit.protocol.lessee import Lessee, client_of, counts, now, submit_batch
 
-from contract.errors import RequestFailed
+from contract.errors import RequestFailed, RequestRejected
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
@@ -31,6 +31,8 @@ from producer.cli.unchanged import unchanged_texts
 from producer.input.options import BadOption
 
 ERROR = RequestFailed("it broke", code="broken")
+TOO_LONG = RequestRejected("the prompt is too long", code="context_length_exceeded")
+UNSERVED = RequestRejected("no such model", code="model_not_found")
 
 
 def wrong_lines(path: Path, count: int, wrong: int) -> Path:
@@ -54,6 +56,11 @@ def test_status_has_failures_by_code_with_the_first_ones(
     table = run_producer("status", "b1", redis_url=redis_url).stdout
     assert "3 of 3 failed: 2 unknown_field, 1 broken" in table
     assert "line 3, custom_id r2: broken: it broke" in table
+    # They are beneath their counts, and what the requests wait for stands apart, last
+    rows, _, notes = table.partition("\n\n")
+    at = next(n for n, row in enumerate(rows.splitlines()) if row.startswith("failures"))
+    assert all("custom_id r" in row for row in rows.splitlines()[at + 1 : at + 4])
+    assert "no worker" in notes and "custom_id" not in notes
     listed = orjson.loads(run_producer("list", "--json", redis_url=redis_url).stdout)
     assert [one["code"] for one in listed[0]["failures"]] == ["unknown_field", "broken"]
 
@@ -264,9 +271,50 @@ def test_retry_tells_wrong_lines_from_messages_that_are_gone(
     client_of(store).delete(keys.batch_key("b1", f"kept:{leases[0].request_id}"))
     done = run_producer("retry", "b1", redis_url=redis_url)
     assert "b1: 3 requests queued again\n" in done.stderr
-    assert "b1: 1 request stays as it ended: its message is gone" in done.stderr
+    assert "b1: 1 request stays as it ended: Redis has no message of it" in done.stderr
     assert "b1: 1 failed line is wrong itself" in done.stderr
     assert "again already" not in done.stderr
+
+
+def test_retry_names_every_failed_line_that_it_leaves_out(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    run_producer("submit", wrong_lines(tmp_path / "in", 6, 1), "--batch-id", "b1",
+                 redis_url=redis_url)  # fmt: skip
+    lessee = Lessee(client_of(store))
+    for error in (TOO_LONG, UNSERVED, ERROR):
+        finish(lessee, lessee.pop(1), error)
+    suspects = [f"{lessee.queue}:suspects"]
+    for lists in ([], suspects, suspects):
+        (lease,) = lessee.pop(1, lists=lists)
+        lessee.release(lease, died=[lease], max_deaths=1)
+    finish(lessee, lessee.pop(1))
+    done = run_producer("retry", "b1", redis_url=redis_url)
+    assert "b1: 1 request queued again\n" in done.stderr
+    assert (
+        "b1: 2 failed lines are wrong themselves (1 unknown_field, 1 context_length_exceeded): "
+        "correct them"
+    ) in done.stderr
+    assert "b1: 1 request is a dead letter (poison): see `producer dead list`" in done.stderr
+    assert "b1: 1 request stays as it ended: Redis has no message of it" in done.stderr
+    finish(lessee, lessee.pop(1))
+    again = run_producer("retry", "b1", redis_url=redis_url).stderr
+    assert "0 requests queued again" in again and "2 failed lines are wrong" in again
+
+
+def test_retry_counts_lines_with_the_same_body(
+    redis_url: str, tmp_path: Path, store: BatchStore
+) -> None:
+    same = [{"role": "user", "content": "x"}]
+    lines = (chat_line(f"r{n}", messages=same, temperature=0) for n in range(3))
+    path = write_lines(tmp_path / "in", lines)
+    run_producer("submit", path, "--batch-id", "b1", "--dedupe", redis_url=redis_url)
+    lessee = Lessee(client_of(store))
+    finish(lessee, lessee.pop(1), ERROR)
+    count = store.retry(now(store), ["failed"])
+    finish(lessee, lessee.pop(1), ERROR)
+    (text,) = unchanged_texts(store, now(store), ["failed"], count)
+    assert text.startswith("3 requests have ended again already")
 
 
 def test_retry_tells_what_was_queued_again_and_has_failed_again(store: BatchStore) -> None:

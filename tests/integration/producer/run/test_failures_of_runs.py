@@ -13,7 +13,7 @@ from kit.commands.runs import done_windows, run_of, running, served, windows
 from kit.commands.support import chat_line, finish, run_producer, write_lines
 from kit.protocol.lessee import Lessee, client_of
 
-from contract.errors import RequestFailed
+from contract.errors import RequestFailed, RequestRejected
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
@@ -112,3 +112,22 @@ def test_a_retry_keeps_the_first_wrong_lines(
     assert "1 of 3 failed: " in told and "runs 1 line again" not in told
     assert "first bad line: line 3, field body.colour: " in told
     assert first_failed(redis_url, run) == [("wrong", 3)]
+
+
+def test_only_lines_that_a_retry_can_change_are_counted_for_one(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    lines = [chat_line("a"), chat_line("wrong", colour=1), chat_line("long")]
+    command = (write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
+    lessee = Lessee(client_of(store))
+    too_long = RequestRejected("the prompt is too long", code="context_length_exceeded")
+    with running(redis_url, *command) as process:
+        finish(lessee, eventually(lambda: lessee.pop(1), 30))
+        finish(lessee, lessee.pop(1), too_long)
+        _, told = process.communicate(timeout=30)
+    wrong = "2 failed lines are wrong themselves (1 unknown_field, 1 context_length_exceeded)"
+    assert f"{wrong}: correct them, and run the correction as a new file" in told
+    assert "--retry" not in told
+    again = run_producer("run", *command, "--retry", "failed", redis_url=redis_url).stderr
+    assert "nothing runs again: no line ended as failed, except wrong lines" in again
+    assert wrong in run_producer("retry", run_of(store), redis_url=redis_url).stderr

@@ -267,7 +267,9 @@ def test_an_interruption_leaves_whole_windows_only(
         finish(lessee, lessee.pop(700))  # one window and a part of the next
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        _, told = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert told.endswith("interrupted; the same command goes on where it stopped\n")
     assert custom_ids(out) == [f"r{n}" for n in range(500)]
 
 

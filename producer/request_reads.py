@@ -1,4 +1,4 @@
-"""Reads a batch's requests for the page: those in flight, or all data of one."""
+"""Reads a batch's requests: those in flight, or all data of one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import orjson
 
 from contract.batch import Batch
 from contract.redis import keys
+from contract.redis.announcements import is_alive
 from contract.redis.batches import read_note
-from contract.redis.reads import Reads
+from producer.lost_leases import LostLeaseReads
 
-#: Most bytes of results and messages, and most workers' leases, that are read for a page.
+#: Most bytes of a result, and most workers whose leases a page reads.
 MOST_BYTES, MOST_WORKERS = 2 * 2**20, 32
 
 
@@ -53,15 +54,37 @@ class RequestState(NamedTuple):
     worker: str
     attempts: tuple[Attempt, ...] = ()
 
+    @property
+    def deliveries(self) -> int:
+        """How often the request was delivered; the number of the last attempt."""
+        return self.returns + bool(self.worker)
 
-class RequestReads(Reads):
+
+class RequestReads(LostLeaseReads):
+    """Front ends count as workers here: each has requests of its own."""
+
+    def living(self) -> list[str]:
+        """Return the ids of living workers."""
+        return [name for name, alive in self._announced().items() if alive]
+
+    def holders(self) -> dict[str, bool]:
+        """Return the ids of workers that may have requests, and whether each is alive.
+
+        A dead one has them until the end of their leases, but perhaps no announcement any more.
+        """
+        lost = (name for one in self.lost_leases().values() for name in one.workers)
+        return dict.fromkeys(lost, False) | self._announced()
+
+    def _announced(self) -> dict[str, bool]:
+        return {str(one["id"]): is_alive(one) for one in self.announcements(merged=False)}
+
     def retryable(self, batch_id: str) -> int:
         """Return the number of ended requests that RETRY may run again."""
         return int(self._client.hlen(keys.batch_key(batch_id, "failed")))
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
         """Return some requests of a batch that are in flight in the first MOST_WORKERS workers."""
-        leased = list(islice(self._leased(batch, workers), most))
+        leased = list(islice(self._leased(batch, islice(workers, MOST_WORKERS)), most))
         pipe = self._client.pipeline(transaction=False)
         for _, lease, _ in leased:
             pipe.lindex(f"warmq:leased:{lease}", 0)
@@ -97,7 +120,7 @@ class RequestReads(Reads):
     def _leased(self, batch: Batch, workers: Iterable[str]) -> Iterable[tuple[str, str, str]]:
         """Yield request id, lease and worker of a batch's requests in flight."""
         ours = [batch.id.encode(), batch.life.encode()]
-        for worker in islice(workers, MOST_WORKERS):
+        for worker in workers:
             leases: Any = self._client.hgetall(keys.worker_key(worker))
             for lease, record in leases.items():
                 parts = record.split(b"\0", 7)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import redis
+from kit.commands.doctor_findings import announce
 from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 
 from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenants
-from gateway.redis.request_reads import RequestReads, RequestState
+from producer.request_reads import RequestReads, RequestState
 
 
 def look(store: BatchStore, custom_id: str = "c1") -> RequestState:
@@ -42,6 +43,32 @@ def test_each_attempt_is_told_with_its_worker_its_end_and_why_also_after_the_ans
     assert [(one.worker, one.why) for one in tries] == told
     assert [one.at_ms for one in tries] == sorted(one.at_ms for one in tries)
     assert before <= tries[-1].at_ms <= store.now_ms()
+
+
+def test_a_request_that_waits_has_had_no_attempt_and_one_that_runs_its_first(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    submit_batch(store, 2)
+    lessee = Lessee(redis_client, "w1")
+    (lease,) = lessee.pop(1)
+    assert look(store).deliveries == 1
+    lessee.release(lease)
+    assert look(store).deliveries == 1
+    lessee.pop(1)
+    assert look(store).deliveries == 2
+
+
+def test_the_requests_of_a_front_end_are_found(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, 2)
+    announce(store, "w0", queue=QUEUE)
+    announce(store, "w0.1", queue=QUEUE, part_of="w0")
+    Lessee(redis_client, "w0.1").pop(1)
+    reads = RequestReads.using(store)
+    assert reads.holders() == {"w0": True, "w0.1": True}
+    (one,) = reads.running(submitted.batch, reads.living(), 9)
+    assert one.worker == "w0.1"
 
 
 def test_attempts_are_few_however_often_one_was_made_and_end_with_their_batch(
