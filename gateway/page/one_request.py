@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from contract import naming
 from contract.batch import Batch
 from contract.failures import LINE_ERRORS
 from contract.index import IndexEntry, entry_request_id, leader_of
-from contract.redis.announcements import is_alive
+from contract.redis.announcements import is_alive, is_silent
 from contract.redis.objects import Stored
 from contract.results import outcome_of
 from contract.runs import no_request_text
@@ -43,6 +43,7 @@ from gateway.page.view import View
 from gateway.redis.batch_views import BatchView
 from gateway.redis.request_reads import RequestReads, RequestState
 from producer.lost_leases import LostLeaseReads
+from producer.stalls import Stall, model_of, silent_stall
 
 #: Most seconds for which an index or an input file is searched for one request.
 _SEARCH_S = 10.0
@@ -85,9 +86,15 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         line, request_id = entry[0], leader_of(entry) or entry_request_id(part.id, entry)
         waiting = RequestState(request_id, b"", b"", "", 0, 0, "")
         one = reads.request(part, request_id, workers) or waiting
-    has_worker = one.worker in announced and is_alive(announced[one.worker])
-    state = _fields(one, "running" if has_worker else "waiting")
-    row = None if state["ended"] or has_worker else row_of(batch_view, time.time())
+    worker = announced.get(one.worker)
+    state = _fields(one, _name_before_end(worker))
+    waits = state["name"] in ("waiting", "silent")
+    row = row_of(batch_view, time.time()) if waits else None
+    stalls = stalls_of(view, [row] if row else [])
+    if worker is not None and state["name"] == "silent" and not _names_silence(stalls):
+        queue = str(worker["queue"])
+        model = model_of(queue, view.services.settings.queue, [worker])
+        stalls.append(silent_stall(worker, queue=queue, model=model))
     state["line"] = line or state["line"]
     prompt = prompt_of(one.message)
     if not prompt and not isinstance(batch_view.source, Batch):
@@ -96,10 +103,21 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         prompt = _in_file(view, batch_view.source, state["line"], guard)
     return view.page(
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
-        stalls=stalls_of(view, [row] if row else []),
+        stalls=stalls,
         prompt=prompt or state["prompt"], whole=bool(prompt),
         refused=state["error"].get("code") in LINE_ERRORS, file=_name_of(view, batch_view),
     )  # fmt: skip
+
+
+def _name_before_end(worker: Mapping[str, Any] | None) -> str:
+    """Return the state of a request that has not ended; `worker` has it, or had it."""
+    if worker is None or not is_alive(worker):
+        return "waiting"
+    return "silent" if is_silent(worker) else "running"
+
+
+def _names_silence(stalls: Iterable[Stall]) -> bool:
+    return any(one.code == "workers_silent" for one in stalls)
 
 
 def _holders(view: View, announced: Iterable[str]) -> list[str]:
