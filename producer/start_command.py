@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from contract import naming
@@ -25,13 +26,18 @@ def start_command(
     words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     served = _last_model(one for one in announced if one["queue"] == queue)
     if served or unknown:
-        words.insert(0, f"WARMQ_MODEL={shlex.quote(served) if served else unknown}")
+        words.insert(0, f"WARMQ_MODEL={served or unknown}")
     return " ".join([*words, "warmq-worker"])
 
 
 def _last_model(announced: Iterable[Mapping[str, Any]]) -> str:
-    """Return the setting WARMQ_MODEL of the worker that was seen last; '' if it is not known."""
+    """Return WARMQ_MODEL of the worker that was seen last, as a shell takes it; '' if unknown.
+
+    The path of a folder is not shown, only its name.
+    """
     last = min(announced, key=lambda one: float(one["silent_s"]), default=None)
     if last is None or models_of(last):  # WARMQ_MODELS has the models of the latter
         return ""
-    return str(last.get("model") or "")
+    model = str(last.get("model") or "")
+    path = PurePath(model)
+    return f"…/{shlex.quote(path.name)}" if path.is_absolute() else model and shlex.quote(model)
