@@ -133,9 +133,9 @@ def queue_stall(
 
 def silent_stall(worker: Worker, **facts: Any) -> Stall:
     """Return the stall of the requests of a worker whose next announcement did not come."""
-    silent = clock_text(worker["silent_s"])
+    silent_s = worker["silent_s"]
     return _stall("workers_silent", "", "worker_silent", worker=worker_name(worker), **facts,
-                  silent=silent)  # fmt: skip
+                  silent=clock_text(silent_s), silent_s=round(silent_s))  # fmt: skip
 
 
 def _silent_stall(workers: Sequence[Worker], facts: Mapping[str, Any]) -> Stall | None:
@@ -146,7 +146,8 @@ def _silent_stall(workers: Sequence[Worker], facts: Mapping[str, Any]) -> Stall 
     if len(staying) == 1:
         return silent_stall(staying[0], **facts)
     least_s = min(one["silent_s"] for one in staying)
-    return _stall("workers_silent", count=len(staying), **facts, silent=clock_text(least_s))
+    return _stall("workers_silent", count=len(staying), **facts, silent=clock_text(least_s),
+                  silent_s=round(least_s))  # fmt: skip
 
 
 def _loaded_text(workers: Iterable[Worker]) -> str:
