@@ -1,8 +1,11 @@
-"""Writes the prompt of a request's body as text, for people."""
+"""Writes the prompt of a request's body as text, for people, and measures its length."""
 
 from typing import Any
 
 import orjson
+
+#: Tokens that an estimate adds to the text of each message, for the chat template.
+MESSAGE_TOKENS = 4
 
 
 def prompt_text(body: dict[str, Any]) -> str:
@@ -28,3 +31,20 @@ def _content(content: object) -> str:
 
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def text_length(body: dict[str, Any]) -> tuple[int, int]:
+    """Return the characters and messages of a checked body's prompt; (0, 0) if not all is text."""
+    messages = body.get("messages")
+    if messages is None:
+        prompt = body.get("prompt")
+        return (len(prompt), 0) if isinstance(prompt, str) else (0, 0)
+    if body.get("tools"):
+        return 0, 0
+    characters = 0
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str):
+            return 0, 0
+        characters += len(message["role"]) + len(content)
+    return characters, len(messages)

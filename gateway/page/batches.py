@@ -30,6 +30,7 @@ from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
 from gateway.page.estimates import estimates, works_of
 from gateway.page.failed import failed_codes, retry_of
+from gateway.page.file_reading import uploaded_name
 from gateway.page.requests import sample, workers_of
 from gateway.page.summary import stalls_of
 from gateway.page.view import View
@@ -181,7 +182,8 @@ def add_names_and_estimates(services: Services, rows: list[dict[str, Any]]) -> N
     outlooks = reads.outlooks(q for row in rows if not row["ended"] for q in row["queues"])
     for row, stored in zip(rows, services.objects.get_many("file", ids), strict=True):
         if stored is not None:
-            row["input"] = str(orjson.loads(stored.document).get("filename") or row["input"])
+            name = str(orjson.loads(stored.document).get("filename") or "")
+            row["input"] = uploaded_name(name) or row["input"]
         row.update(estimates(row, outlooks))
 
 
@@ -208,6 +210,7 @@ def batch(view: View) -> Response:
         sample=sample(services, parts),
         failed=failed,
         of_run=of_run,
+        as_table=row["ended"] and len(parts) == 1 and not of_run,
         complete=isinstance(batch_view.source, QueueBatch) and batch_view.source.complete,
         retry=retry_of(services, batch_view, row, failed),
         retry_cut=isinstance(batch_view.source, QueueBatch) and not of_run,

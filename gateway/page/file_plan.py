@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,9 @@ from contract.openai.body import BODY_TYPES, CHAT_URL
 from contract.openai.lines import parse_line
 from contract.redis.waiting import WaitingReads
 from gateway.batches.api.batches import DEFAULT_PRIORITY
-from gateway.batches.runner.input_file import InputSummary, model_of, validate_input
+from gateway.batches.api.record import BatchError
+from gateway.batches.runner.input_file import model_of, validate_input
+from gateway.batches.runner.row_errors import explained
 from gateway.file_store import lines_of
 from gateway.files.files import FileRecord
 from gateway.http.caller import Caller
@@ -33,7 +36,7 @@ from producer.input.structured import with_structure
 from producer.input.tables.source import kind_of
 from producer.run.trial import Spread
 from producer.submit.plan import Plan, plan
-from producer.submit.prompt_tokens import CharacterCounter
+from producer.submit.prompt_tokens import choose_counter
 from producer.submit.submission import Submission
 from producer.time_left import OutlookReads
 
@@ -44,6 +47,8 @@ PLANNED_BYTES, PLANNED_S = 32 * 2**20, 10.0
 HEAD_BYTES, HEAD_LINES = 256 * 1024, 2000
 #: Prompts that are shown, and most characters of each.
 PREVIEWS, PREVIEW_CHARACTERS = 5, 1000
+#: Pattern of the beginning of a second field in the value of a first.
+_SECOND_FIELD = re.compile(r"[\s,;]\w+\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,12 @@ class Choices:
             name, equals, text = line.partition("=")
             if not equals:
                 raise BadOption(f"{line.strip()}: write name=value, for example max_tokens=64")
-            fields[name.strip()] = field_value(name.strip(), text.strip())
+            try:
+                fields[name.strip()] = field_value(name.strip(), text.strip())
+            except BadOption:
+                if not _SECOND_FIELD.search(text):
+                    raise
+                raise BadOption(f"{line.strip()}: write each field on a line of its own") from None
         return with_structure(fields, self.answers.strip() or None, None)
 
     @property
@@ -107,18 +117,16 @@ class FilePlan:
     """The plan of one file.
 
     `problem` is why there is no plan, `refused` why the gateway would refuse the file. `convert` is
-    True if the file is not in OpenAI's form. `columns` are those of a table, `bad_rows` the
-    problems of its rows that fail alone, by row number. `prompts` are custom_ids and texts of
-    requests that are spread over the file. `unserved` are models that no worker serves, `waiting`
-    is the number of requests in the queue before it. `served` is a text about the models that the
-    caller may use. `idle` is True if no worker runs. `size`
-    counts the bytes read.
+    True if the file is not in OpenAI's form. `columns` are those of a table. `prompts` are
+    custom_ids and texts of requests that are spread over the file. `unserved` are models that no
+    worker serves, `waiting` is the number of requests in the queue before it. `served` is a text
+    about the models that the caller may use. `idle` is True if no worker runs. `size` counts the
+    bytes read.
     """
 
     plan: Plan | None = None
     problem: str = ""
     refused: list[str] = field(default_factory=list)
-    bad_rows: dict[int, str] = field(default_factory=dict)
     convert: bool = False
     columns: list[str] = field(default_factory=list)
     prompts: list[tuple[str, str]] = field(default_factory=list)
@@ -171,7 +179,6 @@ def plan_file(
             if conversion is not None:
                 file_plan.columns, file_plan.problem = conversion.columns, conversion.error
                 file_plan.convert, file_plan.refused = conversion.changed, conversion.problems
-                file_plan.bad_rows = conversion.bad_rows
                 with path.open("rb") as file:
                     _set_url_and_models(file_plan, *named_in(file))
             if not file_plan.problem:
@@ -248,16 +255,16 @@ def _add_plan(
     spread = Spread(PREVIEWS)
     with closing(Input(str(path), watch=watch)) as source:
         submission = Submission("plan", queue, DEFAULT_PRIORITY, tenant=caller.tenant)
-        counter = CharacterCounter()
-        new_plan = plan(settings, submission, source, counter, workers, outlook, watch=spread.watch)
-    messages = {f"line {number}": text for number, text in file_plan.bad_rows.items()}
-    first = new_plan.content.first_bad
-    first[:] = [messages.get(text.partition(",")[0], text) for text in first]
+        counter = choose_counter(None, workers)
+        new_plan = plan(
+            settings, submission, source, counter, workers, outlook,
+            watch=lambda chunks: explained(spread.watch(chunks)),
+        )  # fmt: skip
     longest, most = settings.max_line_bytes, settings.gateway_max_requests
     summary = validate_input(path, file_plan.url, longest, most, guard)
-    file_plan.refused = (
-        file_plan.refused or [_problem_text(summary, n) for n in range(len(summary.problems))][:10]
-    )
+    what = "row" if file_plan.columns else "line"
+    if not file_plan.refused:
+        file_plan.refused = [_problem_text(problem, what) for problem in summary.problems[:10]]
     asked = sorted(summary.bytes_of)
     file_plan.unserved = [m for m in asked if m and served.queue_of(m, caller.models) is None]
     file_plan.served, file_plan.idle = served.listing(caller.models), not served.alive
@@ -267,9 +274,8 @@ def _add_plan(
     file_plan.plan = new_plan
 
 
-def _problem_text(summary: InputSummary, index: int) -> str:
-    problem = summary.problems[index]
-    return f"line {problem.line}: {problem.message}" if problem.line else problem.message
+def _problem_text(problem: BatchError, what: str) -> str:
+    return f"{what} {problem.line}: {problem.message}" if problem.line else problem.message
 
 
 def _prompts(lines: Iterable[bytes]) -> Iterable[tuple[str, str]]:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from gateway.http.services import Services
 from gateway.page.view import View
 from producer.input.reader import Input
+from producer.input.tables.source import kind_of
 
 #: Most files that this process reads concurrently, one for each tenant: online requests need its
 #: CPU, and other pages need the shared threads.
@@ -96,3 +97,14 @@ _locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 @cache
 def _limiter() -> CapacityLimiter:
     return CapacityLimiter(MAX_READS)
+
+
+def converted_name(name: str) -> str:
+    """Return the name of the lines that are made from an uploaded file."""
+    return name if name.endswith(".jsonl") else f"{name}.jsonl"
+
+
+def uploaded_name(name: str) -> str:
+    """Return the user's name for a file that may have been made from a table."""
+    upload = name.removesuffix(".jsonl")
+    return upload if kind_of(upload) else name

@@ -23,11 +23,12 @@ from contract.runs import no_request_text
 from gateway.batches.api import batches as api
 from gateway.batches.api.protocol import part_ids
 from gateway.batches.api.record import decode
+from gateway.batches.runner.row_errors import ROW_ERROR
 from gateway.files.files import Files
 from gateway.http.errors import ApiError, not_found
 from gateway.page import file_reading
 from gateway.page.batches import row_of
-from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file
+from gateway.page.file_reading import ReadGuard, TooLong, lines_of_file, uploaded_name
 from gateway.page.requests import (
     OTHER_REMEDY,
     REMEDIES,
@@ -169,8 +170,11 @@ def _in_file(view: View, source: Stored, line: object, guard: ReadGuard) -> str:
         return ""
     with suppress(TooLong, orjson.JSONDecodeError, TypeError, LookupError):
         for number, text in lines_of_file(view.services, file.id, guard):
-            if number >= line:
-                return prompt_in(orjson.loads(text)["body"]) if number == line else ""
+            if number < line:
+                continue
+            value = orjson.loads(text)
+            is_request = number == line and ROW_ERROR not in value
+            return prompt_in(value["body"]) if is_request else ""
     return ""
 
 
@@ -180,7 +184,7 @@ def _name_of(view: View, batch_view: BatchView) -> str:
         return batch_view.source.fields.get("input", "")
     file_id = decode(batch_view.source.document).input_file_id
     file = Files(view.services).get(view.caller.tenant, file_id)
-    return file.filename if file else file_id
+    return uploaded_name(file.filename) if file else file_id
 
 
 def _fields(one: RequestState, name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ PROMPT_CHARACTERS, TEXT_CHARACTERS = 8000, 20_000
 #: whose pages have other buttons (failed.py).
 REMEDIES = {
     "invalid_json": "Fix the line and submit it again.",
-    "invalid_request": "Fix the field that the message names, and submit the line again.",
+    "invalid_request": "Fix what the message names, and submit it again.",
     "unknown_field": "Remove or rename the field, and submit the line again.",
     "unknown_url": "Use a url that this gateway serves, and submit the line again.",
     "duplicate_custom_id": "Give each line its own custom_id.",

@@ -22,7 +22,7 @@ from gateway.http.json_api import new_id
 from gateway.page import file_reading
 from gateway.page.conversion.running import Conversion, convert
 from gateway.page.file_plan import Choices, FilePlan, batch_lines, must_convert, plan_file
-from gateway.page.file_reading import ReadGuard, TooLong
+from gateway.page.file_reading import ReadGuard, TooLong, converted_name
 from gateway.page.view import View
 from gateway.served_models import ServedModels
 from producer.input.reader import Input
@@ -134,7 +134,7 @@ def trial(view: View, *, guard: ReadGuard) -> Response:
     lines = [line.rstrip(b"\r\n") + b"\n" for _, line, size in spread.chosen if size is None]
     with services.store.write(new_id("file-")) as writer:
         writer.write(b"".join(lines))
-        file = _save(view, writer, f"trial-{record.filename}", sum(map(len, lines)))
+        file = _save(view, writer, converted_name(f"trial-{record.filename}"), sum(map(len, lines)))
     back = urlencode({"file": record.id} | choices.as_query())
     metadata = {"name": f"Trial of {record.filename}"[:512], "trial_of": back}
     if len(back) > 512:
@@ -204,4 +204,4 @@ def _convert(view: View, record: FileRecord, choices: Choices, guard: ReadGuard)
             raise ApiError(413, message, code="file_too_large") from None
         _check_converted(conversion)
         writer.write(b"".join(pieces))
-        return _save(view, writer, name if name.endswith(".jsonl") else f"{name}.jsonl", size)
+        return _save(view, writer, converted_name(name), size)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ STOPPED_RUN_GOES_ON = (
 )
 #: The number of ended requests in the reason of a stop (contract/lua/failures.lua).
 _ENDED_AT_STOP = re.compile(r"stopped: \d+ of (\d+) ")
+#: Pattern of the invisible characters that join emoji, or keep letters apart.
+_JOINERS = re.compile("([\u200c\u200d])")
 
 
 def put_json(value: Any, *, err: bool = False) -> None:
@@ -275,9 +278,26 @@ def print_request(state: dict[str, Any]) -> None:
 
 
 def printable(value: object) -> str:
-    """Return text without control characters, which could change the terminal's state."""
+    """Return text without control characters, which could change the terminal's state.
+
+    The joiners of emoji stay, if the terminal's encoding has them.
+    """
     text = str(value)
-    return text if text.isprintable() else repr(text)[1:-1]
+    if text.isprintable():
+        return text
+    parts = _JOINERS.split(text) if _has_joiners(getattr(sys.stdout, "encoding", None)) else [text]
+    return "".join(
+        part if part.isprintable() or _JOINERS.fullmatch(part) else repr(part)[1:-1]
+        for part in parts
+    )
+
+
+def _has_joiners(encoding: str | None) -> bool:
+    try:
+        "\u200d".encode(encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def size_text(size: float) -> str:

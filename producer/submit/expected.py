@@ -8,7 +8,13 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from contract.openai.body import LIMITS
-from producer.submit.prompt_tokens import CharacterCounter, prompt_of
+from contract.openai.prompts import MESSAGE_TOKENS
+from producer.submit.prompt_tokens import (
+    TOKEN_CHARACTERS,
+    CharacterCounter,
+    prompt_of,
+    token_characters,
+)
 from producer.time_left import Outlook, Work
 
 #: Bytes in Redis, measured on 6.2. REQUEST_BYTES: a queued request without its message.
@@ -59,9 +65,11 @@ class Sample:
 
     requests: int = 0
     _bytes: int = 0
-    #: Number of requests for which the counted ones stand; their prompt tokens; their answers.
+    #: Number of requests for which the counted ones stand; the tokens of their texts at
+    #: TOKEN_CHARACTERS each; their other tokens; their answers.
     _weight: int = 0
-    _prompt: int = 0
+    _text: int = 0
+    _other: int = 0
     _answers: Counter[Answer] = field(default_factory=Counter)
 
     def add(self, url: str, raw: bytes) -> None:
@@ -76,15 +84,22 @@ class Sample:
         self._bytes += len(raw)
         self._weight += weight
         body, counter = orjson.loads(raw), CharacterCounter()
-        self._prompt += weight * counter.count([prompt_of(url, body, counter.chat)])[0]
+        prompt = prompt_of(url, body, counter.chat)
+        (tokens,) = counter.count([prompt])
+        fixed = prompt.ids + MESSAGE_TOKENS * prompt.messages if prompt.most is None else tokens
+        self._text += weight * (tokens - fixed)
+        self._other += weight * fixed
         if url in LIMITS:
             self._answers[Answer.of(url, body)] += weight
 
-    def tokens(self, requests: int, mean: float | None) -> tuple[int, int]:
-        """Return the prompt and completion tokens of so many requests."""
+    def tokens(self, requests: int, workers: Sequence[Worker]) -> tuple[int, int]:
+        """Return the prompt and completion tokens of so many requests at these workers."""
+        mean = mean_answer(workers)
+        measured = token_characters(workers) or TOKEN_CHARACTERS
+        prompt = self._other + self._text * TOKEN_CHARACTERS / measured
         each = requests / max(1, self._weight)
         written = sum(weight * answer.tokens(mean) for answer, weight in self._answers.items())
-        return round(each * self._prompt), round(each * written)
+        return round(each * prompt), round(each * written)
 
 
 def expected(
@@ -100,7 +115,7 @@ def expected(
     requests, usual = work.left, mean_answer(workers)
     if not requests:
         return orjson.dumps({"prompt_tokens": 0, "completion_tokens": 0, "seconds": 0.0})
-    prompt, written = sample.tokens(requests, usual)
+    prompt, written = sample.tokens(requests, workers)
     seconds = None
     if outlook is not None and usual is not None:
         left_s = outlook.seconds(prompt + written, work)

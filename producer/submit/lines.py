@@ -216,7 +216,7 @@ def in_line(number: int, _: bytes, error: RequestRejected) -> RequestRejected:
 
 def _duplicate(custom_id: str) -> RequestRejected:
     return RequestRejected(
-        f"field custom_id: {custom_id!r} was used by an earlier line; make it unique",
+        f"field custom_id: {custom_id!r} was used before; make it unique",
         code="duplicate_custom_id",
         field="custom_id",
         custom_id=custom_id,

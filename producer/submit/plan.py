@@ -36,7 +36,7 @@ from producer.submit.lines import LinesToMessages, PreparedChunk
 from producer.submit.order.keys import keys_of, model_of, text_of
 from producer.submit.order.prefix import UNKNOWN_CACHE_TOKENS, prefix_order
 from producer.submit.order.prefix_keys import PrefixKeys
-from producer.submit.prompt_tokens import CharacterCounter, prompt_of
+from producer.submit.prompt_tokens import TOKEN_CHARACTERS, CharacterCounter, prompt_of
 from producer.submit.reuse import Reuse
 from producer.submit.routes import Routes
 from producer.submit.submission import Submission
@@ -144,6 +144,7 @@ class Plan:
     context: int | None  # longest context of the workers in tokens, if they announce it
     cap: float = math.inf  # most slots of the tenant
     own_before: int = 0  # requests of `before` that are the tenant's
+    token_characters: float = TOKEN_CHARACTERS  # of an estimate
 
     @property
     def seconds(self) -> float | None:
@@ -232,6 +233,7 @@ def plan(
     planned = Plan(
         content, submission.queue, counter.name, mean, cache, saved, any_order,
         RedisBytes(own + waiting, own + results), 0, None, 0, context or None,
+        token_characters=counter.token_characters,
     )  # fmt: skip
     return planned.on(len(workers), outlook, submission)
 

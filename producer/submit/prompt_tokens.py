@@ -5,9 +5,10 @@ estimated from characters.
 """
 
 import logging
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,14 @@ import orjson
 from contract.errors import WarmqError
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL
+from contract.openai.prompts import MESSAGE_TOKENS
 
 Json = dict[str, Any]
 #: Function that renders a chat as the model reads it, or returns None if that is unknown.
 Template = Callable[[Json], str | None]
 
-#: Characters that an estimate counts as one token, and tokens that it adds to each message.
-CHARACTERS_PER_TOKEN, _MESSAGE_TOKENS = 4, 4
+#: Characters that an estimate counts as one token where no worker has measured it.
+TOKEN_CHARACTERS = 4.0
 #: Pattern of a template that loops over the parts of a message. Such a template gets the parts,
 #: any other template one text (vLLM's `--chat-template-content-format auto`).
 _LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b")
@@ -111,18 +113,21 @@ class NoTokenizer(WarmqError):
 
 
 class CharacterCounter:
-    """Estimates tokens from characters."""
+    """Estimates tokens from characters, `token_characters` for each."""
 
     #: The tokenizer's model; '' for none.
     name = ""
+
+    def __init__(self, token_characters: float | None = None) -> None:
+        self.token_characters = token_characters or TOKEN_CHARACTERS
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the tokens of each prompt."""
         found = []
         for prompt in prompts:
-            characters = sum(map(len, prompt.texts))
-            tokens = -(-characters // CHARACTERS_PER_TOKEN) + _MESSAGE_TOKENS * prompt.messages
-            found.append(_truncated(prompt.ids + tokens, prompt))
+            tokens = math.ceil(sum(map(len, prompt.texts)) / self.token_characters)
+            tokens += prompt.ids + MESSAGE_TOKENS * prompt.messages
+            found.append(_truncated(tokens, prompt))
         return found
 
     def chat(self, body: Json) -> str | None:
@@ -141,6 +146,7 @@ class Tokenizer(CharacterCounter):
     """
 
     def __init__(self, model: str) -> None:
+        super().__init__()
         self.name = model
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -219,20 +225,27 @@ class Tokenizer(CharacterCounter):
         return prompt.exact
 
 
-def choose_counter(named: str, announced: Sequence[str]) -> CharacterCounter:
-    """Return the named tokenizer, the announced model's, or a counter of characters.
+def choose_counter(named: str | None, workers: Sequence[Mapping[str, Any]]) -> CharacterCounter:
+    """Return the named tokenizer, the workers' model's, or a counter of characters.
 
-    `announced` has the model of each worker. If all workers have the same model, and its folder is
-    on this machine, that model's tokenizer is used. Raises NoTokenizer if the named tokenizer
-    cannot be used.
+    `workers` are announcements. Without a name, and if all of them have the same model, and its
+    folder is on this machine, that model's tokenizer is used. With `named` None characters are
+    counted. Raises NoTokenizer if the named tokenizer cannot be used.
     """
     if named:
         return Tokenizer(named)
-    folders = {model for model in announced if Path(model).is_dir()}
-    if len(set(announced)) == 1 and folders:
+    models = {str(model) for one in workers if (model := one.get("folder") or one.get("model"))}
+    if named is not None and len(models) == 1 and Path(folder := models.pop()).is_dir():
         with suppress(NoTokenizer):  # characters are counted instead
-            return Tokenizer(folders.pop())
-    return CharacterCounter()
+            return Tokenizer(folder)
+    return CharacterCounter(token_characters(workers))
+
+
+def token_characters(workers: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the characters of a token in the workers' latest prompts; None if unknown."""
+    found = [one.get("token_characters") for one in workers]
+    known = [each for each in found if isinstance(each, int | float) and each > 0]
+    return sum(known) / len(known) if known else None
 
 
 def _call(call: Json) -> Json:

@@ -82,8 +82,11 @@ def test_a_table_is_mapped_previewed_and_run(
         view.page.select_option("#id", "key")
         view.page.fill("#user", "Sum: {text}")
         view.page.fill("#fields", "max_tokens=5")
-        view.page.get_by_role("button", name="Plan again").click()
+        plan = view.page.locator("form[method=get] button")
+        assert plan.inner_text() == "Plan"
+        plan.click()
         view.page.wait_for_url("**user=Sum*")
+        assert plan.inner_text() == "Plan again"
         assert requests(view) == "7"
         shown = view.page.locator(".prompt").all_inner_texts()
         assert len(shown) == 5
@@ -91,6 +94,11 @@ def test_a_table_is_mapped_previewed_and_run(
         assert view.axe() == []
         found = answers(stack, started(view))
         assert found == {f"k{n}": Stack.text_of(f"Sum: Text {n}") for n in range(7)}
+        view.page.reload()
+        shown_page = view.page.locator("main").inner_text()
+        assert f"reviews.{kind}" in shown_page and f"reviews.{kind}.jsonl" not in shown_page
+        command = f"producer results {view.page.url.rpartition('/')[2].partition('?')[0]} -o "
+        assert command in shown_page
         assert view.said == []
 
 
@@ -109,7 +117,7 @@ def test_a_model_that_nobody_serves_is_told_before_the_start(
         assert "No worker serves gpt-4" in told
         assert f"served models: other, {MODEL}" in told
         view.page.select_option("#model", MODEL)
-        view.page.get_by_role("button", name="Plan again").click()
+        view.page.get_by_role("button", name="Plan").click()
         view.page.wait_for_url(f"**model={MODEL}*")
         assert "No worker serves" not in view.page.locator("main").inner_text()
         assert set(answers(stack, started(view))) == {"request-0"}
@@ -131,6 +139,16 @@ def test_a_file_that_the_gateway_would_refuse_cannot_be_started(
             assert view.page.get_by_role("button", name="Start").count() == 0
 
 
+def test_repeated_ids_of_a_table_name_the_row(
+    chrome: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    (tmp_path / "twice.csv").write_text("custom_id,prompt\nPhone,a\nPhone,b\n")
+    with watched(chrome) as view:
+        upload(view, stack, tmp_path / "twice.csv")
+        alert = view.page.get_by_role("alert").inner_text()
+        assert "row 2: custom_id 'Phone' was used before; make it unique" in alert
+
+
 def test_a_bad_row_of_a_table_fails_alone(chrome: Browser, stack: Stack, tmp_path: Path) -> None:
     null, ragged = tmp_path / "null.parquet", tmp_path / "ragged.csv"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "c"]}), null)
@@ -140,11 +158,11 @@ def test_a_bad_row_of_a_table_fails_alone(chrome: Browser, stack: Stack, tmp_pat
             upload(view, stack, file)
             view.page.fill("#user", "{text}")
             view.page.fill("#answers", "good, good")
-            view.page.get_by_role("button", name="Plan again").click()
+            view.page.get_by_role("button", name="Plan").click()
             view.page.wait_for_url("**answers=good*")
             assert "given twice" in view.page.get_by_role("alert").inner_text()
             view.page.fill("#answers", "good, bad")
-            view.page.get_by_role("button", name="Plan again").click()
+            view.page.get_by_role("button", name="Plan").click()
             view.page.wait_for_url("**bad*")
             shown = view.page.locator("main").inner_text()
             assert told in shown and "all other lines run" in shown, file
@@ -153,11 +171,16 @@ def test_a_bad_row_of_a_table_fails_alone(chrome: Browser, stack: Stack, tmp_pat
             assert view.axe() == []
             found = ended(stack, started(view))
             assert (found.request_counts.completed, found.request_counts.failed) == (2, 1)
+            view.page.goto(f"{stack.gateway.url}/ui/batches/{found.id}/request?id=line-2")
+            shown = view.page.locator("main").inner_text()
+            assert told in shown and "Prompt" not in shown, "it has none"
             sent = stack.client.files.content(found.input_file_id).text.splitlines()
             body = orjson.loads(sent[0])["body"]
             assert body["structured_outputs"] == {"choice": ["good", "bad"]}
             failed = orjson.loads(stack.client.files.content(found.error_file_id).read())
             assert failed["custom_id"] == "line-2"
+            error = failed["response"]["body"]["error"]
+            assert error["message"].startswith(told), "as `producer submit` says it"
             assert view.said == []
 
 
@@ -185,7 +208,7 @@ def test_rows_spread_over_a_table_are_tried_before_the_whole_file(
     with watched(chrome) as view:
         upload(view, stack, file)
         view.page.select_option("#model", MODEL)
-        view.page.get_by_role("button", name="Plan again").click()
+        view.page.get_by_role("button", name="Plan").click()
         view.page.wait_for_url(f"**model={MODEL}*")
         last = view.page.locator(".prompt").last.inner_text().rpartition(" ")[2]
         assert int(last) > 500, "they are spread over the file"

@@ -3,6 +3,8 @@
 A worker that fails writes a last announcement, with the reason.
 """
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -39,6 +41,7 @@ def announcement(drain: Drain) -> bytes:
         **({"part_of": part_of} if (part_of := drain.leases.part_of) else {}),
         "queue": drain.leases.queue,
         "model": drain.settings.model,
+        **({"folder": folder} if (folder := _folder_of(drain.settings.model)) else {}),
         "name": drain.served if drain.models else drain.settings.model_name,
         "served": drain.served,
         **({"adapters": adapters} if (adapters := drain.adapters) else {}),
@@ -56,6 +59,12 @@ def announcement(drain: Drain) -> bytes:
         "deaths": supervisor.deaths,
         **_engine(drain),
     })  # fmt: skip
+
+
+@cache
+def _folder_of(model: str) -> str:
+    """Return the absolute path of a model's folder, '' for the name of a model on the hub."""
+    return str(Path(model).absolute()) if model and Path(model).is_dir() else ""
 
 
 def _engine(drain: Drain) -> dict[str, object]:

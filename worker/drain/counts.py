@@ -19,6 +19,8 @@ class Counts:
         self.popped = self.handed_back = 0
         self.completed = self.failed = self.cancelled = self.expired = 0
         self.prompt_tokens = self.completion_tokens = 0
+        # Of prompts that are only text.
+        self.characters = self.text_tokens = 0
         events.subscribe(Leased, self._leased)
         events.subscribe(HandedBack, self._handed_back)
         events.subscribe(Committed, self._committed)
@@ -49,6 +51,16 @@ class Counts:
                 setattr(self, ending.outcome, getattr(self, ending.outcome) + 1)
             self.prompt_tokens += ending.prompt_tokens
             self.completion_tokens += ending.completion_tokens
+            self.characters += ending.characters
+            self.text_tokens += ending.text_tokens
+
+
+def _recent(counts: Counts) -> tuple[int, ...]:
+    """Return the counts of which an announcement has recent means."""
+    return (
+        counts.completed, counts.completion_tokens, counts.prompt_tokens, counts.characters,
+        counts.text_tokens,
+    )  # fmt: skip
 
 
 class Averages:
@@ -57,15 +69,14 @@ class Averages:
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         # Counts of an earlier drain of the model are not recent.
-        self._before = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
-        # Sums in which older answers count less: answers, their tokens, their prompts' tokens.
-        self._sums = [0.0] * 3
+        self._before = _recent(counts)
+        # Sums of the same counts, in which older answers count less.
+        self._sums = [0.0] * len(self._before)
         self._full_s = self._busy_s = 0.0
 
     def update(self, running: int, slots: int, seconds: float) -> None:
         """Add the last `seconds`, in which `running` requests were in the engine."""
-        counts = self._counts
-        now = (counts.completed, counts.completion_tokens, counts.prompt_tokens)
+        now = _recent(self._counts)
         kept_share = (1 - 1 / ANSWERS) ** (now[0] - self._before[0])
         new = [after - before for after, before in zip(now, self._before, strict=True)]
         self._sums = [old * kept_share + n for old, n in zip(self._sums, new, strict=True)]
@@ -77,11 +88,13 @@ class Averages:
 
     def as_json(self) -> dict[str, Any]:
         """Return the known averages as an announcement has them (docs/reference/redis-keys.md)."""
-        count, answers, prompts = self._sums
+        count, answers, prompts, characters, text_tokens = self._sums
         averages: dict[str, Any] = {}
         if count >= 1:
             averages["mean_answer"] = round(answers / count, 1)
             averages["mean_prompt"] = round(prompts / count, 1)
+        if text_tokens >= 1 and characters:
+            averages["token_characters"] = round(characters / text_tokens, 2)
         if self._busy_s:
             averages["slots_full"] = round(self._full_s / self._busy_s, 3)
         return averages

@@ -27,7 +27,8 @@ class Ending(Struct):
 
     An empty `outcome` only drops the lease. `keep`: the message stays for a retry. `cut`: the
     answer ended at its limit of tokens. `times` is the result's timing. `known` has the digest and
-    the body's hash of an answer that may be reused.
+    the body's hash of an answer that may be reused. `characters` is the length of a prompt that is
+    only text, `text_tokens` the tokens of this text; both are 0 for any other prompt.
     """
 
     delivery: Delivery
@@ -39,6 +40,8 @@ class Ending(Struct):
     times: Mapping[str, float | int] = field(default_factory=dict)
     cut: bool = False
     known: tuple[str, int] | None = None
+    characters: int = 0
+    text_tokens: int = 0
 
 
 def done_arguments(endings: Sequence[Ending]) -> list[Any]:

@@ -9,6 +9,7 @@ from contract.message import Delivery, inflate, read_body
 from contract.openai.amounts import sequences_of
 from contract.openai.body import prompt_beginning, text_is_answer
 from contract.openai.lines import check_body, infer_url
+from contract.openai.prompts import MESSAGE_TOKENS, text_length
 from contract.results import is_cut, is_last_cut, success_meta
 from worker.drain.admission import LARGE_BYTES, LargeMessages, SequenceLimit
 from worker.drain.endings import Ending, failed
@@ -110,6 +111,7 @@ class Serving:
         # With one choice, is_last_cut and is_cut return the same, and is_last_cut is faster.
         ended_at_limit = is_last_cut if count == 1 else is_cut
         cut = completion.completion_tokens > 0 and ended_at_limit(completion.body)
+        characters, messages = text_length(request.body)
         digest = ""
         if number is not None and self.offers is not None and not cut:
             digest = self.offers.digest_of(request)
@@ -122,6 +124,8 @@ class Serving:
             times=timing,
             cut=cut,
             known=(digest, number) if digest and number is not None else None,
+            characters=characters,
+            text_tokens=completion.prompt_tokens - MESSAGE_TOKENS * messages if characters else 0,
         )
 
     async def _unpack(self, delivery: Delivery, preparation: Preparation) -> None:

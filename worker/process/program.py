@@ -183,6 +183,7 @@ def open_streams() -> None:
     and the text that vLLM or faulthandler write to stderr would be sent to Redis. A number that a
     library has taken since the start stays the library's.
     """
+    atexit.register(_drop_unwritten)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -200,6 +201,19 @@ def open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+def _drop_unwritten() -> None:
+    """Drop the text that stdout and stderr cannot take, for example because of a full disk.
+
+    Python flushes them after this, and a failure would change the exit status to 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # ValueError: it is closed
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _is_open(number: int) -> bool:
     try:
         os.fstat(number)
@@ -209,10 +223,7 @@ def _is_open(number: int) -> bool:
 
 
 def write_once(text: str) -> None:
-    """Write a line to stdout without a buffer; ignore errors, for example of a full disk.
-
-    A buffer that cannot be flushed at exit would change the exit status.
-    """
+    """Write a line to stdout without a buffer; ignore errors, for example of a full disk."""
     stream = sys.__stdout__
     if stream is None:
         return

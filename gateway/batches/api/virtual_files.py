@@ -32,7 +32,7 @@ from producer.collect.collect import Collector
 
 #: The regular expression of these files' ids.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
-_NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
+_NAMES = {OUTPUT: "output", ERRORS: "error", PARTIAL: "partial"}
 #: Most downloads that read lines at the same time. With one thread for each, many downloads would
 #: take this process's CPU and threads from online requests.
 AT_ONCE = 1

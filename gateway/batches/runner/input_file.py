@@ -211,7 +211,7 @@ def _check_line(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> st
     if not is_usual or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         custom_id = _check_fields(line, endpoint)
     if not is_new(custom_id):
-        message = f"custom_id {custom_id[:100]!r} was used by an earlier line; make it unique"
+        message = f"custom_id {custom_id[:100]!r} was used before; make it unique"
         raise _Refused("duplicate_custom_id", message, "custom_id")
     return model
 

@@ -13,6 +13,7 @@ from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import Request
 from gateway.batches.api.record import REUSE, STOP_AFTER, BatchError, BatchPart, BatchRecord
 from gateway.batches.runner.input_file import Body, model_of, with_model
+from gateway.batches.runner.row_errors import explained
 from gateway.http.services import Services
 from gateway.served_models import ServedModels
 from producer.input.decompression import ReadHook
@@ -196,4 +197,4 @@ def submit_part(
     submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
     with closing(Input(str(path), watch=watch)) as source:
         raw = source.chunks(submission.seed, settings.max_line_bytes)
-        submitter.run(lines.chunks(raw))
+        submitter.run(explained(lines.chunks(raw)))

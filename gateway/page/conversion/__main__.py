@@ -15,7 +15,6 @@ import orjson
 from contract.errors import WarmqError
 from gateway.page.conversion.lines import convert_lines, url_of
 from gateway.page.conversion.running import (
-    BAD_ROW,
     COLUMNS,
     CPU_S,
     END,
@@ -39,7 +38,7 @@ def _write(kind: bytes, content: bytes = b"") -> None:
 
 
 def _convert(options: dict[str, Any]) -> None:
-    name, changed, problems, last, reported = options["name"], False, 0, 0, 0
+    name, changed, problems, last = options["name"], False, 0, 0
     delimiter = _delimiter(name, options["pairs"])
     _write(COLUMNS, orjson.dumps(list(columns_of(FilePlace(name), delimiter))))
     source = open_source(name, options["pairs"], delimiter=delimiter)
@@ -49,12 +48,7 @@ def _convert(options: dict[str, Any]) -> None:
             for _ in range(last + 1, number):  # blank lines, so that lines keep their numbers
                 _write(LINE)
             last, changed = number, changed or is_new
-            if problem and line:
-                if reported < MOST_PROBLEMS:
-                    _write(BAD_ROW, orjson.dumps([number, problem]))
-                    reported += 1
-                _write(LINE, line)
-            elif problem:
+            if problem:
                 _write(PROBLEM, orjson.dumps([number, problem]))
                 problems += 1
             else:

@@ -8,8 +8,9 @@ from typing import Any
 from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.decode import decode, encode
-from contract.openai.lines import infer_url, refuse_second_content
+from contract.openai.lines import infer_url, parse_line, refuse_second_content
 from contract.openai.pooling import EMBEDDINGS_URL
+from gateway.batches.runner.row_errors import line_of_error
 from producer.input.reader import RawChunk
 from producer.submit.lines import in_line
 
@@ -22,7 +23,7 @@ def batch_line(raw: bytes, number: int, overrides: dict[str, Any]) -> bytes:
     """Return a line with url, body and custom_id; raise RequestRejected if it is no request.
 
     A line without a custom_id gets `line-<number>`, as at `producer submit`. `overrides` replace
-    fields of the body. A wrong body stays as it is: the batch runner refuses only that request.
+    fields of the body, which is not checked.
     """
     value = decode(raw)
     if not isinstance(value, dict):
@@ -49,11 +50,10 @@ def url_of(fields: Collection[str]) -> str:
     return next((url for name, url in _URLS.items() if name in fields), "")
 
 
-def _bad_row(raw: bytes, number: int, url: str, overrides: dict[str, Any]) -> bytes:
-    """Return a line without content for a row that is no request, so that it fails alone."""
-    custom_id = decode(raw)[2]
-    line = {"custom_id": custom_id or f"line-{number}", "method": "POST", "url": url}
-    return encode(line | {"body": overrides})
+def _bad_row(raw: bytes, number: int, url: str) -> bytes:
+    """Return the line of a row that is no request, so that it fails alone."""
+    custom_id = decode(raw)[2] or f"line-{number}"
+    return encode({"custom_id": custom_id, "method": "POST", "url": url})
 
 
 def convert_lines(
@@ -61,7 +61,8 @@ def convert_lines(
 ) -> Iterator[tuple[int, bytes, str, bool]]:
     """Yield number, line, problem and whether the line has changed, for a chunk's lines.
 
-    A line with a problem is empty, except for a bad row of a table whose requests have this url.
+    A line with a problem is empty. A wrong body, or a bad row of a table whose requests have this
+    url, becomes a line that carries its error: the batch runner refuses only that request.
     """
     explain = chunk.explain or in_line
     for number, raw in chunk.lines:
@@ -70,10 +71,15 @@ def convert_lines(
             yield number, b"", f"line {number}: it has {size} bytes; shorten it", True
             continue
         try:
-            line = batch_line(raw, number, overrides)
-        except RequestRejected as error:
             is_row = bool(url) and raw.startswith(b"[")
-            line = _bad_row(raw, number, url, overrides) if is_row else b""
-            yield number, line, explain(number, raw, error).message, True
-        else:
-            yield number, line, "", line != raw.strip()
+            line = _bad_row(raw, number, url) if is_row else batch_line(raw, number, overrides)
+        except RequestRejected as error:
+            yield number, b"", explain(number, raw, error).message, True
+            continue
+        is_new = line != raw.strip()
+        if is_new:
+            try:
+                parse_line(raw, overrides)
+            except RequestRejected as error:
+                line = line_of_error(line, overrides, explain(number, raw, error))
+        yield number, line, "", is_new

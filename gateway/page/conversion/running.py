@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 import orjson
 
-COLUMNS, LINE, BAD_ROW, PROBLEM, ERROR, END = b"C", b"L", b"B", b"P", b"E", b"."
+COLUMNS, LINE, PROBLEM, ERROR, END = b"C", b"L", b"P", b"E", b"."
 #: Most bytes of data and most seconds of CPU of the process, and most problems that it reports.
 MEMORY_BYTES, CPU_S, MOST_PROBLEMS = 2**30, 60, 20
 #: Seconds between two checks whether the client waits, and bytes that are read at a time.
@@ -34,13 +34,11 @@ _DIED = (
 class Conversion:
     """The result of a conversion, without the lines.
 
-    `columns` are a table's, `bad_rows` the problems of its first rows that fail alone, by their
-    numbers. `problems` name lines that are no requests, `error` is why the file cannot be read.
-    `changed` is False if all lines were in OpenAI's form already.
+    `columns` are a table's. `problems` name lines that are no requests, `error` is why the file
+    cannot be read. `changed` is False if all lines were in OpenAI's form already.
     """
 
     columns: list[str] = field(default_factory=list)
-    bad_rows: dict[int, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     error: str = ""
     changed: bool = True
@@ -74,9 +72,6 @@ def convert(
                 elif kind == PROBLEM:
                     made.problems.append(orjson.loads(content)[1])
                     write(b"\n")
-                elif kind == BAD_ROW:
-                    number, problem = orjson.loads(content)
-                    made.bad_rows[number] = problem
                 elif kind == COLUMNS:
                     made.columns = orjson.loads(content)
                 elif kind == ERROR:

@@ -20,7 +20,7 @@ from producer.input.source import Source
 from producer.model_states import PlannedSwaps, planned_swaps
 from producer.queue_workers import clock_text
 from producer.submit.plan import FileContent, Plan, plan, queues_of
-from producer.submit.prompt_tokens import CharacterCounter, choose_counter
+from producer.submit.prompt_tokens import choose_counter
 from producer.submit.reuse import Reuse
 from producer.submit.routes import routed, to_default_queue
 from producer.submit.submission import Submission
@@ -50,7 +50,7 @@ def _seconds_left(_: click.Context, __: click.Parameter, text: str | None) -> fl
     help="Count tokens with this model's tokenizer. Default: that of the workers' model, if its "
     "folder is on this machine.",
 )
-@click.option("--estimate", is_flag=True, help="Count 4 characters as a token, which is faster.")
+@click.option("--estimate", is_flag=True, help="Estimate tokens from characters, which is faster.")
 @click.option(
     "--deadline",
     metavar="D",
@@ -120,8 +120,7 @@ def estimated(
         submission = routed(submission, context.store, settings.queue)
     if not workers and submission.routes:
         workers, outlook = known_workers(context, sorted(set(submission.routes.values())))
-    models = [str(worker["model"]) for worker in workers if worker.get("model")]
-    counter = CharacterCounter() if tokenizer is None else choose_counter(tokenizer, models)
+    counter = choose_counter(tokenizer, workers)
     with Meter(file, source.size) as meter:
 
         def report(content: FileContent) -> None:
@@ -290,7 +289,8 @@ def _tokens_in(planned: Plan) -> str:
     content = planned.content
     text = f"{content.prompt_tokens:,}"
     if not planned.tokenizer:
-        return f"about {text}: estimated, 4 characters a token; --tokenizer DIR counts them"
+        each = f"estimated, {planned.token_characters:.2g} characters a token"
+        return f"about {text}: {each}; --tokenizer DIR counts them"
     text += f", counted with the tokenizer of {planned.tokenizer}"
     if content.estimated:
         text += f"; those of {content.estimated:,} requests are estimated"

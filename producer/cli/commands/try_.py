@@ -224,7 +224,7 @@ def _print_summary(file: str, tried: list[TriedRow], planned: Plan) -> None:
         text += "; failed: " + ", ".join(f"{n} {code}" for code, n in failed.most_common())
     cut = sum(row.finish_reason == "length" for row in tried)
     tokens = f"{usage[0]:,} prompt, {usage[1]:,} completion"
-    by = "estimated from these answers" if done else "estimated, 4 characters a token"
+    by = "estimated from these answers" if done else "estimated from characters"
     show.put_rows({
         "tried": text,
         "tokens": tokens,

@@ -55,6 +55,8 @@ _TEXTS = frozenset(("custom_id", "method", "url"))
 _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 #: Fields of which a mapping needs one, with a value in each row; other fields may be empty.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
+#: Fields that ask something: a text without a character is as an empty cell.
+_ASKING = frozenset(("prompt", "input", "messages.user"))
 #: A constant is refused if its similarity to a column's name (difflib's ratio) is at least this:
 #: for one word, and for any other text.
 _NEAR_WORD, _NEAR_TEXT = 0.6, 0.8
@@ -65,10 +67,14 @@ _SCALARS = (0, 1, 0.5, True)
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A parsed template: its texts, and the columns between them."""
+    """A parsed template: its texts, and the columns between them.
+
+    With `asks`, a row without a character in all columns is refused: it would ask nothing.
+    """
 
     texts: tuple[str, ...]
     columns: tuple[str, ...]
+    asks: bool = False
 
     @classmethod
     def parse(cls, field: str, text: str) -> Template:
@@ -88,14 +94,15 @@ class Template:
                     f"write {match[0] * 2} for a brace, {{column}} for a column"
                 )
         texts[-1] += text[at:]
-        return cls(tuple(texts), tuple(columns))
+        return cls(tuple(texts), tuple(columns), field in _ASKING)
 
     def fill(self, row: Row) -> str:
         """Return the text of one row; raise BadCell for an empty column."""
-        parts = [self.texts[0]]
-        for column, text in zip(self.columns, self.texts[1:], strict=True):
-            parts += (text_of(column, row.get(column)), text)
-        return "".join(parts)
+        cells = [text_of(column, row.get(column)) for column in self.columns]
+        if self.asks and not any(cells):
+            raise empty(", ".join(self.columns))
+        parts = zip(cells, self.texts[1:], strict=True)
+        return self.texts[0] + "".join(cell + text for cell, text in parts)
 
 
 class RowMapping:
@@ -304,7 +311,7 @@ def _column(field: str, column: str) -> _Get:
     def get(row: Row) -> Any:
         value = row.get(column)
         converted = None if value is None or value_of(column, value) is None else convert(value)
-        if converted is None and needed:
+        if (converted is None and needed) or (converted == "" and field in _ASKING):
             raise empty(column)
         return converted
 

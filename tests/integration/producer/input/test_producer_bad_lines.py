@@ -168,7 +168,7 @@ def test_a_repeated_custom_id_fails_by_its_own_line_and_the_first_one_runs(
     assert [e["error"]["code"] for e in error_lines()] == ["duplicate_custom_id"] * 2
     assert [e["error"]["line"] for e in error_lines()] == [2, 3]
     assert error_lines()[0]["error"]["message"] == (
-        "line 2, field custom_id: 'a' was used by an earlier line; make it unique"
+        "line 2, field custom_id: 'a' was used before; make it unique"
     )
     (message,) = queued(store)
     assert "first" in message["body"]

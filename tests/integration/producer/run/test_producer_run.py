@@ -48,7 +48,7 @@ def test_a_file_comes_out_in_order_and_redis_holds_two_windows_of_it(
     assert custom_ids(out) == good
     errors = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
     assert [(e["custom_id"], e["error"]["line"]) for e in errors] == [("bad", 1201), ("r3", 2001)]
-    assert "used by an earlier line" in errors[1]["error"]["message"]
+    assert "used before" in errors[1]["error"]["message"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "in.jsonl", "out.errors.jsonl", "out.jsonl", "out.jsonl.progress",
     ]  # fmt: skip

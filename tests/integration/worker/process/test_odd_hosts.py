@@ -90,6 +90,20 @@ def test_the_number_of_a_shut_stream_may_be_a_librarys(streams: str, shown: str)
     assert (done.returncode, done.stdout.replace("a", "").strip()) == (0, shown)
 
 
+@pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full", ">/dev/full 2>&1"])
+def test_what_a_full_disk_does_not_take_does_not_change_the_exit_status(streams: str) -> None:
+    # A library may write anything, at any time.
+    code = (
+        "import sys; from worker.process.program import open_streams; open_streams();"
+        "[stream.write('text') for stream in (sys.stdout, sys.stderr)]; sys.exit(3)"
+    )
+    script = f'exec "$@" {streams}'
+    words = ["bash", "-c", script, "bash", sys.executable, "-c", code]
+    env = os.environ | {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run(words, cwd=ROOT, env=env, check=False, capture_output=True)
+    assert done.returncode == 3
+
+
 def test_without_an_error_stream_the_log_goes_to_the_other(redis_url: str, tmp_path: Path) -> None:
     serves(OddHostWorker(redis_url, tmp_path / "log", streams="2>&-"), redis_url)
     assert " ready in " in (tmp_path / "log").read_text()
@@ -109,7 +123,7 @@ def test_sighup_starts_another_worker_in_the_same_process(
     worker = OddHostWorker(redis_url, tmp_path / "log", "-n", "작업자@h", streams=streams)
     with client_app(redis_url) as app, worker:
         assert send(app, chat()).get(timeout=30)
-        (first,) = redis_client.hkeys(keys.WORKERS)
+        (first,) = eventually(lambda: redis_client.hkeys(keys.WORKERS), 10, "the announcement")
         os.kill(worker.pid, signal.SIGHUP)
         eventually(lambda: redis_client.hkeys(keys.WORKERS) not in ([], [first]), 30, "another")
         assert send(app, chat()).get(timeout=30)

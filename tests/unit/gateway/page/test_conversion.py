@@ -13,6 +13,7 @@ import pytest
 
 from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
+from gateway.batches.runner.row_errors import explain
 from gateway.page.conversion.lines import batch_line
 from gateway.page.conversion.running import Conversion, convert
 from gateway.page.file_plan import Choices
@@ -50,6 +51,17 @@ def test_what_is_no_request_is_refused(wrong: object) -> None:
 def run(path: Path, name: str, **pairs: str) -> tuple[Conversion, list[bytes]]:
     lines: list[bytes] = []
     return convert(path, name, pairs, {}, 10_000, lines.append, lambda: None), lines
+
+
+def errors(lines: list[bytes]) -> dict[int, RequestRejected]:
+    """Return the errors that a batch tells of lines, by their numbers."""
+    found = dict[int, RequestRejected]()
+    for number, line in enumerate(lines, 1):
+        try:
+            parse_line(line)
+        except RequestRejected as error:
+            found[number] = explain(number, line, error)
+    return found
 
 
 def test_lines_keep_their_numbers_and_a_name_may_be_anything(tmp_path: Path) -> None:
@@ -90,12 +102,25 @@ def test_a_bad_row_becomes_a_line_that_fails_alone(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(table), path)
     found, lines = run(path, "t.parquet", **{"messages.user": "{text}", "custom_id": "id"})
     assert (found.problems, found.error) == ([], "")
-    assert list(found.bad_rows) == [2, 3]
-    assert found.bad_rows[2].startswith("row 2, column text: is empty")
+    refused = errors(lines)
+    assert list(refused) == [2, 3]
+    assert refused[2].message == "row 2, column text: is empty; fill it, or leave the row out"
+    assert (refused[2].code, refused[2].field) == ("invalid_request", "text")
     assert [orjson.loads(line)["custom_id"] for line in lines] == ["a", "b", "line-3", "d"]
-    with pytest.raises(RequestRejected) as refused:
-        parse_line(lines[1])
-    assert (refused.value.field, refused.value.custom_id) == ("body.messages", "b")
+    assert [refused[2].custom_id, refused[3].custom_id] == ["b", "line-3"]
+
+
+def test_a_value_that_is_wrong_for_its_field_names_row_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "stored"
+    path.write_text("prompt,max_tokens,model\nx,5,a\ny,0,b\n")
+    for name in ("t.csv", "t.jsonl"):
+        found, lines = run(path, name)
+        assert (found.problems, found.error) == ([], "")
+        told = errors(lines)[2]
+        where = "row 2, column max_tokens" if name == "t.csv" else "line 2, field max_tokens"
+        assert told.message.startswith(f"{where}: is below 1; give a whole number"), name
+        assert orjson.loads(lines[1])["body"] == {"model": "b"}, "it selects the queue"
+        path.write_text('{"prompt":"x"}\n{"prompt":"y","max_tokens":0,"model":"b"}\n')
 
 
 def test_a_row_that_is_too_long_fails_alone_with_its_id(tmp_path: Path) -> None:
@@ -103,12 +128,11 @@ def test_a_row_that_is_too_long_fails_alone_with_its_id(tmp_path: Path) -> None:
     table = {"id": ["a", "b", "c"], "text": ["x", "y" * 2**20, "z"]}
     pyarrow.parquet.write_table(pyarrow.table(table), path)
     found, lines = run(path, "t.parquet", **{"messages.user": "{text}", "custom_id": "id"})
-    assert (found.problems, found.error, list(found.bad_rows)) == ([], "", [2])
-    assert "WARMQ_MAX_LINE_BYTES" in found.bad_rows[2]
+    assert (found.problems, found.error) == ([], "")
+    (told,) = errors(lines).values()
+    assert "WARMQ_MAX_LINE_BYTES" in told.message
+    assert (told.code, told.custom_id) == ("line_too_long", "b")
     assert [orjson.loads(line)["custom_id"] for line in lines] == ["a", "b", "c"]
-    with pytest.raises(RequestRejected) as refused:
-        parse_line(lines[1])
-    assert refused.value.custom_id == "b"
 
 
 @pytest.mark.parametrize("field", ["prompt", "input", "messages"])
@@ -117,11 +141,9 @@ def test_a_bad_row_has_the_url_of_its_table(tmp_path: Path, field: str) -> None:
     value = '[{""role"": ""user"", ""content"": ""x""}]'
     path.write_text(f'{field},x\n"{value}",1\n"{value}"\n')
     found, lines = run(path, "t.csv")
-    assert (list(found.bad_rows), found.problems) == ([2], [])
+    assert (list(errors(lines)), found.problems) == ([2], [])
     good, bad = map(orjson.loads, lines)
     assert bad["url"] == good["url"]
-    with pytest.raises(RequestRejected):
-        parse_line(lines[1])
 
 
 @pytest.mark.parametrize("mark", [";", "|", "\t"])
@@ -129,7 +151,7 @@ def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, mark: str) -> None
     path = tmp_path / "stored"
     path.write_text(f"id{mark}text\n1{mark}a, b\n")
     found, lines = run(path, "t.csv", **{"messages.user": "{text}"})
-    assert (found.columns, found.error, found.bad_rows) == (["id", "text"], "", {})
+    assert (found.columns, found.error, errors(lines)) == (["id", "text"], "", {})
     assert orjson.loads(lines[0])["body"]["messages"][0]["content"] == "a, b"
 
 
@@ -158,6 +180,8 @@ def test_choices_are_those_of_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fields", "named"), [
     ("max_tokens=abc", "max_tokens"), ("max_tokns=5", "max_tokns"), ("max_tokens", "name=value"),
+    ("max_tokens=8 temperature=0", "write each field on a line of its own"),
+    ("max_tokens=8, temperature=0", "write each field on a line of its own"),
 ])  # fmt: skip
 def test_a_bad_field_is_refused_as_the_command_does(fields: str, named: str) -> None:
     found = Choices.of({"fields": f"temperature=0\n{fields}"})

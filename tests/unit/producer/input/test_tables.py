@@ -100,7 +100,7 @@ def test_any_text_can_be_written_in_a_template(texts: list[str], values: list[st
     names = [f"c{n}" for n in range(len(values))]
     escaped = [text.replace("{", "{{").replace("}", "}}") for text in texts]
     parts = [*escaped, *("{" + name + "}" for name in names)]
-    template = Template.parse("prompt", "".join(parts))
+    template = Template.parse("messages.system", "".join(parts))
     filled = template.fill(dict(zip(names, values, strict=True)))
     assert filled == "".join(texts) + "".join(values)
     assert template.columns == tuple(names)
@@ -200,6 +200,20 @@ def test_csv_has_texts_and_numbers_where_a_field_wants_them(tmp_path: Path, pack
         {"custom_id": "1", "prompt": 'a, "b"\r\nc', "max_tokens": 5, "stop": "7"},
         {"custom_id": "2", "prompt": "[1]"},
     ]
+
+
+def test_a_row_whose_columns_have_no_character_asks_nothing(tmp_path: Path):
+    rows = {"a": ["x", "", ""], "b": ["y", "y", ""]}
+    name = parquet(tmp_path / "in.parquet", rows)
+    for field in ("prompt", "input", "messages.user"):
+        found = errors_of(open_source(name, {field: "A: {a} B: {b}"}))
+        assert {n: one.message for n, one in found.items()} == {
+            3: "row 3, column a, b: is empty; fill it, or leave the row out"
+        }
+        found = errors_of(open_source(name, {field: "a"}))
+        assert list(found) == [2, 3], "a column is a template of itself"
+    pairs = {"messages.system": "a", "messages.user": "{b}"}
+    assert list(errors_of(open_source(name, pairs))) == [3], "a system message may be empty"
 
 
 def test_tabs_separate_the_cells_of_tsv(tmp_path: Path):

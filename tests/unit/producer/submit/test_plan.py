@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from kit.commands.support import chat_line, write_lines
 
@@ -15,7 +16,7 @@ from contract.settings import Settings
 from demo.stack import MODEL
 from producer.cli.commands.plan import _deadline_text, _print_plan, _tokens_out
 from producer.input.reader import Input
-from producer.submit.expected import mean_answer
+from producer.submit.expected import Sample, mean_answer
 from producer.submit.lines import PreparedChunk
 from producer.submit.plan import FileContent, Needed, Plan, kv_tokens, plan, saved_tokens
 from producer.submit.prompt_tokens import (
@@ -65,7 +66,7 @@ def test_lines_are_counted_as_submit_would_take_them(tmp_path: Path) -> None:
     found = planned(tmp_path, twice).content
     assert (found.lines, found.requests, found.bad, found.duplicates) == (6, 2, 3, 1)
     assert [text.partition(",")[0] for text in found.first_bad] == ["line 3", "line 4", "line 5"]
-    assert "field custom_id: 'a' was used by an earlier line" in found.first_bad[0]
+    assert "field custom_id: 'a' was used before" in found.first_bad[0]
 
 
 def test_only_the_first_ten_bad_lines_are_told(tmp_path: Path) -> None:
@@ -196,10 +197,29 @@ def test_what_a_tokenizer_cannot_know_is_estimated_and_says_so(tokenizer: Tokeni
 
 def test_the_tokenizer_of_the_workers_model_is_used_where_its_folder_is_here() -> None:
     pytest.importorskip("transformers")
-    assert choose_counter("", [str(MODEL), str(MODEL)]).name == str(MODEL)
-    assert choose_counter("", [str(MODEL), "another/model"]).name == ""
-    assert choose_counter("", ["meta-llama/Llama-3.1-8B"]).name == ""
+    here, other = {"model": str(MODEL)}, {"model": "another/model"}
+    assert choose_counter("", [here, here]).name == str(MODEL)
+    assert choose_counter("", [here, other]).name == ""
+    assert choose_counter("", [other]).name == ""
     assert choose_counter("", []).name == ""
+    # A worker that was started in another folder names its model by a relative path, too
+    elsewhere = {"model": "models/of-the-worker", "folder": str(MODEL)}
+    assert choose_counter("", [elsewhere]).name == str(MODEL)
+
+
+def test_without_a_tokenizer_a_token_has_the_characters_that_the_workers_measured(
+    tmp_path: Path,
+) -> None:
+    workers = [WORKER | {"token_characters": 1.5}, WORKER | {"token_characters": 2.5}]
+    bodies = [{"prompt": "abcd" * 40, "max_tokens": 100}] * 8
+    assert choose_counter("", workers).token_characters == 2.0
+    assert choose_counter("", [WORKER]).token_characters == 4.0
+    # `submit` estimates alike
+    sample = Sample()
+    for body in bodies:
+        sample.add(COMPLETION, orjson.dumps(body))
+    assert sample.tokens(8, workers)[0] == 8 * 160 / 2
+    assert sample.tokens(8, [WORKER])[0] == 8 * 160 / 4
 
 
 def test_a_tokenizer_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:

@@ -14,12 +14,17 @@ from worker.drain.events import Committed, Events
 class Worker:
     """Counts endings, and is looked at every second."""
 
+    characters = 0
+
     def __init__(self) -> None:
         self.events = Events()
         self.averages = Averages(Counts(self.events))
 
     def second(self, answers: int, tokens: int, running: int = 8) -> dict[str, Any]:
-        ending = SimpleNamespace(outcome="completed", prompt_tokens=100, completion_tokens=tokens)
+        ending = SimpleNamespace(
+            outcome="completed", prompt_tokens=100, completion_tokens=tokens,
+            characters=self.characters, text_tokens=90 if self.characters else 0,
+        )  # fmt: skip
         self.events.publish(Committed([ending] * answers))  # type: ignore[list-item]
         self.averages.update(running, 8, 1.0)
         return self.averages.as_json()
@@ -37,6 +42,14 @@ def test_answers_and_prompts_have_their_mean_length() -> None:
     assert worker.second(1, 20) == {
         "mean_answer": pytest.approx(15.0, rel=0.01), "mean_prompt": 100.0, "slots_full": 1.0,
     }  # fmt: skip
+
+
+def test_the_characters_of_a_token_are_those_of_prompts_that_are_only_text() -> None:
+    worker = Worker()
+    worker.characters = 180
+    worker.second(3, 10)
+    worker.characters = 0  # pictures, for example
+    assert worker.second(5, 10)["token_characters"] == 2.0
 
 
 def test_the_latest_answers_count_most() -> None:
