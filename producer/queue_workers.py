@@ -55,10 +55,11 @@ class QueueWorkers:
         if self._last is None:
             starts = "the worker starts" if self._starting else ""
             return starts or f"no worker serves queue {self._queue}", False
-        silent = clock_text(time.monotonic() - self._last_at)
+        silent, last = clock_text(time.monotonic() - self._last_at), self._last
         return (
-            f"no worker serves queue {self._queue} any more: the last one, {_name(self._last)}, "
-            f"was seen {silent} ago ({': '.join(_state_and_reason(self._last))}); see its log"
+            f"no worker serves queue {self._queue} any more: the last one, "
+            f"{worker_name(last)}, was seen {silent} ago ({': '.join(_state_and_reason(last))}); "
+            "see its log"
         ), False
 
 
@@ -106,7 +107,7 @@ def _state_text(worker: dict[str, Any], queue: str) -> str:
         notes.append(f"with model {model_name(worker)} loaded")
     if worker.get("overdue"):
         state = "silent"
-        notes.append(f"{_name(worker)} was last seen {clock_text(worker['silent_s'])} ago")
+        notes.append(f"{worker_name(worker)} was last seen {clock_text(worker['silent_s'])} ago")
     return f"{state} ({'; '.join(notes)})" if notes else state
 
 
@@ -121,7 +122,7 @@ def _one_line(why: str) -> str:
     return "".join(c if c.isprintable() else " " for c in why)[:_WHY_CHARACTERS]
 
 
-def _name(worker: dict[str, Any]) -> str:
+def worker_name(worker: Mapping[str, Any]) -> str:
     """Return a worker's name in Celery and its process id, both from its id."""
     name, _, process = str(worker["id"]).rpartition(".")[0].rpartition(".")
     return f"{name} (process {process})" if name else str(worker["id"])

@@ -4,42 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import NamedTuple
 
 #: Seconds over which the rate of a running batch is a mean.
 WINDOW_S = 30.0
-#: Requests of each slot that must have ended in the window, so that its rate gives a time left:
-#: requests that begin together also end together.
-ROUNDS = 3
-#: Seconds, and times of a request, after which a time without an ended request is a pause of the
-#: workers, which will not come again.
-PAUSE_S, PAUSE_ROUNDS = 5.0, 2
-#: Times of the usual time between two reads, after which (and after PAUSE_S) nothing was read:
-#: Redis was away, or the batch had ended.
-GAP = 3
-
-
-class Recent(NamedTuple):
-    """A batch's requests that have ended in its window, and their rate per second.
-
-    `pause_s` is the longest time in the window in which none ended.
-    """
-
-    requests: int
-    per_s: float
-    pause_s: float = 0.0
-
-    def seconds_left(self, left: int, slots: float) -> float | None:
-        """Return the seconds of `left` requests at this rate; None if it is not known well enough.
-
-        `slots` are those that serve the batch.
-        """
-        slots = max(1.0, slots)
-        if not self.per_s or self.requests < ROUNDS * slots:
-            return None
-        if self.pause_s >= max(PAUSE_S, PAUSE_ROUNDS * slots / self.per_s):
-            return None
-        return left / self.per_s
+#: Times of the usual time between two reads after which nothing was read, and least seconds: Redis
+#: was away, or the batch had ended.
+GAP, GAP_S = 3, 5.0
 
 
 class Window:
@@ -55,8 +25,8 @@ class Window:
         self._waits_until = 0.0
         self.span = 0.0
 
-    def add(self, *counters: int) -> list[Recent]:
-        """Add the current counters; return what each has gained since the oldest read."""
+    def add(self, *counters: int) -> list[float]:
+        """Add the current counters; return what each has gained a second since the oldest read."""
         now, reads = time.monotonic(), self._reads
         if self._is_gap(now):
             self._waits_until = now + WINDOW_S
@@ -72,24 +42,11 @@ class Window:
         self.span = now - then
         # A retry reduces the counters.
         gained = [max(0, new - old) for new, old in zip(counters, before, strict=True)]
-        return [
-            Recent(one, one / self.span if self.span > 0 else 0.0, self._pause_s(n))
-            for n, one in enumerate(gained)
-        ]
+        return [one / self.span if self.span > 0 else 0.0 for one in gained]
 
     def _is_gap(self, now: float) -> bool:
         """Return whether the last read was much longer ago than reads usually are."""
         if len(self._reads) < 2:
             return False
         (first, _), (last, _) = self._reads[0], self._reads[-1]
-        return now - last > max(PAUSE_S, GAP * (last - first) / (len(self._reads) - 1))
-
-    def _pause_s(self, n: int) -> float:
-        """Return the longest time between two reads with the same counter `n`."""
-        since, before = self._reads[0]
-        longest = 0.0
-        for then, counters in self._reads:
-            if counters[n] != before[n]:
-                since, before = then, counters
-            longest = max(longest, then - since)
-        return longest
+        return now - last > max(GAP_S, GAP * (last - first) / (len(self._reads) - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ import orjson
 
 from contract.batch import Batch
 from contract.redis import keys
-from contract.redis.announcements import is_alive
+from contract.redis.announcements import is_alive, is_silent
 from contract.redis.batches import read_note
 from producer.lost_leases import LostLeaseReads
+
+Worker = Mapping[str, Any]
 
 #: Most bytes of a result, and most workers whose leases a page reads.
 MOST_BYTES, MOST_WORKERS = 2 * 2**20, 32
@@ -60,23 +62,28 @@ class RequestState(NamedTuple):
         return self.returns + bool(self.worker)
 
 
+def state_at(worker: Worker | None) -> str:
+    """Return the state of a request that has not ended; `worker` has it, None for nobody."""
+    if worker is None or not is_alive(worker):
+        return "waiting"
+    return "silent" if is_silent(worker) else "running"
+
+
 class RequestReads(LostLeaseReads):
     """Front ends count as workers here: each has requests of its own."""
 
     def living(self) -> list[str]:
         """Return the ids of living workers."""
-        return [name for name, alive in self._announced().items() if alive]
+        return [str(one["id"]) for one in self.announcements(merged=False) if is_alive(one)]
 
-    def holders(self) -> dict[str, bool]:
-        """Return the ids of workers that may have requests, and whether each is alive.
+    def holders(self) -> dict[str, Worker | None]:
+        """Return the announcements of workers that may have requests, by their ids.
 
         A dead one has them until the end of their leases, but perhaps no announcement any more.
         """
         lost = (name for one in self.lost_leases().values() for name in one.workers)
-        return dict.fromkeys(lost, False) | self._announced()
-
-    def _announced(self) -> dict[str, bool]:
-        return {str(one["id"]): is_alive(one) for one in self.announcements(merged=False)}
+        announced = {str(one["id"]): one for one in self.announcements(merged=False)}
+        return dict.fromkeys(lost) | announced
 
     def retryable(self, batch_id: str) -> int:
         """Return the number of ended requests that RETRY may run again."""

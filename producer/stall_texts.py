@@ -1,8 +1,12 @@
 """Texts of stalls, each with its remedy; the page translates them."""
 
+_SILENT = (
+    "if it has ended, its requests in flight wait for the end of their leases, and nothing is "
+    "lost: read the end of its log, and start it again"
+)
 #: Code -> text and remedy. Some codes have further entries: `queue_unserved` has `default_unserved`
-#: for a queue whose name has no model, `lease_held` has `lease_ends` and `lease_unswept`, and
-#: `deadline_late` has `deadline_lost`.
+#: for a queue whose name has no model, `workers_silent` has `worker_silent`, `lease_held` has
+#: `lease_ends` and `lease_unswept`, and `deadline_late` has `deadline_lost`.
 TEXTS = {
     "queue_unserved": (
         "no worker serves {model} (queue {queue}); requests waiting: {waiting}",
@@ -27,6 +31,14 @@ TEXTS = {
     "workers_starting": (
         "the workers of {model} (queue {queue}) are starting; requests waiting: {waiting}",
         "the requests run when a worker is ready; the workers' logs have the progress",
+    ),
+    "workers_silent": (
+        "all {count} workers of {model} (queue {queue}) have been silent for {silent} or longer",
+        _SILENT,
+    ),
+    "worker_silent": (
+        "worker {worker} of {model} (queue {queue}) has been silent for {silent}",
+        _SILENT,
     ),
     "model_not_loaded": (
         "no worker has loaded {model} (queue {queue}) now; requests waiting: {waiting}",

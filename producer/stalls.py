@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contract import naming
@@ -18,15 +17,16 @@ from contract.errors import RequestRejected, StoreForbidden
 from contract.message import read_delivery
 from contract.redis import keys
 from contract.redis.announced_models import failure_of, has_loaded
-from contract.redis.announcements import WAITS_FOR, is_alive, model_name, queues_of
+from contract.redis.announcements import WAITS_FOR, is_alive, is_silent, model_name, queues_of
 from contract.redis.deadlines import DeadlineReads, LateBatch
 from contract.redis.reads import Reads
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingList, WaitingReads
 from contract.settings import Settings
 from producer.lost_leases import LostLeaseReads, LostLeases
-from producer.queue_workers import clock_text, left_text, served_names
+from producer.queue_workers import clock_text, left_text, served_names, worker_name
 from producer.stall_texts import PASSING, SUBMITS_WAIT, TEXTS
+from producer.start_command import start_command
 
 #: Seconds without a new line after which the submit of an unsealed batch may have stopped.
 STOPPED_S = 10.0
@@ -75,25 +75,25 @@ def model_of(queue: str, default: str, workers: Iterable[Worker] = ()) -> str:
     return next(filter(None, names), queue)
 
 
-def _unserved(queue: str, default: str, detail: str, facts: Mapping[str, Any]) -> Stall:
+def _unserved(queue: str, default: str, gone: Iterable[Worker], facts: dict[str, Any]) -> Stall:
     """Return the stall of a queue without a worker; its remedy is the command that starts one."""
-    model = queue.removeprefix(f"{default}.")
-    base, of_model = (queue, False) if model == queue else (default, True)
-    environment = {"WARMQ_QUEUE": base} if base != naming.DEFAULT_QUEUE else {}
-    environment |= {"WARMQ_SERVED_MODEL_NAME": model} if of_model else {}
-    words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    text, remedy = TEXTS["queue_unserved" if of_model else "default_unserved"]
-    facts = {**facts, "command": " ".join([*words, "warmq-worker"])}
-    return Stall("queue_unserved", text, remedy, facts, detail)
+    text = "queue_unserved" if queue.startswith(f"{default}.") else "default_unserved"
+    return Stall("queue_unserved", *TEXTS[text],
+                 facts | {"command": start_command(queue, default, gone)})  # fmt: skip
 
 
 def queue_stall(
-    queue: str, default: str, waiting: int, workers: Sequence[Worker], alive: Iterable[Worker]
+    queue: str,
+    default: str,
+    waiting: int,
+    workers: Sequence[Worker],
+    alive: Sequence[Worker],
+    gone: Iterable[Worker] = (),
 ) -> Stall | None:
     """Return the reason why none of a queue's requests can run; None if there is none.
 
     `default` is the default queue, `workers` are the living workers of the queue, and `alive` the
-    living workers of all queues.
+    living workers of all queues. `gone` are dead ones, which name the model that a new one loads.
     """
     model = model_of(queue, default, workers)
     facts: dict[str, Any] = {"queue": queue, "model": model, "waiting": waiting}
@@ -103,11 +103,15 @@ def queue_stall(
         served = sorted({one for worker in alive for one in queues_of(worker)})
         # The output of `doctor --json` has these keys.
         facts |= {"in_flight": 0, "workers": 0, "others": list(served)}
-        return _unserved(queue, default, detail, facts) if waiting else None
+        stall = _unserved(queue, default, gone, facts) if waiting else None
+        return stall and replace(stall, detail=detail)
     failures = [failure_of(worker, queue) for worker in workers]
     if all(failures):
         return _stall("model_unloadable", _joined(failures), **facts)
     workers = [worker for worker, why in zip(workers, failures, strict=True) if not why]
+    if silent := _silent_stall(workers, facts):
+        return silent
+    workers = [worker for worker in workers if not is_silent(worker)] or workers
     takers = [one for one in workers if has_loaded(one, queue) and one.get("state") != "draining"]
     if not takers and any(one.get("state") in ("ready", "swapping") for one in workers):
         return _stall("model_not_loaded", _loaded_text(workers), **facts) if waiting else None
@@ -125,6 +129,37 @@ def queue_stall(
         code = "workers_starting" if staying else "workers_draining"
         return _stall(code, detail, **facts) if waiting else None
     return _stall("workers_degraded", detail, **facts)
+
+
+def silent_stall(worker: Worker, **facts: Any) -> Stall:
+    """Return the stall of the requests of a worker whose next announcement did not come."""
+    silent_s = worker["silent_s"]
+    return _stall("workers_silent", "", "worker_silent", worker=worker_name(worker), **facts,
+                  silent=clock_text(silent_s), silent_s=round(silent_s))  # fmt: skip
+
+
+def with_silence(stalls: Iterable[Stall], worker: Worker | None, settings: Settings) -> list[Stall]:
+    """Return the stalls of a request, with that of its worker if this is silent."""
+    found = list(stalls)
+    if worker is None or not (is_alive(worker) and is_silent(worker)):
+        return found
+    if not any(one.code == "workers_silent" for one in found):
+        queue = str(worker["queue"])
+        model = model_of(queue, settings.queue, [worker])
+        found.append(silent_stall(worker, queue=queue, model=model))
+    return found
+
+
+def _silent_stall(workers: Sequence[Worker], facts: Mapping[str, Any]) -> Stall | None:
+    """Return the stall of a queue whose workers are all silent, except those that stop."""
+    staying = [one for one in workers if one.get("state") != "draining"] or workers
+    if not all(map(is_silent, staying)):
+        return None
+    if len(staying) == 1:
+        return silent_stall(staying[0], **facts)
+    least_s = min(one["silent_s"] for one in staying)
+    return _stall("workers_silent", count=len(staying), **facts, silent=clock_text(least_s),
+                  silent_s=round(least_s))  # fmt: skip
 
 
 def _loaded_text(workers: Iterable[Worker]) -> str:
@@ -235,17 +270,19 @@ class StallReads(LostLeaseReads, WaitingReads, Tenants):
         `tenant`, the caps of other tenants are left out.
         """
         names = sorted(set(queues))
-        alive = [worker for worker in self.announcements() if is_alive(worker)]
+        announced = self.announcements()
+        alive = [worker for worker in announced if is_alive(worker)]
         waiting = Counter(self.waiting_totals(names))
         suspects = self._each("llen", [keys.suspects_list(queue) for queue in names])
         waiting.update(dict(zip(names, suspects, strict=True)))
         found: list[Stall | None] = self._memory_stalls(settings, waiting)
         for queue in names:
             workers = [worker for worker in alive if queue in queues_of(worker)]
-            stall = queue_stall(queue, settings.queue, waiting[queue], workers, alive)
+            seen = (workers, alive, announced)
+            stall = queue_stall(queue, settings.queue, waiting[queue], *seen)
             if stall and waiting[queue] and (dropped := self._count_dropped(queue)):
                 left = waiting[queue] - dropped
-                stall = queue_stall(queue, settings.queue, left, workers, alive)
+                stall = queue_stall(queue, settings.queue, left, *seen)
             found.append(stall)
             found += self._caps(queue, model_of(queue, settings.queue, workers), workers, tenant)
         lost = self.lost_leases()

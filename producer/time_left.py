@@ -15,12 +15,12 @@ from contract.batch import Batch
 from contract.errors import StoreForbidden
 from contract.naming import PRIORITY_SEPARATOR
 from contract.redis.announced_models import load_seconds
-from contract.redis.history import HistoryReads, Minute
+from contract.redis.announcements import is_alive, is_silent, queues_of
+from contract.redis.history import HistoryReads
 from contract.redis.pace import Pace, pace_of, slots_of
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingList, WaitingReads
 from producer.lost_leases import LostLeaseReads, Place
-from producer.rates import Recent
 
 #: The default priority, which is assumed for a batch whose list is not known.
 _DEFAULT_STEP = 6
@@ -78,13 +78,18 @@ class Work(NamedTuple):
         return self._replace(left=sum(one.requests for one in waiting))
 
 
+def works_by_queue(batch: Batch) -> dict[str, list[Work]]:
+    """Return the work of a batch in Redis for each of its queues."""
+    return {queue: [Work.of(batch)] for queue in batch.queues}
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """The pace of a queue, and the lists in which requests wait there.
 
     `load_s` are the seconds until its model is loaded, for workers of several models. `caps` has
     the most slots of each tenant that has a cap, `held` the seconds until the leases of dead
-    workers return requests to a list.
+    workers return requests to a list. `workers` has the ids of those that serve the queue.
     """
 
     pace: Pace
@@ -92,26 +97,21 @@ class Outlook:
     load_s: float = 0.0
     caps: Mapping[str, float] = field(default_factory=dict)
     held: Mapping[Place, float] = field(default_factory=dict)
+    workers: frozenset[str] = frozenset()
 
     def slots_of(self, tenant: str) -> float:
         """Return the most slots that serve a tenant."""
         return min(self.pace.slots, self.caps.get(tenant, math.inf))
 
-    def seconds_left(self, work: Work, recent: Recent | None = None) -> float | None:
-        """Return the seconds until a batch ends, behind the requests before it; None if unknown.
-
-        `recent` is the batch's own rate, which counts if it is known well enough.
-        """
+    def seconds_left(self, work: Work) -> float | None:
+        """Return the seconds until a work ends, behind the requests before it; None if unknown."""
         held_s, of_request = self.held_s(work), self._of_request(work)
         work = work.in_queue(self.lists)
         if work.several and not work.left:
             return held_s
-        if work.left <= 0 or not of_request:
+        if work.left <= 0 or not of_request or self.pace.too_rough:
             return None
-        slots = self.slots_of(work.tenant)
-        own_s = recent.seconds_left(work.left, slots) if recent and not work.several else None
-        if own_s is None and not self.pace.too_rough:
-            own_s = self.seconds(work.left * of_request, work)
+        own_s = self.seconds(work.left * of_request, work)
         return None if own_s is None else max(own_s, held_s)
 
     def seconds(self, tokens: float, work: Work) -> float | None:
@@ -136,21 +136,27 @@ class Outlook:
         return work.tokens / work.done if work.done else self.pace.of_request
 
 
-class BatchOutlook(NamedTuple):
-    """The seconds until a batch ends at the pace of its queues, and what serves it.
+def seconds_left(
+    works: Mapping[str, Iterable[Work]], outlooks: Mapping[str, Outlook | None]
+) -> float | None:
+    """Return the seconds until the last of a batch's works ends; None if one is unknown.
 
-    `slots` are those of all its queues, `held_s` the seconds until a dead worker's last request can
-    run.
+    Both are by queue. Queues with the same workers wait for each other.
     """
-
-    left_s: float
-    slots: float
-    held_s: float
-
-    def seconds_left(self, batch: Batch, recent: Recent | None = None) -> float:
-        """Return the seconds until the batch ends, by its own rate if it is known well enough."""
-        own_s = recent.seconds_left(left_of(batch), self.slots) if recent else None
-        return self.left_s if own_s is None else max(own_s, self.held_s)
+    by_workers = dict[frozenset[str], float]()
+    for queue, several in works.items():
+        outlook, longest_s = outlooks.get(queue), 0.0
+        for work in several:
+            if work.left <= 0:
+                continue
+            left_s = outlook.seconds_left(work) if outlook else None
+            if left_s is None or outlook is None:
+                return None
+            longest_s = max(longest_s, left_s)
+            by_workers.setdefault(outlook.workers, 0.0)
+        if outlook is not None and outlook.workers in by_workers:
+            by_workers[outlook.workers] += longest_s
+    return max(by_workers.values(), default=None)
 
 
 def requests_before(lists: Iterable[WaitingList], work: Work) -> int:
@@ -191,38 +197,29 @@ def _before(lists: Iterable[WaitingList], work: Work) -> tuple[int, int, Counter
 class OutlookReads(HistoryReads, WaitingReads, LostLeaseReads, Tenants):
     """Reads the outlook of queues in one Redis. Calls raise StoreUnavailable."""
 
-    def outlook(
-        self,
-        queue: str,
-        workers: Iterable[Mapping[str, Any]],
-        minutes: Sequence[Minute] | None = None,
-    ) -> Outlook | None:
-        """Return a queue's outlook on these workers.
-
-        Returns None if they have no slots, or if the queue had no work in the last day. `minutes`
-        are those of the last day, if the caller has read them already. Silent workers do not count,
-        unless all are silent: then the machine may only be busy.
-        """
-        found = list(workers)
-        punctual = [worker for worker in found if not worker.get("overdue")]
-        return self.outlook_of([queue], punctual or found, minutes)
+    def outlooks(self, queues: Iterable[str]) -> dict[str, Outlook | None]:
+        """Return the outlook of each queue on its workers that are alive and not silent."""
+        alive = [one for one in self.announcements() if is_alive(one) and not is_silent(one)]
+        by_queue = {q: [one for one in alive if q in queues_of(one)] for q in sorted(set(queues))}
+        return {queue: self.outlook_of([queue], found) for queue, found in by_queue.items()}
 
     def outlook_of(
-        self,
-        queues: Collection[str],
-        workers: Sequence[Mapping[str, Any]],
-        minutes: Sequence[Minute] | None = None,
+        self, queues: Collection[str], workers: Sequence[Mapping[str, Any]]
     ) -> Outlook | None:
-        """Return the outlook of queues that share these workers, as of one; else as `outlook`."""
+        """Return the outlook of queues that share these workers, as of one.
+
+        Returns None if they have no slots, or if the queues had no work in the last day.
+        """
         if not (slots := slots_of(workers)):
             return None
-        pace = pace_of(self.day(queues) if minutes is None else minutes, slots)
+        pace = pace_of(self.day(queues), slots)
         if pace is None:
             return None
         lists = [one for queue in queues for one in self.waiting_lists(queue)]
         lost = self.lost_leases()
         held = {k: v for q in queues if q in lost for k, v in lost[q].places.items()}
-        return Outlook(pace, lists, load_seconds(workers, queues), self._caps(), held)
+        ids = frozenset(str(worker["id"]) for worker in workers)
+        return Outlook(pace, lists, load_seconds(workers, queues), self._caps(), held, ids)
 
     def _caps(self) -> dict[str, float]:
         try:
@@ -236,28 +233,8 @@ class OutlookReads(HistoryReads, WaitingReads, LostLeaseReads, Tenants):
         found = {worker["id"]: worker for queue in queues for worker in self.workers(queue)}
         return list(found.values())
 
-    def batch_seconds_left(self, batch: Batch, recent: Recent | None = None) -> float | None:
-        """Return the seconds until a batch ends; None if it has ended, or if that is unknown.
-
-        `recent` is the batch's own rate, which counts if it is known well enough.
-        """
-        outlook = self.batch_outlook(batch)
-        return outlook and outlook.seconds_left(batch, recent)
-
-    def batch_outlook(self, batch: Batch) -> BatchOutlook | None:
-        """Return the outlook of a batch; None if it has ended, or if that is unknown."""
+    def batch_seconds_left(self, batch: Batch) -> float | None:
+        """Return the seconds until a batch ends; None if it has ended, or if that is unknown."""
         if batch.finished:
             return None
-        work, by_workers, held_s = Work.of(batch), dict[tuple[str, ...], float](), 0.0
-        slots = dict[tuple[str, ...], float]()
-        for queue in batch.queues:
-            workers = self.workers(queue)
-            outlook = self.outlook(queue, workers)
-            left_s = outlook.seconds_left(work) if outlook else None
-            if left_s is None or outlook is None:
-                return None
-            # Queues with the same workers wait for each other.
-            ids = tuple(sorted(worker["id"] for worker in workers))
-            by_workers[ids] = by_workers.get(ids, 0.0) + left_s
-            slots[ids], held_s = outlook.slots_of(work.tenant), max(held_s, outlook.held_s(work))
-        return BatchOutlook(max(by_workers.values()), sum(slots.values()), held_s)
+        return seconds_left(works_by_queue(batch), self.outlooks(batch.queues))

@@ -40,6 +40,11 @@ def is_alive(worker: Mapping[str, Any]) -> bool:
     return bool(silent_s < WORKER_SILENT_S and worker.get("state") != "stopped")
 
 
+def is_silent(worker: Mapping[str, Any]) -> bool:
+    """Return whether a living worker's next announcement is overdue, and Redis was not away."""
+    return bool(worker.get("overdue")) and "redis_up_s" not in worker
+
+
 def protocol_of(worker: Mapping[str, Any]) -> int:
     """Return the protocol (contract/version.py) of a worker; 1 if it has announced none."""
     protocol = worker.get("protocol")

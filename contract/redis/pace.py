@@ -8,8 +8,10 @@ from typing import Any
 
 from contract.redis.history import Minute
 
-#: Most minutes that an estimate uses: the latest ones with work in the last day.
-MINUTES = 5
+#: Most minutes that an estimate uses: the latest ones with work in the last day. It uses no more
+#: than have ROUNDS requests and ENOUGH_S seconds of each slot: older work may be of another kind.
+#: With fewer requests a rate is too low, because requests that begin together also end together.
+MINUTES, ROUNDS, ENOUGH_S = 5, 3, 30
 #: Requests in those minutes below which the estimate is rough: a new worker's first requests wait
 #: for compilation.
 _FEW_REQUESTS = 30
@@ -64,12 +66,24 @@ def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
     worked = [m for m in minutes if m.busy_s and m.prompt_tokens + m.completion_tokens][-MINUTES:]
     if not worked:
         return None
+    slots_then = max(minute.slots_s for minute in worked) / 60
+    worked = _enough(worked, slots or slots_then)
     tokens = sum(minute.prompt_tokens + minute.completion_tokens for minute in worked)
     requests = sum(minute.completed + minute.other for minute in worked)
-    slots_then = max(minute.slots_s for minute in worked) / 60
     busy_s = sum(minute.busy_s for minute in worked)
     of_request = tokens / requests if requests else 0.0
     return Pace(tokens / busy_s, slots or slots_then, of_request, requests)
+
+
+def _enough(minutes: list[Minute], slots: float) -> list[Minute]:
+    """Return the latest minutes that are enough for a rate; all if they are too few."""
+    requests = slots_s = 0
+    for count, minute in enumerate(reversed(minutes), 1):
+        requests += minute.completed + minute.other
+        slots_s += minute.slots_s
+        if requests >= ROUNDS * slots and slots_s >= ENOUGH_S * slots:
+            return minutes[-count:]
+    return minutes
 
 
 def slots_of(workers: Iterable[Mapping[str, Any]]) -> int:

@@ -257,14 +257,15 @@ class Reads:
     ) -> list[dict[str, Any]]:
         """Return the last announcement of each worker of a queue, or of all queues.
 
-        A worker of several models is returned for the queue of each of them. With a silent one,
+        A worker of several models is returned for the queue of each of them. With an overdue one,
         all have `redis_up_s` if Redis came back less than WORKER_SILENT_S ago. Without `merged`
         the front ends of a worker are returned, too.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         found = read_announcements(raw, now_s, merged=merged)
-        if not all(map(is_alive, found)) and (up_s := self.up_s()) < WORKER_SILENT_S:
+        late = any(each["overdue"] or not is_alive(each) for each in found)
+        if late and (up_s := self.up_s()) < WORKER_SILENT_S:
             found = [each | {"redis_up_s": up_s} for each in found]
         return [each for each in found if queue is None or queue in queues_of(each)]
 

@@ -28,7 +28,7 @@ from gateway.files.files import Files
 from gateway.files.routes import content
 from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
-from gateway.page.estimates import estimates, read_queues, works_of
+from gateway.page.estimates import estimates, works_of
 from gateway.page.failed import failed_codes, retry_of
 from gateway.page.file_reading import uploaded_name
 from gateway.page.requests import sample
@@ -36,6 +36,7 @@ from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
 from producer.request_reads import RequestReads, RunningRequest
+from producer.time_left import OutlookReads
 
 #: Batches on one page, and most running requests that are shown for one batch.
 PAGE, MAX_RUNNING = 25, 12
@@ -177,12 +178,13 @@ def _rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], boo
 def add_names_and_estimates(services: Services, rows: list[dict[str, Any]]) -> None:
     """Add to rows their input files' names, if these exist, and `estimates`."""
     ids = [row["input_file_id"] for row in rows]
-    queues = read_queues(services, (queue for row in rows for queue in row["queues"]))
+    reads = OutlookReads.using(services.batches)
+    outlooks = reads.outlooks(q for row in rows if not row["ended"] for q in row["queues"])
     for row, stored in zip(rows, services.objects.get_many("file", ids), strict=True):
         if stored is not None:
             name = str(orjson.loads(stored.document).get("filename") or "")
             row["input"] = uploaded_name(name) or row["input"]
-        row.update(estimates(row, queues))
+        row.update(estimates(row, outlooks))
 
 
 def watched(rows: list[dict[str, Any]]) -> str:

@@ -251,7 +251,7 @@ def _add_plan(
     model = file_plan.models[0] if file_plan.models else ""
     queue = served.queue_of(model, caller.models) or settings.queue
     workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
-    outlook = OutlookReads.using(services.batches).outlook(queue, workers)
+    outlook = OutlookReads.using(services.batches).outlook_of([queue], workers)
     spread = Spread(PREVIEWS)
     with closing(Input(str(path), watch=watch)) as source:
         submission = Submission("plan", queue, DEFAULT_PRIORITY, tenant=caller.tenant)

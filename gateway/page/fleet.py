@@ -25,6 +25,7 @@ from gateway.page.view import View
 from gateway.redis.machines import MachineReads
 from producer.model_states import model_states
 from producer.stalls import model_of
+from producer.start_command import start_command
 
 #: Most rows of waiting requests, most workers on a page, and most tenants that are shown.
 MAX_WAITING, MAX_WORKERS, MAX_TENANTS = 200, 100, 500
@@ -39,12 +40,14 @@ class Fleet:
     """All workers, living ones first, and the number of waiting requests.
 
     `waiting_by` has the waiting requests by queue, priority and tenant; a caller who is not an
-    operator sees other tenants as one.
+    operator sees other tenants as one. `start` is the command that starts a worker of a queue in
+    which requests wait, or else of the queue of the worker that was seen last.
     """
 
     workers: list[dict[str, Any]]
     default_queue: str
     waiting: int
+    start: str = ""
     waiting_by: list[Waiting] = field(default_factory=list)
 
     @property
@@ -110,7 +113,7 @@ def _worker(worker: dict[str, Any], operator: bool, default_queue: str) -> dict[
         "servers": shared_servers([worker]) if operator else [],
         "slots": slots,
         "in_flight": in_flight,
-        "running": min(slots, in_flight) if alive else 0,
+        "running": 0 if silent else min(slots, in_flight),
         "deaths": int(worker.get("deaths") or 0),
         "returned": int(done.get("handed_back") or 0),
         "older": protocol_of(worker) < PROTOCOL,
@@ -128,12 +131,19 @@ def read_fleet(
     """
     reads = WaitingReads.using(services.batches)
     default = services.settings.queue
-    workers = [_worker(worker, caller.operator, default) for worker in reads.announcements()]
+    announced = sorted(reads.announcements(), key=lambda worker: float(worker["silent_s"]))
+    workers = [_worker(worker, caller.operator, default) for worker in announced]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
     queues = sorted({*_known_queues((one["queues"] for one in workers), default), *more_queues})
     waiting_by = [one for queue in queues for one in reads.waiting_by(queue)] if by_tenant else []
-    waiting = sum(reads.waiting_totals(queues).values())
-    return Fleet(workers, default, waiting, list(_visible(caller, waiting_by))[:MAX_WAITING])
+    totals = reads.waiting_totals(queues)
+    asked = [queue for queue in queues if totals[queue]]
+    queue = next(iter([*asked, *(str(one["queue"]) for one in announced)]), default)
+    return Fleet(
+        workers, default, sum(totals.values()),
+        start_command(queue, default, announced, unknown="…"),
+        list(_visible(caller, waiting_by))[:MAX_WAITING],
+    )  # fmt: skip
 
 
 def _known_queues(queues: Iterable[Iterable[str]], default: str) -> list[str]:
@@ -242,7 +252,7 @@ def workers(view: View) -> Response:
         machines = {name: report | {"log": []} for name, report in machines.items()}
     return view.page(
         "workers.html", shown=shown, fills=fills, rates=rates, machines=machines, page=page,
-        more=more,
+        more=more, start=fleet.start,
     )  # fmt: skip
 
 

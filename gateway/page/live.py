@@ -26,13 +26,14 @@ from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, json_error
 from gateway.http.services import Services
 from gateway.page.batches import row_of
-from gateway.page.estimates import QueueState, estimates, read_queues
+from gateway.page.estimates import estimates
 from gateway.page.fleet import read_fleet
 from gateway.page.live_text import CHECK_S, LiveText, Text
 from gateway.page.rendering import HEADERS
 from gateway.page.view import token_in
 from gateway.redis.batch_views import BatchViews
-from producer.rates import Recent, Window
+from producer.rates import Window
+from producer.time_left import Outlook, OutlookReads
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 TICK_S, FLEET_EVERY = 0.5, 2
 #: Seconds over which workers' rates are a mean, and fewest seconds for which there is a rate.
 RATES_S, MIN_RATE_S = 10.0, 3.0
-#: Seconds between two writes of a worker into its history.
-HISTORY_S = 10.0
+#: Seconds between two reads of what times left need.
+OUTLOOKS_S = 1.0
 #: Most batches of one viewer, most batches in one read for all viewers, and most workers that are
 #: sent.
 MAX_BATCHES, MAX_READ, MAX_WORKERS = 25, 100, 100
@@ -96,7 +97,7 @@ class LiveFeed:
         self._task: asyncio.Task[None] | None = None
         self._totals: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
         self._next = 0
-        self._queues: dict[str, tuple[float, QueueState]] = {}
+        self._outlooks: dict[str, tuple[float, Outlook | None]] = {}
         self._done: dict[tuple[str, str], Window] = {}
 
     def check(self, caller: Caller, session: str) -> None:
@@ -176,45 +177,37 @@ class LiveFeed:
             batch_view = reads.get(tenant, batch_id)
             row = row_of(batch_view, time.time()) if batch_view is not None else None
             if row is not None:
-                recent = None
                 if row["ended"]:  # a retry begins anew
                     self._done.pop((tenant, batch_id), None)
                 else:
-                    recent = self._batch_rate((tenant, batch_id), row["done"])
-                    row["rate"] = None if recent is None else round(recent.per_s, 1)
+                    row["rate"] = self._batch_rate((tenant, batch_id), row["done"])
                     # Values that only follow the clock are not a change: a batch without progress
                     # is sent once.
                     row["seconds"] = round(row["seconds"]) if row["done"] else 0
-                row.update(self._estimates(row, recent))
-                for name in (
-                    "works",
-                    "submitted",
-                    "parts",
-                    "failures",
-                ):  # these are not for the page
+                row.update(self._estimates(row))
+                for name in ("works", "submitted", "parts", "failures"):  # not for the page
                     del row[name]
                 batches[(tenant, batch_id)] = orjson.dumps(row)
         return batches
 
-    def _batch_rate(self, key: tuple[str, str], done: int) -> Recent | None:
-        """Return a batch's requests in its window, and their rate; None before MIN_RATE_S."""
+    def _batch_rate(self, key: tuple[str, str], done: int) -> float | None:
+        """Return a batch's requests/s in its window; None before MIN_RATE_S."""
         window = self._done.setdefault(key, Window())
-        (recent,) = window.add(done)
-        return recent if window.span >= MIN_RATE_S else None
+        (rate,) = window.add(done)
+        return round(rate, 1) if window.span >= MIN_RATE_S else None
 
-    def _estimates(self, row: dict[str, Any], recent: Recent | None) -> dict[str, float | None]:
-        """Return a row's estimates from its queues' states, which are cached for HISTORY_S."""
+    def _estimates(self, row: dict[str, Any]) -> dict[str, float | None]:
+        """Return a row's estimates from its queues' outlooks, which are cached for OUTLOOKS_S."""
         now = time.monotonic()
-        self._queues = {q: v for q, v in self._queues.items() if now - v[0] < HISTORY_S}
-        missing = [queue for queue in row["queues"] if queue not in self._queues]
-        read = read_queues(self._services, missing)
-        self._queues |= {queue: (now, state) for queue, state in read.items()}
-        states = {queue: state for queue, (_, state) in self._queues.items()}
-        values = estimates(row, states, recent)
+        self._outlooks = {q: v for q, v in self._outlooks.items() if now - v[0] < OUTLOOKS_S}
+        if missing := [queue for queue in row["queues"] if queue not in self._outlooks]:
+            read = OutlookReads.using(self._services.batches).outlooks(missing)
+            self._outlooks |= {queue: (now, outlook) for queue, outlook in read.items()}
+        values = estimates(row, {queue: outlook for queue, (_, outlook) in self._outlooks.items()})
         return {name: None if one is None else round(one, 3) for name, one in values.items()}
 
     def _read_fleet(self) -> State:
-        fleet = read_fleet(self._services, Caller(), self._queues)
+        fleet = read_fleet(self._services, Caller(), self._outlooks)
         shown = ("id", "model", "state", "slots", "in_flight", "running")
         state: dict[str, Any] = {
             "waiting": fleet.waiting,

@@ -41,7 +41,8 @@ from gateway.page.requests import (
 from gateway.page.summary import stalls_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView
-from producer.request_reads import MOST_WORKERS, RequestReads, RequestState
+from producer.request_reads import MOST_WORKERS, RequestReads, RequestState, state_at
+from producer.stalls import with_silence
 
 #: Most seconds for which an index or an input file is searched for one request.
 _SEARCH_S = 10.0
@@ -85,9 +86,13 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         line, request_id = entry[0], leader_of(entry) or entry_request_id(part.id, entry)
         waiting = RequestState(request_id, b"", b"", "", 0, 0, "")
         one = reads.request(part, request_id, workers) or waiting
-    has_worker = holders.get(one.worker, False)
-    state = _fields(one, "running" if has_worker else "waiting")
-    row = None if state["ended"] or has_worker else row_of(batch_view, time.time())
+    worker = holders.get(one.worker)
+    state = _fields(one, state_at(worker))
+    waits = state["name"] in ("waiting", "silent")
+    row = row_of(batch_view, time.time()) if waits else None
+    stalls = with_silence(
+        stalls_of(view, [row] if row else []), worker if waits else None, view.services.settings
+    )
     state["line"] = line or state["line"]
     prompt = prompt_of(one.message)
     if not prompt and not isinstance(batch_view.source, Batch):
@@ -96,7 +101,7 @@ def request(view: View, *, guard: ReadGuard | None) -> Response:
         prompt = _in_file(view, batch_view.source, state["line"], guard)
     return view.page(
         "request.html", batch_id=batch_id, custom_id=custom_id, state=state,
-        stalls=stalls_of(view, [row] if row else []),
+        stalls=stalls,
         prompt=prompt or state["prompt"], whole=bool(prompt),
         refused=is_wrong(state["error"].get("code")), file=_name_of(view, batch_view),
     )  # fmt: skip

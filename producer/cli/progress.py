@@ -11,9 +11,9 @@ from contract.failures import failures_of, failures_so_far
 from contract.redis.batches import BatchStore
 from producer.batch_watch import BatchWatch
 from producer.queue_workers import BatchWorkers, clock_text, left_text
-from producer.rates import Recent, Window
+from producer.rates import Window
 from producer.stalls import STOPPED_S, LeasesLost
-from producer.time_left import BatchOutlook, OutlookReads
+from producer.time_left import Outlook, OutlookReads, seconds_left, works_by_queue
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -182,21 +182,21 @@ class _WorkersOf:
 
 
 class _TimeLeft:
-    """Estimates every PLAIN_EVERY_S when a batch ends."""
+    """Estimates when a batch ends, and reads every WORKERS_EVERY_S what that needs."""
 
     def __init__(self, store: BatchStore) -> None:
         self._reads = OutlookReads.using(store)
-        self._read_at = -PLAIN_EVERY_S
-        self._outlook: BatchOutlook | None = None
+        self._read_at = -WORKERS_EVERY_S
+        self._outlooks: dict[str, Outlook | None] = {}
 
-    def of(self, batch: Batch, recent: Recent) -> float | None:
-        """Return the seconds until the batch ends, at its own rate if possible; None if unknown."""
-        now = time.monotonic()
-        if now - self._read_at >= PLAIN_EVERY_S:
-            self._read_at, self._outlook = now, self._reads.batch_outlook(batch)
-        if batch.waits_for_run or self._outlook is None:
+    def of(self, batch: Batch) -> float | None:
+        """Return the seconds until the batch ends; None if it has ended, or if that is unknown."""
+        if batch.finished:
             return None
-        return self._outlook.seconds_left(batch, recent)
+        now = time.monotonic()
+        if now - self._read_at >= WORKERS_EVERY_S:
+            self._read_at, self._outlooks = now, self._reads.outlooks(batch.queues)
+        return seconds_left(works_by_queue(batch), self._outlooks)
 
 
 def describe(
@@ -260,12 +260,11 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
             requests, tokens = rates.add(batch.done, batch.number("completion_tokens"))
             speed: tuple[float | None, float | None] = None, None
             if rates.span:  # the first read gives no rate
-                speed = requests.per_s, tokens.per_s
+                speed = requests, tokens
             # The callers print the failures of a batch that has ended.
             if not batch.finished and (failing := news.add(batch)):
                 meter.note(failing)
-            left_s = left.of(batch, requests)
-            text = describe(batch, *speed, pause.add(batch), meter.width, left_s)
+            text = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch))
             waits = batch.terminal < batch.number("total") or batch.sealed
             idle = not any(speed)
             if waits and not batch.finished and (idle or not batch.waits_for_run):

@@ -23,7 +23,7 @@ from producer.cli.context import Exit
 from producer.cli.marks import MARKS, level_of
 from producer.cli.progress import CANCELLED_RUN, RUN_GOES_ON, tell, waits_for_run
 from producer.queue_workers import clock_text, left_text, server_text
-from producer.request_reads import RequestReads
+from producer.request_reads import RequestReads, state_at
 from producer.stalls import Stall
 from producer.submit.run_again import program_input
 from producer.webhook_state import WebhookState
@@ -283,7 +283,7 @@ def _in_progress(store: BatchStore, batch: Batch, request_id: str) -> dict[str, 
     found = reads.request(batch, request_id, holders)
     worker = found.worker if found else ""
     return {
-        "running": holders.get(worker, False),
+        "running": state_at(holders.get(worker)) == "running",
         "worker": worker or None,
         "attempts": found.deliveries if found else 0,
     }

@@ -329,9 +329,10 @@ class Client:
             refuse_older_workers(store, submission.queue)
             submission = routed(submission, store, self._settings.queue)
             workers = store.workers(submission.queue)
+            outlook = OutlookReads.using(store).outlook_of([submission.queue], workers)
             estimate = plan(
-                self._settings, submission, source, CharacterCounter(), workers,
-                OutlookReads.using(store).outlook(submission.queue, workers), watch=spread.watch,
+                self._settings, submission, source, CharacterCounter(), workers, outlook,
+                watch=spread.watch,
             )  # fmt: skip
             with QueuedTrial(store, self._settings, submission, spread) as trial:
                 trial.begin(source.name)

@@ -37,7 +37,7 @@ class RunTimeLeft:
         works = [Work.of(batch) for batch in batches]
         if any(work.several for work in works):
             return self._of_several(batches[-1], sum(work.left for work in works), unread)
-        outlook = self._reads.outlook(self._queue, self._reads.workers(self._queue))
+        outlook = self._reads.outlooks([self._queue])[self._queue]
         if not works or outlook is None:
             return None
         if done := sum(work.done for work in works):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import orjson
+from kit.commands.doctor_findings import announce, up_for_long
 from kit.commands.support import answer, batch_file, run_producer
 from kit.gateways.browser import watched
 from kit.gateways.live_stack import QUEUE, Stack
@@ -145,6 +146,54 @@ def test_a_model_without_a_worker_is_a_stall_on_both_pages_until_it_is_none(
         expect(rates).to_have_count(1)
         run_producer("delete", "other", "--force", redis_url=url)
         assert view.said == []
+
+
+#: Notes each state of the open overview: workers, their slots, a worker's row, the summary.
+NOTE_STATES = """() => {
+  window.states = new Set();
+  const text = (query) => document.querySelector(query)?.textContent.trim() ?? "";
+  setInterval(() => window.states.add(JSON.stringify([
+    text('[data-f="workers"]'), text('[data-f="slots"]'),
+    text('[data-worker="celery@q.7.1"] .status'),
+    text('[data-worker="celery@q.7.1"] [data-w="fill"]'),
+    text(".summary").includes("has no worker that is ready"),
+    document.querySelectorAll("[data-stall=workers_silent]").length])), 20);
+}"""
+
+
+def test_open_pages_show_a_silent_worker_at_once_and_as_one_state(
+    chrome: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    client, url, queue = client_of(stack.store), stack.redis.url, "warmq.quiet"
+    up_for_long(stack.store)
+    file = batch_file(tmp_path / "in.jsonl", 400)
+    run_producer("submit", file, "--batch-id", "hush", "--model", "quiet", redis_url=url)
+    minute = stack.store.now_ms() // 60_000 - 1
+    client.hset(f"warmq:ring:{queue}", str(minute % DAY), f"{minute} 60 0 1200 1200 0 240 240")
+    with watched(chrome) as view, watched(chrome) as other:
+        # Given a worker whose last announcement is overdue in ten seconds
+        announce(stack.store, "celery@q.7.1", queue=queue, slots=4, in_flight=3, silent_s=-8)
+        silent_at = time.monotonic() + 10.5
+        view.page.goto(f"{stack.gateway.url}/ui")
+        view.page.evaluate(NOTE_STATES)
+        other.page.goto(f"{stack.gateway.url}/ui/batches/hush")
+        left = other.page.locator('[data-b="left"]').first
+        expect(left).not_to_have_text("–")
+        # When no more comes
+        stall = "[data-stall=workers_silent]"
+        for each in (view, other):
+            told = each.page.locator(stall)
+            expect(told).to_contain_text("Worker celery@q (process 7) of", timeout=30_000)
+        # Then both pages have it within ten seconds, and no time left
+        assert time.monotonic() - silent_at < 10
+        assert left.inner_text() == "–"
+        states = {tuple(orjson.loads(one)) for one in view.page.evaluate("[...window.states]")}
+        assert states == {
+            ("2", "3 / 8", "ready", "3 / 4", False, 0), ("1", "0 / 4", "silent", "0 / 4", True, 1),
+        }  # fmt: skip
+        assert view.said == other.said == []
+    client.hdel(keys.WORKERS, "celery@q.7.1")
+    run_producer("delete", "hush", "--force", redis_url=url)
 
 
 def test_a_submit_that_broke_off_is_a_stall_and_has_no_time_left(

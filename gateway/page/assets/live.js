@@ -42,8 +42,24 @@ function put(element, text) {
 /** @param {ParentNode} root @param {string} name @param {string} text */
 const putFields = (root, name, text) => root.querySelectorAll(`[data-f="${name}"]`).forEach((e) => put(e, text));
 
+/** Returns whether the page shows other workers, or other states of them.
+ * @param {any} state */
+function hasOtherWorkers(state) {
+  const tile = document.querySelector('[data-f="workers"]');
+  if (tile && tile.textContent !== number(state.workers)) return true;
+  return state.each.some((/** @type {any} */ worker) => {
+    const shown = document.querySelector(`[data-worker="${CSS.escape(worker.id)}"] .status`);
+    return shown && !shown.classList.contains(`status-${worker.state}`);
+  });
+}
+
 /** @param {any} state */
 function showFleet(state) {
+  if (hasOtherWorkers(state)) { // tiles, table and what stalls change together
+    document.querySelectorAll('[data-f="slots"], [data-w="fill"], [data-w="bar"]').forEach(leaveToPage);
+    readSoon();
+    return;
+  }
   if (state.out_s !== null) { // null in the first seconds: the page keeps the rates of the last minute
     putFields(document, "out_s", number(state.out_s));
     putFields(document, "in_s", number(state.in_s));
@@ -53,7 +69,6 @@ function showFleet(state) {
   }
   putFields(document, "slots", `${number(state.running)} / ${number(state.slots)}`);
   putFields(document, "waiting", number(state.waiting));
-  putFields(document, "workers", number(state.workers));
   for (const worker of state.each) {
     for (const place of document.querySelectorAll(`[data-worker="${CSS.escape(worker.id)}"]`)) {
       put(place.querySelector('[data-w="model"]'), worker.model);
@@ -77,6 +92,8 @@ function showBatch(row) {
       putAll("rate", number(row.rate));
       for (const note of document.querySelectorAll('[data-b="rates_over"]')) put(note, /** @type {HTMLElement} */ (note).dataset.live ?? "");
     } else if (row.ended) all("rate").forEach(leaveToPage); // a retried batch has none
+    // Why nothing runs now is on the page.
+    if (!row.ended && row.left_s === null && all("left").some((e) => e.textContent !== "–")) readSoon();
     putAll("left", row.ended ? duration(row.seconds) : duration(row.left_s));
     putAll("tokens_in", number(row.tokens_in));
     putAll("tokens_out", number(row.tokens_out));

@@ -17,8 +17,9 @@ from producer.model_states import model_states
 from producer.over_http import HttpBatches, with_http_batches
 from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
+from producer.request_reads import RequestReads
 from producer.run.again import UNANSWERED
-from producer.stalls import Stall, StallReads, model_of
+from producer.stalls import Stall, StallReads, model_of, with_silence
 from producer.submit.run_again import open_again, program_input, run_cut_again
 from producer.time_left import OutlookReads
 from producer.webhook_state import WebhookReads
@@ -133,8 +134,9 @@ def _print_request(context: Context, batch_id: str, custom_id: str, as_json: boo
     store, batch = context.store, context.batch_of(batch_id, custom_id)
     state, stalls = show.request_state(store, batch, custom_id), list[Stall]()
     if state.get("running") is False:
-        reads = StallReads.using(store)
-        stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+        reads, holders = StallReads.using(store), RequestReads.using(store).holders()
+        found = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+        stalls = with_silence(found, holders.get(state["worker"]), context.settings)
     if not as_json:
         show.print_request(state, stalls)
         return

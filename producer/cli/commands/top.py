@@ -24,9 +24,9 @@ from producer.cli.progress import counted
 from producer.model_states import last_swaps, model_states
 from producer.over_http import HttpBatches
 from producer.queue_workers import clock_text, left_text
-from producer.rates import WINDOW_S, Recent, Window
+from producer.rates import WINDOW_S, Window
 from producer.stalls import Stall, StallReads, model_of
-from producer.time_left import OutlookReads, Work
+from producer.time_left import OutlookReads, seconds_left, works_by_queue
 
 #: Seconds between two updates; workers write their state to Redis once a second.
 REFRESH_S = 1.0
@@ -105,7 +105,7 @@ class _Fleet:
             _workers_table(workers, self._queue),
             *_server_tables(workers),
             *_model_tables(workers, waiting),
-            self._batches_table(batches[:BATCHES], workers),
+            self._batches_table(batches[:BATCHES]),
             self._rates_note(batches[:BATCHES]),
         )
 
@@ -127,23 +127,13 @@ class _Fleet:
             for name in _RATES
         }
 
-    def _batches_table(self, batches: list[Batch], workers: list[dict[str, Any]]) -> Table:
-        queues = {batch.queues[0] for batch in batches if not batch.finished}
-        outlooks = {
-            queue: self._reads.outlook(queue, [w for w in workers if queue in queues_of(w)])
-            for queue in queues
-        }
-        recent = self._recent(batches)
+    def _batches_table(self, batches: list[Batch]) -> Table:
+        queues = (queue for batch in batches if not batch.finished for queue in batch.queues)
+        outlooks, rates = self._reads.outlooks(queues), self._batch_rates(batches)
         table = _table("BATCH", "STATE", ">DONE", ">OF", ">FAILED", ">REQUESTS/S", ">LEFT")
         for batch in batches:
-            own = recent.get(batch.id)
-            if len(batch.queues) > 1:
-                left_s = self._reads.batch_seconds_left(batch, own)
-            else:
-                outlook = None if batch.finished else outlooks[batch.queues[0]]
-                work = Work.of(batch)
-                left_s = outlook.seconds_left(work, own) if outlook else None
-            rate = batch.rate if own is None else own.per_s
+            left_s = None if batch.finished else seconds_left(works_by_queue(batch), outlooks)
+            rate = rates.get(batch.id, batch.rate)
             table.add_row(
                 _escaped(batch.id),
                 batch.status,
@@ -155,8 +145,8 @@ class _Fleet:
             )
         return table
 
-    def _recent(self, batches: list[Batch]) -> dict[str, Recent]:
-        """Return the requests of unfinished batches in their windows, from the second read on."""
+    def _batch_rates(self, batches: list[Batch]) -> dict[str, float]:
+        """Return the requests/s of unfinished batches, from the second read on."""
         self._windows = {
             batch.id: self._windows.get(batch.id) or Window()
             for batch in batches
@@ -164,7 +154,7 @@ class _Fleet:
         }
         done = {batch.id: batch.done for batch in batches}
         found = {name: window.add(done[name])[0] for name, window in self._windows.items()}
-        return {name: recent for name, recent in found.items() if self._windows[name].span}
+        return {name: rate for name, rate in found.items() if self._windows[name].span}
 
     def _rates_note(self, batches: list[Batch]) -> Text:
         """Return a line about the batches' rates and the mark +."""

@@ -34,6 +34,7 @@ from producer.model_states import swap_text
 from producer.over_http import with_http_batches
 from producer.queue_workers import clock_text, served_names, server_text
 from producer.stalls import StallReads
+from producer.start_command import start_command
 
 #: Most dead letters that are counted, because each must be read.
 DEAD_COUNTED = 1000
@@ -61,8 +62,11 @@ def check_work(store: BatchStore, settings: Settings, *, restricted: bool) -> It
     announcements = store.announcements()
     alive = [worker for worker in announcements if is_alive(worker)]
     if not alive:
+        last = min(announcements, key=lambda worker: float(worker["silent_s"]), default={})
+        queue = str(last.get("queue", settings.queue))
         remedy = (
-            "start one with the same WARMQ_REDIS_URL: `warmq-worker`; `python -m worker.check` "
+            "start one with the same WARMQ_REDIS_URL: "
+            f"`{start_command(queue, settings.queue, announcements)}`; `python -m worker.check` "
             "checks its machine"
         )
         yield problem("workers", "no_worker", "no worker runs on this Redis", remedy)

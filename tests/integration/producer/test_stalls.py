@@ -122,6 +122,7 @@ def test_requests_of_a_dead_worker_wait_until_its_lease_ends(
     Lessee(client_of(store), "celery@a.12.0a1b2c3d").pop(1)
     assert stalls(store) == {}
     up_for_long(store)
+    announce(store)  # again: it is not to be silent meanwhile
     announce(store, "celery@dead.7.1", silent_s=20)
     stall = stalls(store)["lease_held"]
     assert (stall.facts["count"], stall.facts["queue"], stall.passing) == (2, QUEUE, True)

@@ -16,10 +16,15 @@ from producer.stalls import (
     queue_stall,
     submit_stall,
 )
+from producer.start_command import start_command
 
 
 def worker(state: str, why: str = "") -> dict[str, str]:
     return {"state": state, "why": why, "queue": "warmq.gpt-4"}
+
+
+def silent(state: str) -> dict[str, object]:
+    return worker(state) | {"id": "celery@a.12.0a1b", "overdue": True, "silent_s": 4.2}
 
 
 def of_two(state: str, *, failed: bool = False) -> dict[str, object]:
@@ -43,6 +48,12 @@ def of_two(state: str, *, failed: bool = False) -> dict[str, object]:
         ([worker("degraded"), worker("starting")], 5, "workers_starting"),
         ([worker("starting")], 0, None),
         ([worker("draining")], 5, "workers_draining"),
+        ([silent("ready")], 0, "workers_silent"),
+        ([silent("ready"), silent("ready"), worker("draining")], 5, "workers_silent"),
+        ([silent("ready"), worker("ready")], 5, None),
+        ([silent("ready"), worker("starting")], 5, "workers_starting"),
+        ([silent("draining")], 0, "workers_silent"),
+        ([silent("ready") | {"redis_up_s": 4.0}], 5, None),
         ([worker("draining")], 0, None),
         ([of_two("ready", failed=True)], 0, "model_unloadable"),
         ([of_two("starting", failed=True)], 5, "model_unloadable"),
@@ -97,6 +108,28 @@ def test_the_remedy_starts_a_worker_of_exactly_the_queue_that_has_none(
     assert found.code == "queue_unserved"
     assert remedy in found.advice()
     assert f"no worker serves {queue} (" not in found.sentence()
+
+
+@pytest.mark.parametrize(
+    ("announced", "command"),
+    [
+        ({"model": "models/tiny"}, "WARMQ_MODEL=models/tiny warmq-worker"),
+        ({"model": "my models/x"}, "WARMQ_MODEL='my models/x' warmq-worker"),
+        ({"model": "/srv/models/tiny"}, "WARMQ_MODEL=…/tiny warmq-worker"),
+        ({"model": "models/tiny", "queue": "warmq.other"}, "WARMQ_MODEL=… warmq-worker"),
+        ({"model": "tiny", "models": {"tiny": "warmq"}}, "WARMQ_MODEL=… warmq-worker"),
+        ({}, "WARMQ_MODEL=… warmq-worker"),
+    ],
+)
+def test_the_command_names_the_model_that_was_served_last_and_invents_none(
+    announced: dict[str, object], command: str
+) -> None:
+    last = {"queue": "warmq", "silent_s": 40.0} | announced
+    seen = [last | {"silent_s": 90.0, "model": "older"}, last] if announced else []
+    assert start_command("warmq", "warmq", seen, unknown="…") == command
+    found = queue_stall("warmq", "warmq", 5, [], [], seen)
+    assert found is not None
+    assert f"`{command.replace('WARMQ_MODEL=… ', '')}` without" in found.advice()
 
 
 @pytest.mark.parametrize("queue", ["warmq.nosuch", "warmq.tiny"])
@@ -189,7 +222,7 @@ def test_a_submit_that_got_no_line_for_a_while_has_stopped(batch: Batch, stalled
 def test_every_text_has_a_remedy_and_names_facts_only() -> None:
     facts = {
         "queue", "model", "waiting", "tenant", "cap", "percent", "batch", "lines", "quiet",
-        "command", "count", "left", "late", "needed", "slots",
+        "command", "count", "left", "late", "needed", "slots", "silent", "worker",
     }  # fmt: skip
     for text, remedy in TEXTS.values():
         assert text.format_map(dict.fromkeys(facts, 1))

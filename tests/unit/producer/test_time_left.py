@@ -10,8 +10,7 @@ from contract.batch import Batch
 from contract.naming import turn_list
 from contract.redis.pace import Pace
 from contract.redis.waiting import WaitingList
-from producer.rates import Recent
-from producer.time_left import BatchOutlook, Outlook, OutlookReads, Work, requests_before
+from producer.time_left import Outlook, OutlookReads, Work, requests_before, seconds_left
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_run_whose_queued_requests_have_ended_has_no_time_left() -> None:
     fields = {"total": "50", "completed": "50", "windows": "1", "unread": "900", "tokens": "9"}
     work = Work.of(Batch("run_1", fields))
     assert work.left == 0
-    assert Outlook(Pace(10.0, 4, 40.0)).seconds_left(work, Recent(300, 2.0)) is None
+    assert Outlook(Pace(10.0, 4, 40.0)).seconds_left(work) is None
     assert Work.of(Batch("run_1", fields | {"completed": "49"})).left == 901
 
 
@@ -131,44 +130,30 @@ def test_requests_of_a_dead_worker_end_after_its_leases() -> None:
     assert outlook.seconds_left(several) == 34.0
 
 
-def test_a_batch_s_own_rate_counts_once_it_is_known_well_enough() -> None:
-    outlook, work = Outlook(Pace(10.0, 4, 40.0)), Work("b", "t", 6, 100, 10, 400)
-    assert outlook.seconds_left(work, Recent(12, 2.0)) == 50.0
-    assert outlook.seconds_left(work, Recent(11, 2.0)) == 100.0
-    assert outlook.seconds_left(work, Recent(0, 0.0)) == 100.0
-    assert Outlook(Pace(10.0, 4, 40.0), caps={"t": 1}).seconds_left(work, Recent(3, 2.0)) == 50.0
+def test_silent_workers_have_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outlook_of(_: OutlookReads, queues: list[str], workers: list[Any]) -> list[str]:
+        return [one["id"] for one in workers]
 
-
-def test_a_rate_that_counts_a_pause_of_the_workers_does_not_count() -> None:
-    outlook, work = Outlook(Pace(10.0, 4, 40.0)), Work("b", "t", 6, 100, 10, 400)
-    assert outlook.seconds_left(work, Recent(12, 2.0, 4.0)) == 50.0
-    assert outlook.seconds_left(work, Recent(12, 2.0, 15.0)) == 100.0
-    batch = Batch("b1", {"total": "120", "completed": "20"})
-    assert BatchOutlook(15.0, 8, 0.0).seconds_left(batch, Recent(24, 2.0, 15.0)) == 15.0
-
-
-@pytest.mark.parametrize(("silent", "counted"), [("", "ab"), ("a", "b"), ("ab", "ab")])
-def test_silent_workers_have_no_slots_unless_all_are_silent(
-    monkeypatch: pytest.MonkeyPatch, silent: str, counted: str
-) -> None:
-    def outlook_of(_: OutlookReads, queues: list[str], workers: list[Any], minutes: Any) -> Outlook:
-        return Outlook(Pace(1.0, sum(one["slots"] for one in workers)))
-
+    ages = {"a": 0, "b": 5, "c": 20}
+    announced = [
+        {"id": n, "queue": "warmq", "silent_s": age, "overdue": age > 2} for n, age in ages.items()
+    ]
     monkeypatch.setattr(OutlookReads, "outlook_of", outlook_of)
-    slots = {"a": 8, "b": 64}
-    workers = [{"id": n, "slots": slots[n], "overdue": n in silent} for n in "ab"]
-    outlook = OutlookReads.__new__(OutlookReads).outlook("warmq", workers)
-    assert outlook is not None
-    assert outlook.pace.slots == sum(slots[n] for n in counted)
+    monkeypatch.setattr(OutlookReads, "announcements", lambda _: announced)
+    assert OutlookReads.__new__(OutlookReads).outlooks(["warmq", "x"]) == {"warmq": ["a"], "x": []}
+    # While Redis was away, no worker could announce itself
+    announced = [one | {"redis_up_s": 4.0} for one in announced]
+    assert OutlookReads.__new__(OutlookReads).outlooks(["warmq"]) == {"warmq": ["a", "b", "c"]}
 
 
-def test_the_rate_of_a_watched_batch_counts_for_all_its_queues() -> None:
-    batch = Batch("b1", {"total": "120", "completed": "20"})
-    outlook = BatchOutlook(left_s=15.0, slots=8, held_s=0.0)
-    assert outlook.seconds_left(batch, Recent(24, 2.0)) == 50.0
-    assert outlook.seconds_left(batch, Recent(23, 2.0)) == 15.0
-    assert outlook.seconds_left(batch) == 15.0
-    assert outlook._replace(held_s=70.0).seconds_left(batch, Recent(24, 2.0)) == 70.0
+def test_queues_with_the_same_workers_wait_for_each_other() -> None:
+    pace, work = Pace(10.0, 4, 40.0), Work("b", "t", 6, 100, 10, 400)
+    one, other = (Outlook(pace, workers=frozenset(name)) for name in "ab")
+    works = {"x": [work, work._replace(left=0)], "y": [work._replace(left=50)]}
+    assert seconds_left(works, {"x": one, "y": one}) == 150.0
+    assert seconds_left(works, {"x": one, "y": other}) == 100.0
+    assert seconds_left(works, {"x": one, "y": None}) is None
+    assert seconds_left({"x": [work._replace(left=0)]}, {"x": one}) is None
 
 
 @pytest.mark.parametrize(
@@ -185,5 +170,3 @@ def test_a_pace_of_too_few_requests_gives_no_time_left(
 ) -> None:
     outlook = Outlook(Pace(10.0, slots, 40.0, requests))
     assert outlook.seconds_left(WORK) == seconds
-    # The batch's own rate is better.
-    assert outlook.seconds_left(WORK, Recent(3 * slots, 50.0)) == 2.0

@@ -25,7 +25,7 @@ def test_the_plan_counts_with_the_cap_of_the_callers_tenant(
 ) -> None:
     Tenants.using(store).set_tenant(Tenant("lab", max_in_flight=4))
     monkeypatch.setattr(
-        OutlookReads, "outlook", lambda self, *_: Outlook(Pace(1.0, 64.0), caps=self._caps())
+        OutlookReads, "outlook_of", lambda self, *_: Outlook(Pace(1.0, 64.0), caps=self._caps())
     )
     lines = [chat_line(f"r{n}") | {"method": "POST", "url": "/v1/chat/completions"}
              for n in range(200)]  # fmt: skip

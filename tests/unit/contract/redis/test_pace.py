@@ -42,3 +42,16 @@ def test_a_pace_of_few_requests_is_rough(minutes: int, rough: bool) -> None:
     found = pace_of([minute(1, 1200)._replace(completed=minutes)])
     assert found is not None
     assert (found.requests, found.rough) == (minutes, rough)
+
+
+def test_no_older_minutes_count_than_are_enough_for_a_rate() -> None:
+    slow = [minute(n, 120)._replace(completed=60) for n in range(4)]
+    quick = minute(9, 12_000)._replace(completed=60)
+    for latest, of_slot in (
+        (quick, 100.0),
+        (quick._replace(completed=11), 50.5),  # not three requests of each slot
+        (quick._replace(slots_s=119), 50.5),  # not half a minute
+    ):
+        found = pace_of([*slow, latest], slots=4)
+        assert found is not None
+        assert found.of_slot == pytest.approx(of_slot)

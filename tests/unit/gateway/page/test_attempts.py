@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.page.rendering import LANGUAGES, render, translate
-from gateway.redis.request_reads import Attempt
+from producer.request_reads import Attempt
 
 VIEW: dict[str, Any] = {
     "theme": "auto", "languages": LANGUAGES, "path": "/ui/batches/b/request", "csrf": "",

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from contract.batch import Batch
-from contract.redis.history import Minute
 from contract.redis.pace import Pace
 from gateway.batches.api.record import BatchPart, BatchRecord
-from gateway.page.estimates import QueueState, estimates, works_of
-from producer.rates import Recent
+from gateway.page.estimates import estimates, works_of
 from producer.time_left import Outlook, Work
 
 RECORD = BatchRecord(
@@ -33,8 +31,8 @@ def row(works: Any, **fields: Any) -> dict[str, Any]:
     } | fields  # fmt: skip
 
 
-def state(pace: Pace) -> QueueState:
-    return QueueState([], Outlook(pace))
+def state(pace: Pace, worker: str = "w") -> Outlook:
+    return Outlook(pace, workers=frozenset({worker}))
 
 
 def test_the_queues_of_a_batch_run_concurrently_and_the_longest_counts() -> None:
@@ -42,7 +40,7 @@ def test_the_queues_of_a_batch_run_concurrently_and_the_longest_counts() -> None
     assert works == {
         "warmq.a": [Work("p1", "t", 3, 5, 5, 50)], "warmq.b": [Work("p2", "t", 3, 30, 10, 100)],
     }  # fmt: skip
-    queues = {"warmq.a": state(Pace(1.0, 1)), "warmq.b": state(Pace(1.0, 2))}
+    queues = {"warmq.a": state(Pace(1.0, 1), "a"), "warmq.b": state(Pace(1.0, 2), "b")}
     assert estimates(row(works), queues)["left_s"] == 150
     assert estimates(row(works), {"warmq.a": queues["warmq.a"]})["left_s"] is None
 
@@ -61,18 +59,6 @@ def test_nothing_left_is_no_time(total: int) -> None:
 
 @pytest.mark.parametrize(("cached", "share"), [(0, None), (15, 0.15)])
 def test_a_share_counts_only_the_tokens_of_the_batch(cached: int, share: float | None) -> None:
-    minutes = [Minute(n, 1, 0, 100, 5, n * 10, 1, 1) for n in range(4)]
     ended = row({}, ended=True, created_at=60, ended_at=150, queues=["warmq"])
-    found = estimates(
-        ended | {"cached": cached, "tokens_in": 100}, {"warmq": QueueState(minutes, None)}
-    )
+    found = estimates(ended | {"cached": cached, "tokens_in": 100}, {"warmq": None})
     assert found == {"cached_share": share, "left_s": None}
-
-
-def test_the_rate_of_a_batch_counts_if_it_has_one_queue() -> None:
-    recent = Recent(300, 2.0)
-    queues = {"warmq.a": state(Pace(1.0, 1)), "warmq.b": state(Pace(1.0, 2))}
-    works = works_of(RECORD, [part("p1", 10, 5, 50), part("p2", 40, 10, 100)], 50)
-    assert estimates(row(works), queues, recent)["left_s"] == 150
-    one = {"warmq.b": works["warmq.b"]}
-    assert estimates(row(one), queues, recent)["left_s"] == 15

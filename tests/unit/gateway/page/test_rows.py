@@ -10,7 +10,7 @@ from contract.redis.objects import Stored
 from contract.redis.pace import Pace
 from gateway.batches.api.record import BatchRecord, RequestCounts, encode
 from gateway.page.batches import row_of
-from gateway.page.estimates import QueueState, estimates
+from gateway.page.estimates import estimates
 from gateway.page.summary import summary
 from gateway.redis.batch_views import BatchView
 from producer.over_http import _with_times
@@ -107,7 +107,7 @@ def test_a_run_whose_queued_requests_have_ended_does_not_run() -> None:
         run = Batch("run_1", fields | {"windows": "1", "unread": "70", "completed": completed})
         row = row_of(BatchView("run_1", run, []), 20.0)
         assert row is not None
-        row |= estimates(row, {"warmq": QueueState([], Outlook(Pace(1.0, 1, 9.0)))})
+        row |= estimates(row, {"warmq": Outlook(Pace(1.0, 1, 9.0))})
         rows.append(row)
     running, waiting = rows
     assert (running["waits_for_run"], waiting["waits_for_run"]) == (False, True)
