@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Self
@@ -68,7 +69,7 @@ class Meter:
         #: Terminal columns for the text; None without a limit.
         self.width: int | None = None
         self._next_at = time.monotonic() + PLAIN_EVERY_S
-        self._last_text, self._repeat_at = "", 0.0
+        self._last_text, self._repeat_at, self._last_note = "", 0.0, ""
 
     def __enter__(self) -> Self:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -103,17 +104,35 @@ class Meter:
         else:
             tell(f"{self._title}: {text}")
 
+    def _note_once(self, text: str) -> None:
+        """Print a line that stays, unless only the numbers in it have changed."""
+        words = re.sub(r"\d+", "", text)
+        if text and words != self._last_note:
+            self._last_note = words
+            self.note(text.lstrip(",; "))
+
     def due(self) -> bool:
         """Whether `update` would print now. Callers check it before they build a costly text."""
         return time.monotonic() >= self._next_at
 
     def update(
-        self, done: float, text: str, total: float | None = None, *, force: bool = False
+        self,
+        done: float,
+        text: str,
+        total: float | None = None,
+        *,
+        more: str = "",
+        force: bool = False,
     ) -> None:
         """Show the progress. Plain lines appear every PLAIN_EVERY_S, or with `force`.
 
-        A line that has not changed appears every REPEAT_S.
+        A line that has not changed appears every REPEAT_S. `more` follows the text; if it does not
+        fit into the terminal's line, it is printed once as a line of its own.
         """
+        if self.width is None or len(text + more) <= self.width:
+            text += more
+        else:
+            self._note_once(more)
         if self._rich is not None:
             task = self._rich.task_ids[0]
             self._rich.update(task, completed=done, text=text, total=total or self._total)
@@ -264,15 +283,15 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
             # The callers print the failures of a batch that has ended.
             if not batch.finished and (failing := news.add(batch)):
                 meter.note(failing)
-            text = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch))
+            text, more = describe(batch, *speed, pause.add(batch), meter.width, left.of(batch)), ""
             waits = batch.terminal < batch.number("total") or batch.sealed
             idle = not any(speed)
             if waits and not batch.finished and (idle or not batch.waits_for_run):
                 state = waits_for_run(batch) or workers.text(batch, idle=idle)
-                text += f", {state}" if state else ""
+                more += f", {state}" if state else ""
             if not batch.finished and (lost := leases.text(batch)):
-                text += f"; {lost}"
-            meter.update(batch.done, text, batch.number("total"), force=first)
+                more += f"; {lost}"
+            meter.update(batch.done, text, batch.number("total"), more=more, force=first)
             first = False
             if batch.finished:
                 return batch

@@ -56,6 +56,22 @@ def test_a_terminal_of_any_width_shows_the_time_left(capsys, monkeypatch, column
     assert "27b9d642aa" in told
 
 
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_terminal_shows_the_whole_reason_why_nothing_runs(capsys, monkeypatch, columns: int):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    reason = ", no worker; a worker has died: its {} requests wait for the end of their leases"
+    with Meter("reviews", 5000) as meter:
+        for count in (40, 41):
+            meter.update(1384, "1384/5000 done", more=reason.format(count))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "a worker has died: its 4" in told and "wait for the end of their leases" in told
+    assert "reviews" in told and "1384/5000 done" in told and "…" not in told
+    if columns == 80:  # one line for good; its numbers change
+        assert told.count("has died") == 1
+
+
 def test_a_batch_that_has_ended_before_has_no_rates():
     ended = batch(total=500, completed=499, failed=1, finished_at=2000)
     assert describe(ended, 0.0, 0.0) == "500/500 done, 1 failed"
