@@ -176,7 +176,7 @@ def test_the_time_left_of_a_running_batch_is_told_by_what_its_queue_did(
     submit_batch(store, 12)
     lessee = Lessee(redis_client, "celery@a.1.x")
     finish(lessee, lessee.pop()[:2])  # of 5 tokens each
-    announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
+    announce(redis_client, "celery@a.1.x", ahead_s=14, slots=2, protocol=PROTOCOL)
     minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each
     redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 12 0 60 60 0 120 120")
     told = run_producer(*command, redis_url=redis_url)
@@ -192,7 +192,7 @@ def test_a_batch_that_takes_turns_with_another_one_is_told_a_longer_time(
     lessee = Lessee(redis_client, "celery@a.1.x")
     finish(lessee, lessee.pop()[:2])  # of 5 tokens each
     submit_batch(store, 500, batch_id="b2")
-    announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
+    announce(redis_client, "celery@a.1.x", ahead_s=14, slots=2, protocol=PROTOCOL)
     minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each, 10 a request
     redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 12 0 60 60 0 120 120")
     told = run_producer(*command, redis_url=redis_url)
