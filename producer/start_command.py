@@ -39,5 +39,7 @@ def _last_model(announced: Iterable[Mapping[str, Any]]) -> str:
     if last is None or models_of(last):  # WARMQ_MODELS has the models of the latter
         return ""
     model = str(last.get("model") or "")
+    if not model.isprintable():  # it could change the terminal's state
+        return ""
     path = PurePath(model)
     return f"…/{shlex.quote(path.name)}" if path.is_absolute() else model and shlex.quote(model)

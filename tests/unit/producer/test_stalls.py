@@ -116,6 +116,7 @@ def test_the_remedy_starts_a_worker_of_exactly_the_queue_that_has_none(
         ({"model": "models/tiny"}, "WARMQ_MODEL=models/tiny warmq-worker"),
         ({"model": "my models/x"}, "WARMQ_MODEL='my models/x' warmq-worker"),
         ({"model": "/srv/models/tiny"}, "WARMQ_MODEL=…/tiny warmq-worker"),
+        ({"model": "models/\x1b[2J"}, "WARMQ_MODEL=… warmq-worker"),
         ({"model": "models/tiny", "queue": "warmq.other"}, "WARMQ_MODEL=… warmq-worker"),
         ({"model": "tiny", "models": {"tiny": "warmq"}}, "WARMQ_MODEL=… warmq-worker"),
         ({}, "WARMQ_MODEL=… warmq-worker"),
