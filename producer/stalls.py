@@ -30,6 +30,8 @@ from producer.start_command import start_command
 
 #: Seconds without a new line after which the submit of an unsealed batch may have stopped.
 STOPPED_S = 10.0
+#: Seconds of silence for which a worker is perhaps only busy.
+BUSY_S = 5.0
 #: Seconds between two reads of a watched batch's leases.
 LEASES_EVERY_S = 5.0
 
@@ -133,9 +135,14 @@ def queue_stall(
 
 def silent_stall(worker: Worker, **facts: Any) -> Stall:
     """Return the stall of the requests of a worker whose next announcement did not come."""
-    silent_s = worker["silent_s"]
-    return _stall("workers_silent", "", "worker_silent", worker=worker_name(worker), **facts,
-                  silent=clock_text(silent_s), silent_s=round(silent_s))  # fmt: skip
+    return _silent([worker], "worker_silent", worker=worker_name(worker), **facts)
+
+
+def _silent(workers: Sequence[Worker], text: str, **facts: Any) -> Stall:
+    least_s = min(one["silent_s"] for one in workers)
+    stall = _stall("workers_silent", text=text, **facts, count=len(workers),
+                   silent=clock_text(least_s), silent_s=round(least_s))  # fmt: skip
+    return replace(stall, passing=least_s < BUSY_S)
 
 
 def with_silence(stalls: Iterable[Stall], worker: Worker | None, settings: Settings) -> list[Stall]:
@@ -157,9 +164,7 @@ def _silent_stall(workers: Sequence[Worker], facts: Mapping[str, Any]) -> Stall 
         return None
     if len(staying) == 1:
         return silent_stall(staying[0], **facts)
-    least_s = min(one["silent_s"] for one in staying)
-    return _stall("workers_silent", count=len(staying), **facts, silent=clock_text(least_s),
-                  silent_s=round(least_s))  # fmt: skip
+    return _silent(staying, "workers_silent", **facts)
 
 
 def _loaded_text(workers: Iterable[Worker]) -> str:

@@ -34,6 +34,15 @@ def of_two(state: str, *, failed: bool = False) -> dict[str, object]:
     return {"state": state, "queue": "warmq.other", "models": models, "unloadable": why}
 
 
+@pytest.mark.parametrize(("silent_s", "passing"), [(3.0, True), (6.0, False)])
+def test_a_worker_that_is_silent_for_a_moment_is_perhaps_only_busy(
+    silent_s: float, passing: bool
+) -> None:
+    workers = [silent("ready") | {"silent_s": silent_s}]
+    found = queue_stall("warmq.gpt-4", "gpt-4", 1, workers, workers)
+    assert found is not None and (found.code, found.passing) == ("workers_silent", passing)
+
+
 @pytest.mark.parametrize(
     ("workers", "waiting", "code"),
     [
