@@ -108,7 +108,8 @@ def expected(
     """Return a batch's expected load as JSON, for its hash in Redis; b'' without a sample.
 
     The JSON has `prompt_tokens`, `completion_tokens` (null if no worker has answered a request yet)
-    and `seconds` (null also if the pace is unknown). If no request is left to compute, all are 0.
+    and `seconds` (null also if the pace is unknown or too rough). If no request is left to compute,
+    all are 0.
     """
     if not sample.requests:
         return b""
@@ -117,7 +118,7 @@ def expected(
         return orjson.dumps({"prompt_tokens": 0, "completion_tokens": 0, "seconds": 0.0})
     prompt, written = sample.tokens(requests, workers)
     seconds = None
-    if outlook is not None and usual is not None:
+    if outlook is not None and usual is not None and not outlook.pace.too_rough:
         left_s = outlook.seconds(prompt + written, work)
         seconds = None if left_s is None else round(left_s, 1)
     return orjson.dumps({

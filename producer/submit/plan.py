@@ -139,7 +139,7 @@ class Plan:
     any_order: bool  # whether the cache saves them in any order of the lines
     memory: RedisBytes
     workers: int
-    pace: Pace | None  # rate of the queue's workers in their last minutes with work
+    pace: Pace | None  # rate of the queue's workers in their last minutes with work, if known
     before: int  # waiting requests of other batches that run before the file's end
     context: int | None  # longest context of the workers in tokens, if they announce it
     cap: float = math.inf  # most slots of the tenant
@@ -151,7 +151,7 @@ class Plan:
         """Seconds at `pace` until the file and all requests before it have ended, if known."""
         if self.content.all_known:
             return 0.0
-        if self.pace is None or self.cap <= 0:
+        if self.pace is None or self.pace.too_rough or self.cap <= 0:
             return None
         tokens = self.content.prompt_tokens + self.content.expected
         all_s = self.pace.ends(tokens, self.content.computed, self.before)

@@ -385,16 +385,16 @@ def time_text(planned: Plan) -> str:
     """Return a text with the time that the file takes, and the rate that it is based on."""
     if not planned.workers:
         return f"not known: no worker of queue {planned.queue} is known"
-    workers = counted(planned.workers, "worker")
-    if planned.pace is None or planned.seconds is None:
+    pace, workers = planned.pace, counted(planned.workers, "worker")
+    requests = counted((pace and pace.requests) or 0, "request")
+    if pace is None or planned.seconds is None:
         reason = "none has recorded work in the last day (it is recorded after 10 s)"
+        if pace is not None and pace.too_rough:
+            reason = f"{requests} in {pace.slots:,.0f} slots are too few: a worker's first are slow"
         return f"not known: {workers}, but {reason}"
-    rate = f"{planned.pace.tokens_per_s:,.0f} tokens/s, read and written"
-    rough = f"rough, from {counted(planned.pace.requests or 0, 'request')}: "
-    text = rough * planned.pace.rough
-    text += (
-        f"{clock_text(planned.seconds)} on {workers}, at the {rate}, of their last minutes of work"
-    )
+    text = f"rough, from {requests}: " * pace.rough + f"{clock_text(planned.seconds)} on {workers}"
+    text += f", at the {pace.tokens_per_s:,.0f} tokens/s, read and written, of their last minutes"
+    text += " of work"
     if planned.before:
         text += f", with {counted(planned.before, 'request')} of other batches before"
     return text

@@ -14,9 +14,9 @@ from contract.redis.pace import Pace
 from contract.redis.waiting import WaitingList
 from contract.settings import Settings
 from demo.stack import MODEL
-from producer.cli.commands.plan import _deadline_text, _print_plan, _tokens_out
+from producer.cli.commands.plan import _deadline_text, _print_plan, _tokens_out, time_text
 from producer.input.reader import Input
-from producer.submit.expected import Sample, mean_answer
+from producer.submit.expected import Sample, expected, mean_answer
 from producer.submit.lines import PreparedChunk
 from producer.submit.plan import FileContent, Needed, Plan, kv_tokens, plan, saved_tokens
 from producer.submit.prompt_tokens import (
@@ -27,7 +27,7 @@ from producer.submit.prompt_tokens import (
     prompt_of,
 )
 from producer.submit.submission import Submission
-from producer.time_left import Outlook
+from producer.time_left import Outlook, Work
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WORKER: dict[str, Any] = {
@@ -235,6 +235,25 @@ def test_the_time_is_all_tokens_at_the_rate_of_the_workers(tmp_path: Path) -> No
     assert found.content.prompt_tokens == 320
     assert found.seconds == (320 + 8 * 10) / 100
     assert replace(found, pace=None).seconds is None
+
+
+def test_a_worker_s_first_requests_give_no_time(tmp_path: Path) -> None:
+    # They wait for compilation: 20 of them promised 19 minutes for a table that took one
+    lines = [{"prompt": "abcd" * 40, "max_tokens": 100}] * 80
+    first = replace(PACE, slots=32, of_request=50.0, requests=20)
+    found = replace(planned(tmp_path, lines, [WORKER]), workers=1, pace=first)
+    assert found.seconds is None
+    assert found.needed(40.0) is None
+    assert "20 requests in 32 slots are too few" in time_text(found)
+    few = replace(found, pace=replace(first, slots=8))
+    assert time_text(few).startswith("rough, from 20 requests: 0:00:")
+    # `submit` promises none, either
+    sample, work = Sample(), Work("b1", "celery", 6, 80)
+    sample.add(COMPLETION, orjson.dumps(lines[0]))
+    for pace, known in ((first, False), (replace(first, requests=40), True)):
+        stored = orjson.loads(expected(sample, work, [WORKER], Outlook(pace)))
+        assert (stored["seconds"] is not None) == known
+        assert stored["prompt_tokens"] == 80 * 40
 
 
 def test_a_deadline_needs_slots_and_workers_at_the_rate_of_a_slot(tmp_path: Path) -> None:
