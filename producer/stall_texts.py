@@ -10,13 +10,13 @@ _SILENT = (
 TEXTS = {
     "queue_unserved": (
         "no worker serves {model} (queue {queue}); requests waiting: {waiting}",
-        "start a worker for it (`{command}`), or cancel its batches and submit them with another "
-        "--model",
+        "start a worker for it with the other settings of an earlier one (`{command}`), or cancel "
+        "its batches and submit them with another --model",
     ),
     "default_unserved": (
         "no worker serves the queue {queue}; requests waiting: {waiting}",
-        "start a worker for it (`{command}` without WARMQ_SERVED_MODEL_NAME), or cancel its "
-        "batches and submit them with --model",
+        "start a worker for it with the other settings of an earlier one (`{command}` without "
+        "WARMQ_SERVED_MODEL_NAME), or cancel its batches and submit them with --model",
     ),
     "servers_unreachable": (
         "the workers of {model} (queue {queue}) wait for their servers; requests waiting: "

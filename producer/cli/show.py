@@ -283,7 +283,7 @@ def _in_progress(store: BatchStore, batch: Batch, request_id: str) -> dict[str, 
     found = reads.request(batch, request_id, holders)
     worker = found.worker if found else ""
     return {
-        "running": state_at(holders.get(worker)) == "running",
+        "running": state_at(holders.get(worker)) != "waiting",
         "worker": worker or None,
         "attempts": found.deliveries if found else 0,
     }

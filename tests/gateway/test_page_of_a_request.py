@@ -17,9 +17,8 @@ WORKER = "celery@a.12.0a1b2c3d"
 
 
 def test_it_names_the_dead_worker_and_what_the_request_waits_for(
-    gateway: GatewayProcess, redis_server: RedisServer
+    gateway: GatewayProcess, redis_server: RedisServer, store: BatchStore
 ) -> None:
-    store = BatchStore(redis_server.client(), ttl_ms=60_000)
     queue = submit_batch(store, 2).batch.fields["queue"]
     lessee = Lessee(redis_server.client(), WORKER, queue)
     leases = lessee.pop(1)
@@ -59,3 +58,15 @@ def test_it_names_the_dead_worker_and_what_the_request_waits_for(
     # Redis forgets these counts with the end
     assert "Times handed back" not in ended
     assert "Engine deaths" not in ended
+
+
+def test_a_request_that_is_queued_again_says_where_its_prompt_is(
+    gateway: GatewayProcess, redis_server: RedisServer, store: BatchStore
+) -> None:
+    queue = submit_batch(store, 2).batch.fields["queue"]
+    lessee = Lessee(redis_server.client(), WORKER, queue)
+    announce(store, WORKER, queue=queue)
+    lessee.release(*lessee.pop(1))
+    page = httpx.get(f"{gateway.url}/ui/batches/b1/request?id=c1").text
+    assert 'status-waiting"' in page
+    assert "Its prompt is shown here once a worker has the request." in page

@@ -94,6 +94,14 @@ class Progress:
         return f"{in_flight}, {waiting:,} waiting"
 
 
+def _period() -> int:
+    """Return the number of the WRITE_S seconds in which the next sample is.
+
+    A write is the last sample of its minute, so that no minute gets the work of the one before.
+    """
+    return int((time.time() + SAMPLE_S) // WRITE_S)
+
+
 class History:
     """Adds the drain's counts to its queue's history in Redis (worker/lua/ring.lua)."""
 
@@ -105,15 +113,15 @@ class History:
     async def run(self) -> None:
         """Sample and write until cancelled, and then once more."""
         loop = asyncio.get_running_loop()
-        sampled = written = loop.time()
+        sampled, written = loop.time(), _period()
         try:
             while True:
                 await asyncio.sleep(SAMPLE_S)
                 now = loop.time()
                 self.sample(now - sampled)
                 sampled = now
-                if now - written >= WRITE_S:
-                    written = now
+                if (period := _period()) != written:
+                    written = period
                     await self.write()
         finally:
             await self.write()

@@ -17,7 +17,7 @@ from producer.model_states import model_states
 from producer.over_http import HttpBatches, with_http_batches
 from producer.queue_workers import BatchWorkers
 from producer.redis import delete_record
-from producer.request_reads import RequestReads
+from producer.request_reads import RequestReads, state_at
 from producer.run.again import UNANSWERED
 from producer.stalls import Stall, StallReads, model_of, with_silence
 from producer.submit.run_again import open_again, program_input, run_cut_again
@@ -130,13 +130,15 @@ def status(context: Context, *, batch_id: str, custom_id: str | None, as_json: b
 
 
 def _print_request(context: Context, batch_id: str, custom_id: str, as_json: bool) -> None:
-    """Print a request, with what it waits for while no living worker has it."""
+    """Print a request, with what it waits for while no worker that is well has it."""
     store, batch = context.store, context.batch_of(batch_id, custom_id)
     state, stalls = show.request_state(store, batch, custom_id), list[Stall]()
-    if state.get("running") is False:
-        reads, holders = StallReads.using(store), RequestReads.using(store).holders()
-        found = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
-        stalls = with_silence(found, holders.get(state["worker"]), context.settings)
+    if "running" in state:
+        worker = RequestReads.using(store).holders().get(state["worker"])
+        if state_at(worker) != "running":
+            reads = StallReads.using(store)
+            stalls = reads.stalls(context.settings, batch.queues, [batch], batch.tenant)
+            stalls = with_silence(stalls, worker, context.settings)
     if not as_json:
         show.print_request(state, stalls)
         return

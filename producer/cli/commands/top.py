@@ -199,6 +199,8 @@ def _banners(stalls: Sequence[Stall]) -> list[Text]:
 
 def _running(worker: dict[str, Any]) -> int:
     """Return the number of slots in use; requests in flight beyond the slots wait."""
+    if worker.get("overdue"):
+        return 0
     return min(int(worker.get("slots") or 0), int(worker.get("in_flight") or 0))
 
 

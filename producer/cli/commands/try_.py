@@ -83,8 +83,8 @@ def command(
     The options of `producer submit` are taken, too.
 
     The rows are spread evenly over FILE. They run before all other requests, in a
-    batch of their own that is removed at the end; Ctrl-C cancels it. The tokens and
-    the time of the whole FILE are computed from these answers.
+    batch of their own that is removed at the end; Ctrl-C cancels it. The tokens of the
+    whole FILE are computed from these answers, its time from the workers' latest work.
     """
     _tell_unused()
     submission = make_submission(context.settings, "try", values)

@@ -42,10 +42,11 @@ def test_doctor_counts_the_workers_that_it_lists_as_not_seen(
 
 
 def test_top_has_the_age_of_its_announcement(redis_url: str, store: BatchStore) -> None:
-    announce(store, "celery@a.1.0", silent_s=4)
+    announce(store, "celery@a.1.0", silent_s=4, slots=64, in_flight=64)
     lines = run_producer("top", redis_url=redis_url).stdout.splitlines()
     (row,) = (line for line in lines if line.startswith("celery@a.1.0"))
     assert "seen 0:00:" in row
+    assert "0 / 64" in row
     assert "ready" not in row
 
 

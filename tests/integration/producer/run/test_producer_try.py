@@ -243,7 +243,7 @@ def test_without_a_worker_it_says_at_once_what_it_waits_for_and_what_to_do(
         run_all(store)
         process.communicate(timeout=30)
     assert "no worker serves the queue warmq; requests waiting: 2" in told
-    assert "start a worker for it (`warmq-worker`" in told
+    assert "start a worker for it with the other settings of an earlier one (`warmq-worker`" in told
 
 
 def test_a_worker_that_starts_after_the_command_is_known_at_its_end(
