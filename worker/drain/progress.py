@@ -12,7 +12,7 @@ from copy import copy
 
 from worker.drain.counts import Counts
 from worker.drain.drain import Drain
-from worker.drain.events import Committed, Leased
+from worker.drain.events import Committed, EngineReady, Leased
 from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,9 @@ class History:
         self._drain = drain
         self._written = self._totals()
         self._busy_s = self._slots_s = 0.0
+        # Completed requests when the engine was ready; before its next answer it may be compiling.
+        self._cold_at = drain.counts.completed
+        drain.events.subscribe(EngineReady, self._engine_ready)
 
     async def run(self) -> None:
         """Sample and write until cancelled, and then once more."""
@@ -126,11 +129,19 @@ class History:
         finally:
             await self.write()
 
+    def _engine_ready(self, _: EngineReady) -> None:
+        self._cold_at = self._drain.counts.completed
+
     def sample(self, seconds: float) -> None:
-        """Count the slots in use for each of the `seconds` since the last sample."""
+        """Count the slots in use for each of the `seconds` since the last sample.
+
+        Those before an engine's first answer are not counted: they would make the rate that is
+        computed from the history many times too low.
+        """
         slots, running = self._drain.limits.slots, len(self._drain.in_flight)
         self._drain.averages.update(running, slots, seconds)
-        self._busy_s += min(slots, running) * seconds
+        if self._drain.counts.completed > self._cold_at:
+            self._busy_s += min(slots, running) * seconds
         self._slots_s += slots * seconds
 
     async def write(self) -> None:
