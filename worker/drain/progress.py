@@ -23,8 +23,8 @@ SAMPLE_S = 1.0
 EVERY_S = 30.0
 #: Fewest seconds between two log lines, also if the queue becomes empty more often.
 LEAST_S = 10.0
-#: Seconds between two writes into the history.
-WRITE_S = 10.0
+#: Seconds between two writes into the history; a killed worker's last ones are lost.
+WRITE_S = 2.0
 
 
 class Progress:

@@ -388,7 +388,7 @@ def time_text(planned: Plan) -> str:
     pace, workers = planned.pace, counted(planned.workers, "worker")
     requests = counted((pace and pace.requests) or 0, "request")
     if pace is None or planned.seconds is None:
-        reason = "none has recorded work in the last day (it is recorded after 10 s)"
+        reason = "none has recorded work in the last day (it is recorded after 2 s)"
         if pace is not None and pace.too_rough:
             reason = f"{requests} in {pace.slots:,.0f} slots are too few: a worker's first are slow"
         return f"not known: {workers}, but {reason}"

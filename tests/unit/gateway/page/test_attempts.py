@@ -12,7 +12,7 @@ from producer.request_reads import Attempt
 
 VIEW: dict[str, Any] = {
     "theme": "auto", "languages": LANGUAGES, "path": "/ui/batches/b/request", "csrf": "",
-    "notice": "", "notice_n": "", "logged_in": False, "choose": lambda **_: "",
+    "notice": "", "notice_n": "", "logged_in": False, "refused": False, "choose": lambda **_: "",
 }  # fmt: skip
 
 
