@@ -67,7 +67,7 @@ def watch_and_cancel(page: Page, address: str, folder: Path, story: dict[str, An
 
 
 @pytest.mark.timeout(400)
-def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs_out(
+def test_a_person_logs_in_sends_watches_reads_downloads_cancels_and_logs_out(
     chrome: Browser, tmp_path: Path
 ) -> None:
     questions, lines = questions_as_batch(200)
@@ -111,10 +111,9 @@ def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs
                 for n in range(len(questions))
             ]
             assert all(said)
-            page.get_by_role("button", name="Retry as a new batch: 1").click()
-            page.get_by_text("1 requests are queued again.").wait_for()
-            assert page.url.partition("?")[0] != batch_url
-            expect(page.locator(".status-failed").first).to_be_visible(timeout=120_000)
+            # The line is wrong itself: no button offers to run it again
+            page.get_by_text("Invalid lines, which a retry does not change: 1.").wait_for()
+            assert page.get_by_role("button", name="Retry").count() == 0
             watch_and_cancel(page, f"{url}/ui/submit", tmp_path, story)
             for path in ("", "/batches", "/workers", "/tenants", "/dead", "/submit"):
                 page.goto(f"{url}/ui{path}")
