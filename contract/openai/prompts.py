@@ -43,8 +43,9 @@ def text_length(body: dict[str, Any]) -> tuple[int, int]:
         return 0, 0
     characters = 0
     for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str):
+        # Only a chat's messages are checked; those of an embedding are the engine's to refuse.
+        role, content = (message.get(name) for name in ("role", "content"))
+        if not (isinstance(role, str) and isinstance(content, str)):
             return 0, 0
-        characters += len(message["role"]) + len(content)
+        characters += len(role) + len(content)
     return characters, len(messages)

@@ -22,6 +22,9 @@ from contract.openai.prompts import text_length
         ({"messages": [{"role": "user", "content": "hm"}], "tools": [{"type": "x"}]}, (0, 0)),
         ({"messages": [{"role": "assistant", "content": None}]}, (0, 0)),
         ({"input": "embed this"}, (0, 0)),
+        # Bodies of embeddings: what a server takes must not end its answer here
+        ({"messages": [{"content": "embed this"}]}, (0, 0)),
+        ({"messages": [{"role": 5, "content": "embed this"}]}, (0, 0)),
     ],
 )  # fmt: skip
 def test_only_prompts_that_are_text_have_a_length(
